@@ -1,0 +1,1 @@
+"""Content-addressed blobs and trees. Knows nothing of callables."""

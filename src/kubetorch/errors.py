@@ -1,0 +1,577 @@
+"""The one tree of errors.
+
+Everything that Kubetorch itself raises derives from `KubetorchError`; no exception of a transport
+or a Kubernetes library escapes, not even as a base class (it is the `__cause__`). A user's own
+exception is never part of this tree: it arrives as itself, or as `RemoteError` when its class
+cannot be imported here.
+
+    KubetorchError
+    ├── ConfigError (ValueError)
+    │   └── KubernetesCredentialsError
+    ├── SpecError (ValueError)              what the user declared is impossible
+    │   ├── AutoScalingError
+    │   ├── NotebookError
+    │   └── ProjectTooLargeError
+    ├── ControllerError
+    │   ├── ControllerUnavailableError (ConnectionError)
+    │   ├── ControllerRequestError
+    │   ├── UnauthorizedError (PermissionError)
+    │   └── VersionMismatchError
+    ├── WorkloadError                       one workload, its pods
+    │   ├── ServiceNotFoundError (LookupError)
+    │   ├── StartupError
+    │   │   ├── ServiceTimeoutError (TimeoutError)
+    │   │   ├── ResourceNotAvailableError
+    │   │   ├── PodContainerError
+    │   │   ├── KnativeServiceConflictError
+    │   │   └── ServiceHealthError
+    │   │       └── ImagePullError
+    │   ├── PodTerminatedError
+    │   │   └── AgentDiedError
+    │   ├── WorkerDiedError
+    │   │   ├── OutOfMemoryError (MemoryError)
+    │   │   └── WorkerRecycledError
+    │   └── WorkerMembershipChanged
+    ├── CallError                           one call
+    │   ├── CallTimeoutError (TimeoutError)
+    │   ├── CallCancelledError
+    │   ├── CallLostError (ConnectionError)
+    │   ├── CallRefusedError
+    │   ├── CallableNotFoundError (LookupError)
+    │   ├── ResultExpiredError (LookupError)
+    │   ├── SerializationError (TypeError)
+    │   └── RemoteError
+    ├── ProtocolError
+    └── DataStoreError
+        ├── StorageFullError (OSError)
+        ├── RsyncError
+        └── SecretNotFound (LookupError)
+
+`code` is an error's identity on the wire, `hint` the next step for the user. Every class survives
+pickling and `to_state`/`from_state`, with the attributes that it documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+
+class KubetorchError(Exception):
+    """Base of every error that Kubetorch raises.
+
+    Args:
+        message: What is wrong, with the value that is wrong.
+        hint: The next step for the user; shown below the message.
+    """
+
+    code: ClassVar[str] = "internal"
+    #: HTTP status of a response that carries this error.
+    status: ClassVar[int] = 500
+
+    hint: str | None
+    remote_traceback: str | None = None
+    pod_name: str | None = None
+    rank: int | None = None
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+    def to_state(self) -> dict[str, Any]:
+        """The plain attributes of this error, as JSON can carry them."""
+        return {key: value for key, value in self.__dict__.items() if _is_plain(value)}
+
+    @classmethod
+    def from_state(cls, message: str, state: Mapping[str, Any]) -> KubetorchError:
+        """The error that `to_state` described."""
+        error = _rebuild(cls, (message,), dict(state))
+        assert isinstance(error, KubetorchError)
+        error.__dict__.setdefault("message", message)
+        error.__dict__.setdefault("hint", None)
+        return error
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """An exception of `cls` without running its constructor, whose signature may differ."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _is_plain(value: object) -> bool:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return False
+
+
+# ---------------------------------------------------------------- configuration and declarations
+
+
+class ConfigError(KubetorchError, ValueError):
+    """A setting has a value that cannot be used."""
+
+    code = "config"
+    status = 400
+
+
+class KubernetesCredentialsError(ConfigError):
+    """There is neither an in-cluster token nor a usable kubeconfig."""
+
+    code = "kubernetes_credentials"
+
+
+class SpecError(KubetorchError, ValueError):
+    """What the user declared is impossible; raised where it was written."""
+
+    code = "spec"
+    status = 400
+
+
+class AutoScalingError(SpecError):
+    """An argument of `.autoscale()` is wrong."""
+
+    code = "autoscaling"
+
+
+class NotebookError(SpecError):
+    """The source of a callable that was defined interactively cannot be found."""
+
+    code = "notebook"
+
+
+class ProjectTooLargeError(SpecError):
+    """The project has more or larger files than may travel."""
+
+    code = "project_too_large"
+
+
+# ---------------------------------------------------------------------------------- controller
+
+
+class ControllerError(KubetorchError):
+    """The controller, or the local service, could not do what was asked."""
+
+    code = "controller"
+
+
+class ControllerUnavailableError(ControllerError, ConnectionError):
+    """The controller, or the local service, does not answer."""
+
+    code = "controller_unavailable"
+    status = 503
+
+
+class ControllerRequestError(ControllerError):
+    """The controller refused a request.
+
+    Attributes:
+        method, url: The request.
+        status_code: HTTP status of the answer; `status` is the same number.
+    """
+
+    code = "controller_request"
+
+    def __init__(
+        self, method: str, url: str, status_code: int, message: str, *, hint: str | None = None
+    ) -> None:
+        super().__init__(f"{method} {url} answered {status_code}: {message}", hint=hint)
+        self.method = method
+        self.url = url
+        self.status_code = status_code
+        self.__dict__["status"] = status_code
+
+
+class UnauthorizedError(ControllerError, PermissionError):
+    """A token is missing, wrong, expired, or not meant for this."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class VersionMismatchError(ControllerError):
+    """Two parts are too far apart in version to understand each other."""
+
+    code = "version_mismatch"
+    status = 409
+
+
+# ------------------------------------------------------------------------- workloads and pods
+
+
+class WorkloadError(KubetorchError):
+    """Something is wrong with one workload or its pods."""
+
+    code = "workload"
+
+
+class ServiceNotFoundError(WorkloadError, LookupError):
+    """There is no workload of that name, or it was torn down."""
+
+    code = "service_not_found"
+    status = 404
+
+
+class StartupError(WorkloadError):
+    """A workload could not start."""
+
+    code = "startup"
+
+
+class ServiceTimeoutError(StartupError, TimeoutError):
+    """A workload was not ready within its `launch_timeout`."""
+
+    code = "service_timeout"
+    status = 504
+
+
+class ResourceNotAvailableError(StartupError):
+    """No node can give what the workload asks for."""
+
+    code = "resource_not_available"
+
+
+class PodContainerError(StartupError):
+    """A container of a pod ended or cannot start."""
+
+    code = "pod_container"
+
+
+class KnativeServiceConflictError(StartupError):
+    """A Service that Knative does not own has the name that it needs."""
+
+    code = "knative_conflict"
+    status = 409
+
+
+class ServiceHealthError(StartupError):
+    """Pods of the workload start and fail again and again."""
+
+    code = "service_health"
+
+
+class ImagePullError(ServiceHealthError):
+    """An image failed to pull."""
+
+    code = "image_pull"
+
+
+class PodTerminatedError(WorkloadError):
+    """A pod ended while a call ran on it.
+
+    Attributes:
+        pod_name: The pod.
+        reason: Kubernetes' word for it, such as `OOMKilled`, `Evicted` or `SIGTERM`.
+        status_code: HTTP status of an answer that carries it.
+        events: What happened to the pod: dicts with `timestamp`, `reason` and `message`.
+    """
+
+    code = "pod_terminated"
+    status = 503
+
+    def __init__(
+        self,
+        pod_name: str = "unknown",
+        reason: str = "Unknown",
+        status_code: int = 503,
+        events: list[dict[str, Any]] | None = None,
+        *,
+        hint: str | None = None,
+    ) -> None:
+        text = f"pod {pod_name} was terminated (reason: {reason}, status: {status_code})"
+        recent = [f"  {e.get('reason', '')}: {e.get('message', '')}" for e in (events or [])[-5:]]
+        super().__init__("\n".join([text, *recent]), hint=hint)
+        self.pod_name = pod_name
+        self.reason = reason
+        self.status_code = status_code
+        self.events = list(events or [])
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the node's kubelet evicted the pod."""
+        return self._has_reason("Evicted")
+
+    @property
+    def oom_killed(self) -> bool:
+        """Whether the kernel ended the pod for its memory."""
+        return self._has_reason("OOMKilled")
+
+    def _has_reason(self, word: str) -> bool:
+        reasons = [str(event.get("reason", "")) for event in self.events]
+        return self.reason == word or any(word in reason for reason in reasons)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> PodTerminatedError:
+        """The error that a response body describes."""
+        names = ("pod_name", "reason", "status_code", "events")
+        return cls(**{name: state[name] for name in names if name in state})
+
+
+class AgentDiedError(PodTerminatedError):
+    """The agent of a pod ended while a call ran on it; whether the call had an effect is unknown."""
+
+    code = "agent_died"
+
+
+class WorkerDiedError(WorkloadError):
+    """The process that ran the call ended.
+
+    Attributes:
+        exit_code: What it ended with; negative numbers are signals, as in `subprocess`.
+    """
+
+    code = "worker_died"
+    exit_code: int | None = None
+
+    def __init__(
+        self, message: str = "", *, exit_code: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+class OutOfMemoryError(WorkerDiedError, MemoryError):
+    """The kernel killed the process that ran the call for its memory."""
+
+    code = "out_of_memory"
+
+
+class WorkerRecycledError(WorkerDiedError):
+    """The worker was replaced because another call on it could not be interrupted."""
+
+    code = "worker_recycled"
+
+
+class WorkerMembershipChanged(WorkloadError):
+    """The set of pods that a distributed call runs on changed while it ran.
+
+    Attributes:
+        added_ips, removed_ips, previous_ips, current_ips: Sets of addresses.
+    """
+
+    code = "membership_changed"
+
+    def __init__(
+        self,
+        added_ips: Iterable[str] | None = None,
+        removed_ips: Iterable[str] | None = None,
+        previous_ips: Iterable[str] | None = None,
+        current_ips: Iterable[str] | None = None,
+        message: str | None = None,
+    ) -> None:
+        if message is not None and added_ips is None and removed_ips is None:
+            added_ips, removed_ips = _addresses_in(message)
+        self.added_ips = set(added_ips or ())
+        self.removed_ips = set(removed_ips or ())
+        self.previous_ips = set(previous_ips or ())
+        self.current_ips = set(current_ips or ())
+        super().__init__(message or self._describe())
+
+    def _describe(self) -> str:
+        if self.removed_ips:
+            count, which = len(self.removed_ips), sorted(self.removed_ips)
+            return f"Critical: {count} worker(s) removed during execution: {which}"
+        return (
+            f"Warning: {len(self.added_ips)} worker(s) added during execution: "
+            f"{sorted(self.added_ips)}"
+        )
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether a worker was lost."""
+        return bool(self.removed_ips)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> WorkerMembershipChanged:
+        """The error that a response body describes."""
+        names = ("added_ips", "removed_ips", "previous_ips", "current_ips", "message")
+        return cls(**{name: state[name] for name in names if name in state})
+
+    def to_state(self) -> dict[str, Any]:  # noqa: D102  # sets become sorted lists
+        names = ("added_ips", "removed_ips", "previous_ips", "current_ips")
+        return super().to_state() | {name: sorted(getattr(self, name)) for name in names}
+
+
+def _addresses_in(message: str) -> tuple[set[str], set[str]]:
+    found = set(re.findall(r"'([^']+)'", message))
+    return (set(), found) if "removed" in message else (found, set())
+
+
+# --------------------------------------------------------------------------------------- calls
+
+
+class CallError(KubetorchError):
+    """Something is wrong with one call."""
+
+    code = "call"
+
+
+class CallTimeoutError(CallError, TimeoutError):
+    """The call did not end within its `timeout`; it was interrupted."""
+
+    code = "call_timeout"
+    status = 504
+
+
+class CallCancelledError(CallError):
+    """The call was cancelled."""
+
+    code = "call_cancelled"
+    status = 499
+
+
+class CallLostError(CallError, ConnectionError):
+    """The connection broke and whether the call ran cannot be known, so it was not sent again."""
+
+    code = "call_lost"
+    status = 503
+
+
+class CallRefusedError(CallError):
+    """The call was refused before it started: nothing of it ran."""
+
+    code = "call_refused"
+    status = 503
+
+
+class CallableNotFoundError(CallError, LookupError):
+    """The workload has no such callable or method."""
+
+    code = "callable_not_found"
+    status = 404
+
+
+class ResultExpiredError(CallError, LookupError):
+    """The result of a spawned call is not kept any more, or the call is unknown."""
+
+    code = "result_expired"
+    status = 410
+
+
+class SerializationError(CallError, TypeError):
+    """A value cannot travel in the serialization of the call, or that one is not allowed."""
+
+    code = "serialization"
+    status = 400
+
+
+class RemoteError(CallError):
+    """The user's exception, when its own class cannot be rebuilt here.
+
+    Attributes:
+        error_type: Name of the class that was raised.
+    """
+
+    code = "remote"
+    error_type: str = "Exception"
+
+    def __init__(self, message: str = "", *, error_type: str = "Exception") -> None:
+        super().__init__(message)
+        self.error_type = error_type
+
+    def __str__(self) -> str:
+        return f"{self.error_type}: {self.message}" if self.message else self.error_type
+
+
+class RemoteTraceback(Exception):
+    """Cause of an exception that was raised in a pod; its text is the traceback there."""
+
+    def __init__(self, text: str, pod_name: str | None = None, rank: int | None = None) -> None:
+        super().__init__(text, pod_name, rank)
+        self.text = text
+        self.pod_name = pod_name
+        self.rank = rank
+
+    def __str__(self) -> str:
+        where = f" in {self.pod_name}" if self.pod_name else ""
+        ranked = f", rank {self.rank}" if self.rank is not None else ""
+        return f"\n\nRemote traceback{where}{ranked}:\n{self.text}"
+
+
+class ProtocolError(KubetorchError):
+    """A peer sent what the protocol does not allow."""
+
+    code = "protocol"
+    status = 400
+
+
+# ---------------------------------------------------------------------------------- data store
+
+
+class DataStoreError(KubetorchError):
+    """A key or a blob is missing, broken, or out of reach."""
+
+    code = "data_store"
+
+
+class StorageFullError(DataStoreError, OSError):
+    """There is no room left where a blob was to be written; nothing half-written stays."""
+
+    code = "storage_full"
+    status = 507
+
+
+class RsyncError(DataStoreError):
+    """A transfer of files failed.
+
+    Attributes:
+        cmd, returncode, stdout, stderr: What was tried, and what it answered.
+    """
+
+    code = "transfer"
+
+    def __init__(self, cmd: str, returncode: int, stdout: str, stderr: str) -> None:
+        super().__init__(f"transfer failed with code {returncode}: {stderr}")
+        self.cmd = cmd
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+        if returncode == 12 or "protocol data stream" in stderr:
+            self.hint = "check that the namespace exists and that its data store runs: kt check"
+        elif returncode == 10:
+            self.hint = "the data store refused the connection; is it running? kt check"
+
+
+class SecretNotFound(DataStoreError, LookupError):
+    """There is no secret of that name."""
+
+    code = "secret_not_found"
+    status = 404
+
+    def __init__(self, secret_name: str, namespace: str) -> None:
+        super().__init__(f"secret {secret_name!r} not found in namespace {namespace!r}")
+        self.secret_name = secret_name
+        self.namespace = namespace
+
+
+def _tree(root: type[KubetorchError]) -> Iterable[type[KubetorchError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+#: Every class of the tree by the name that users import, for both ends of the wire.
+EXCEPTION_REGISTRY: dict[str, type[KubetorchError]] = {
+    error.__name__: error for error in _tree(KubetorchError)
+}
+#: The same by wire identity.
+BY_CODE: dict[str, type[KubetorchError]] = {
+    error.code: error for error in EXCEPTION_REGISTRY.values()
+}
+
+for _error in EXCEPTION_REGISTRY.values():
+    # Tracebacks and documentation show the name that users import.
+    _error.__module__ = "kubetorch"

@@ -1,0 +1,1 @@
+"""Pieces that know nothing of Kubetorch; each file could be a package of its own."""

@@ -1,0 +1,362 @@
+"""WebSocket connections on an asyncio loop: one class for both ends, and uvicorn's hook.
+
+    socket ── transport ── Connection ── Endpoint (the owner: told of messages, sends)
+
+`connect` opens the client's end. The server's end comes from uvicorn, which parses the request and
+hands an upgrade to the class that `upgrade_class` makes; plain HTTP on the same port stays with
+uvicorn and its application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from kubetorch.lib import deadlines, websocket
+
+#: A peer that has not answered a ping for so long is gone, in seconds.
+PING_INTERVAL = 10.0
+PING_TIMEOUT = 20.0
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Endpoint(Protocol):
+    """Owner of a connection. Views are valid only during the call, but for placed memory."""
+
+    def on_open(self, connection: Connection) -> None:
+        """The handshake is done."""
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        """A whole message."""
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        """See `kubetorch.lib.websocket.Handler.on_large`."""
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        """See `kubetorch.lib.websocket.Handler.on_placed`."""
+
+    def on_writable(self) -> None:
+        """The peer reads again, after `Connection.is_congested` was true."""
+
+    def on_close(self, reason: str) -> None:
+        """The connection is gone, for whatever reason. Called once, after `on_open`."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One WebSocket."""
+
+    def __init__(self, endpoint: Endpoint, *, is_client: bool, max_message: int) -> None:
+        self._endpoint = endpoint
+        self._is_client = is_client
+        self._parser = websocket.Parser(self, masked=not is_client, max_message=max_message)
+        self._transport: asyncio.Transport | None = None
+        self._reason = "the connection was closed"
+        self._is_open = False
+        self._ping: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self.is_congested = False
+
+    # ------------------------------------------------------------------------------- the owner
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._is_open
+
+    def send(self, *parts: Buffer, opcode: int = websocket.BINARY) -> None:
+        """Send one message made of these parts; dropped when the connection is gone.
+
+        Parts that are longer than a few KiB are not copied: they must not change any more.
+        """
+        if not self._is_open or self._transport is None:
+            return
+        length = sum(len(part) for part in parts)
+        header = websocket.frame_header(opcode, length, masked=self._is_client)
+        if length <= 4096:
+            self._transport.write(b"".join((header, *parts)))
+        else:
+            self._transport.writelines([header, *parts])
+
+    def close(self, code: int = websocket.NORMAL, reason: str = "") -> None:
+        """Say goodbye and close once everything is written."""
+        if self._is_open:
+            self.send(websocket.close_payload(code, reason), opcode=websocket.CLOSE)
+            self._finish(reason or self._reason)
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is not written is lost."""
+        if self._transport is not None:
+            self._reason = reason
+            self._transport.abort()
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """The handshake on this transport is done."""
+        self._transport = transport
+        self._is_open = True
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._ping = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._endpoint.on_open(self)
+
+    def feed(self, data: Buffer) -> None:
+        """Bytes that came with the handshake."""
+        try:
+            self._parser.feed(data)
+        except websocket.WebSocketError as error:
+            self._break(error)
+
+    def _finish(self, reason: str) -> None:
+        self._reason = reason
+        self._is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+    def _break(self, error: websocket.WebSocketError) -> None:
+        self.close(error.code, str(error))
+
+    def _check_peer(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._heard > PING_TIMEOUT:
+            self.abort(f"the peer has been silent for {PING_TIMEOUT:.0f} s")
+            return
+        self.send(b"", opcode=websocket.PING)
+        self._ping = loop.call_later(PING_INTERVAL, self._check_peer)
+
+    # --------------------------------------------------------------------------- the transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: D102  # asyncio's
+        return self._parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:  # noqa: D102  # asyncio's
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            self._parser.advance(nbytes)
+        except websocket.WebSocketError as error:
+            self._break(error)
+
+    def eof_received(self) -> bool:  # noqa: D102  # asyncio's
+        return False
+
+    def pause_writing(self) -> None:  # noqa: D102  # asyncio's
+        self.is_congested = True
+
+    def resume_writing(self) -> None:  # noqa: D102  # asyncio's
+        self.is_congested = False
+        if self._is_open:
+            self._endpoint.on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102  # asyncio's
+        if self._transport is None:
+            return
+        self._transport = None
+        self._is_open = False
+        if self._ping is not None:
+            self._ping.cancel()
+        self._endpoint.on_close(str(exc) if exc else self._reason)
+
+    # ------------------------------------------------------------------------------ the parser
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Handler's
+        self._endpoint.on_message(opcode, payload)
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102
+        return self._endpoint.on_large(head, length)
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Handler's
+        self._endpoint.on_placed(head, rest)
+
+    def on_control(self, opcode: int, payload: bytes) -> None:  # noqa: D102  # Handler's
+        if opcode == websocket.PING:
+            self.send(payload, opcode=websocket.PONG)
+        elif opcode == websocket.CLOSE and self._is_open:
+            code, reason = websocket.parse_close(payload)
+            self.send(websocket.close_payload(code), opcode=websocket.CLOSE)
+            self._finish(reason or f"closed by the peer with code {code}")
+
+
+# --------------------------------------------------------------------------------------- client
+
+
+class UpgradeRefusedError(Exception):
+    """The server answered an upgrade with an ordinary response.
+
+    Attributes:
+        status: HTTP status.
+        body: The response's body.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the upgrade was answered with status {status}")
+        self.status = status
+        self.body = body
+
+
+async def connect(
+    url: str,
+    endpoint: Endpoint,
+    *,
+    headers: Mapping[str, str],
+    max_message: int,
+    timeout: float = 10.0,
+) -> Connection:
+    """Open a WebSocket to `url` (`http://` or `ws://`).
+
+    Raises:
+        UpgradeRefusedError: The server said no.
+        OSError, TimeoutError, WebSocketError: There is no connection.
+    """
+    parts = urlsplit(url)
+    assert parts.hostname is not None, url
+    port = parts.port or 80
+    request, accept = websocket.upgrade_request(parts.netloc, parts.path or "/", headers)
+    async with deadlines.timeout(timeout):
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.create_connection(_Handshake, parts.hostname, port)
+        transport.write(request)
+        try:
+            head, rest = await protocol.head
+            status, answer = websocket.parse_response(head, accept)
+            if status != 101:
+                body = await protocol.body(rest, int(answer.get("content-length", 0)))
+                raise UpgradeRefusedError(status, body)
+        except BaseException:
+            transport.abort()
+            raise
+    connection = Connection(endpoint, is_client=True, max_message=max_message)
+    transport.set_protocol(connection)
+    connection.start(transport)
+    if rest:
+        connection.feed(rest)
+    return connection
+
+
+class _Handshake(asyncio.Protocol):
+    """Reads the head of a response, and a body after it when the upgrade was refused."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._data = bytearray()
+        self._need = 0
+        self.head: asyncio.Future[tuple[bytes, bytes]] = loop.create_future()
+        self._body: asyncio.Future[bytes] = loop.create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if not self.head.done():
+            end = self._data.find(b"\r\n\r\n")
+            if end >= 0:
+                head, rest = bytes(self._data[: end + 4]), bytes(self._data[end + 4 :])
+                self._data = bytearray()
+                self.head.set_result((head, rest))
+        elif not self._body.done() and len(self._data) >= self._need:
+            self._body.set_result(bytes(self._data))
+
+    async def body(self, begun: bytes, length: int) -> bytes:
+        self._data[:0] = begun
+        self._need = min(length, 1 << 20)
+        if len(self._data) >= self._need:
+            return bytes(self._data)
+        return await self._body
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        lost = exc or ConnectionResetError("the connection was closed during the handshake")
+        if not self.head.done():
+            self.head.set_exception(lost)
+            self.head.exception()  # retrieved: nobody may be waiting
+        if not self._body.done():
+            self._body.set_result(bytes(self._data))
+
+
+# --------------------------------------------------------------------------------------- server
+
+
+class Refusal(Exception):
+    """Raised by an acceptor: answer the upgrade with this response instead."""
+
+    def __init__(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        super().__init__(f"refused with status {status}")
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+
+#: Given the path and headers (names in lower case), the endpoint to serve, or raises `Refusal`.
+Acceptor = Callable[[str, Mapping[str, str]], Endpoint]
+
+
+def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Protocol]:
+    """The class to give to `uvicorn.Config(ws=...)`.
+
+    uvicorn makes one for each upgrade, calls `connection_made` and `data_received` with the
+    request, and makes it the transport's protocol.
+    """
+
+    class Upgrade(Connection):
+        """An upgrade that uvicorn handed over."""
+
+        def __init__(
+            self,
+            config: Any,  # noqa: ANN401  # uvicorn's
+            server_state: Any,  # noqa: ANN401  # uvicorn's
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            self._connections: set[Any] = server_state.connections
+            self._pending: asyncio.Transport | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+            self._pending = transport  # type: ignore[assignment]  # uvloop's has no common base
+
+        def data_received(self, data: bytes) -> None:
+            transport = self._pending
+            assert transport is not None
+            path, headers = _parse_request(data)
+            try:
+                key = headers.get("sec-websocket-key")
+                if key is None or headers.get("sec-websocket-version") != "13":
+                    raise Refusal(400, b'{"error_type":"ProtocolError","message":"no WebSocket"}')
+                endpoint = acceptor(path, headers)
+            except Refusal as refusal:
+                _answer(transport, refusal)
+                return
+            Connection.__init__(self, endpoint, is_client=False, max_message=max_message)
+            transport.write(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Accept: " + websocket.accept_key(key).encode() + b"\r\n\r\n"
+            )
+            self._connections.add(self)
+            # After uvicorn has made this object the transport's protocol.
+            asyncio.get_running_loop().call_soon(self.start, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._connections.discard(self)
+            if getattr(self, "_parser", None) is not None:
+                super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            """Called by uvicorn when the server stops."""
+            self.close(websocket.GOING_AWAY, "the server stops")
+
+    return Upgrade  # type: ignore[return-value]  # uvicorn only needs what it calls
+
+
+def _parse_request(data: bytes) -> tuple[str, dict[str, str]]:
+    lines = data.decode("latin-1").split("\r\n")
+    path = lines[0].split(" ")[1].partition("?")[0]
+    pairs = (line.partition(":") for line in lines[1:] if line)
+    return path, {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _answer(transport: asyncio.Transport, refusal: Refusal) -> None:
+    phrase = http.HTTPStatus(refusal.status).phrase
+    transport.write(
+        f"HTTP/1.1 {refusal.status} {phrase}\r\nContent-Type: {refusal.content_type}\r\n"
+        f"Content-Length: {len(refusal.body)}\r\nConnection: close\r\n\r\n".encode()
+        + refusal.body
+    )
+    transport.close()

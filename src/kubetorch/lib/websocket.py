@@ -1,0 +1,308 @@
+"""WebSocket (RFC 6455) without I/O: the handshake of a client, frame headers, and a parser.
+
+Why not the `websockets` package here: one message through its parser costs as much as our whole
+relay, and it copies a payload four times. This parser hands the transport the very memory where a
+large message belongs, so it arrives without a copy in user space. What is supported is what
+a stream of binary messages needs: no extensions, no compression; fragments are put together.
+
+A client's frames are masked, as the protocol demands, with the key 0: masking defends proxies
+against scripts in browsers that choose what is sent, and the sender here is no browser. A server
+accepts every key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import struct
+from collections.abc import Mapping
+from typing import Protocol
+
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+
+#: Close codes (RFC 6455, section 7.4.1).
+NORMAL, GOING_AWAY, PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1000, 1001, 1002, 1008, 1009
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_ZERO_KEY = b"\0\0\0\0"
+
+#: Bytes of a large message that the handler sees before it says where the rest belongs.
+HEAD_BYTES = 16
+#: A message longer than this is placed by the handler.
+LARGE = 64 * 1024
+_SCRATCH_BYTES = 256 * 1024
+
+
+class WebSocketError(Exception):
+    """The peer broke the protocol.
+
+    Attributes:
+        code: Close code that says so.
+    """
+
+    def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# ------------------------------------------------------------------------------------ handshake
+
+
+def accept_key(key: str) -> str:
+    """The `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`."""
+    return base64.b64encode(hashlib.sha1(key.encode() + _GUID).digest()).decode()  # noqa: S324
+
+
+def upgrade_request(host: str, path: str, headers: Mapping[str, str]) -> tuple[bytes, str]:
+    """The client's request, and the `Sec-WebSocket-Accept` that has to come back."""
+    key = base64.b64encode(os.urandom(16)).decode()
+    lines = [
+        f"GET {path} HTTP/1.1",
+        f"Host: {host}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        f"Sec-WebSocket-Key: {key}",
+        "Sec-WebSocket-Version: 13",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), accept_key(key)
+
+
+def parse_response(head: bytes, accept: str) -> tuple[int, dict[str, str]]:
+    """Status and headers (names in lower case) of the answer to an upgrade request.
+
+    Args:
+        head: The answer up to and with its empty line.
+        accept: What `upgrade_request` said has to come back.
+
+    Raises:
+        WebSocketError: It is not HTTP, or claims an upgrade that it did not make.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = lines[0].partition(" ")
+    status = rest[:3]
+    if not version.startswith("HTTP/1.") or not status.isdigit():
+        raise WebSocketError(f"not an HTTP answer: {lines[0][:80]!r}")
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip().lower()] = value.strip()
+    if status == "101" and headers.get("sec-websocket-accept") != accept:
+        raise WebSocketError("the answer to the upgrade has a wrong Sec-WebSocket-Accept")
+    return int(status), headers
+
+
+# --------------------------------------------------------------------------------------- frames
+
+
+def frame_header(opcode: int, length: int, *, masked: bool) -> bytes:
+    """The header of an unfragmented frame; masked ones have the key 0, so data follows as it is."""
+    mask = 0x80 if masked else 0
+    if length < 126:
+        header = struct.pack("!BB", 0x80 | opcode, mask | length)
+    elif length < 65536:
+        header = struct.pack("!BBH", 0x80 | opcode, mask | 126, length)
+    else:
+        header = struct.pack("!BBQ", 0x80 | opcode, mask | 127, length)
+    return header + _ZERO_KEY if masked else header
+
+
+def close_payload(code: int, reason: str = "") -> bytes:
+    """The payload of a CLOSE frame; the reason is cut to what one may have."""
+    return struct.pack("!H", code) + reason.encode()[:123]
+
+
+def parse_close(payload: bytes) -> tuple[int, str]:
+    """Code and reason of a CLOSE frame."""
+    if len(payload) < 2:
+        return NORMAL, ""
+    return struct.unpack_from("!H", payload)[0], payload[2:].decode(errors="replace")
+
+
+class Handler(Protocol):
+    """What a parser tells its owner. Views are valid only during the call, but for placed memory."""
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        """A whole text or binary message."""
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        """A message of `length` bytes begins with `head`; where shall what follows it go?
+
+        Returns writable memory of `length - len(head)` bytes, or `None` to have it allocated.
+        """
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        """A large message is complete; `rest` is the memory that `on_large` gave."""
+
+    def on_control(self, opcode: int, payload: bytes) -> None:
+        """A PING, PONG or CLOSE frame."""
+
+
+class Parser:
+    """Bytes in, messages out.
+
+    Read into `get_buffer()`, then say with `advance(n)` how many bytes came.
+
+    Args:
+        handler: Told of every message.
+        masked: Whether the peer has to mask its frames, as a client must and a server must not.
+        max_message: Longest message that is taken, in bytes.
+    """
+
+    def __init__(self, handler: Handler, *, masked: bool, max_message: int) -> None:
+        self._handler = handler
+        self._masked = masked
+        self._max_message = max_message
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._start = 0
+        self._end = 0
+        # A large message on its way into its own memory.
+        self._head = b""
+        self._rest: memoryview | None = None
+        self._filled = 0
+        self._key = _ZERO_KEY
+        # Fragments of a message that has not ended.
+        self._fragments: list[bytes] = []
+        self._fragments_opcode = 0
+        self._fragments_bytes = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes from the peer belong."""
+        if self._rest is not None:
+            return self._rest[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end > _SCRATCH_BYTES - 4096:
+            pending = bytes(self._view[self._start : self._end])
+            self._view[: len(pending)] = pending
+            self._start, self._end = 0, len(pending)
+        return self._view[self._end :]
+
+    def advance(self, count: int) -> None:
+        """`count` bytes were read into the last buffer.
+
+        Raises:
+            WebSocketError: The peer broke the protocol; the connection is to be closed.
+        """
+        if self._rest is None:
+            self._end += count
+            while self._parse():
+                pass
+            return
+        self._filled += count
+        if self._filled == len(self._rest):
+            self._finish_large()
+            while self._parse():
+                pass
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take bytes that were read elsewhere."""
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer()
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            self.advance(count)
+            view = view[count:]
+
+    def _parse(self) -> bool:
+        """Take one frame from the scratch memory; whether there may be another."""
+        available = self._end - self._start
+        if self._rest is not None or available < 2:
+            return False
+        first, second = self._scratch[self._start], self._scratch[self._start + 1]
+        length = second & 0x7F
+        header = 2
+        if length == 126:
+            header = 4
+            if available < header:
+                return False
+            (length,) = struct.unpack_from("!H", self._scratch, self._start + 2)
+        elif length == 127:
+            header = 10
+            if available < header:
+                return False
+            (length,) = struct.unpack_from("!Q", self._scratch, self._start + 2)
+        if second & 0x80:
+            header += 4
+            if available < header:
+                return False
+        self._check(first, second, length)
+        if available >= header + length:
+            self._take(first, header, length, masked=bool(second & 0x80))
+            return True
+        if length > LARGE and first == 0x80 | BINARY and available >= header + HEAD_BYTES:
+            self._begin_large(header, length, masked=bool(second & 0x80))
+            return False
+        if length > LARGE and first != 0x80 | BINARY and available >= header:
+            raise WebSocketError(f"a fragment or text of {length} bytes", TOO_BIG)
+        return False
+
+    def _check(self, first: int, second: int, length: int) -> None:
+        opcode = first & 0x0F
+        if first & 0x70 or opcode not in (CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG):
+            raise WebSocketError(f"a frame that begins with byte {first:#04x}")
+        if opcode >= CLOSE and (length > 125 or not first & 0x80):
+            raise WebSocketError("a control frame that is long or fragmented")
+        if bool(second & 0x80) != self._masked:
+            raise WebSocketError("a masked frame" if second & 0x80 else "a frame without a mask")
+        if length + self._fragments_bytes > self._max_message:
+            raise WebSocketError(
+                f"a message of {length} bytes; {self._max_message} are allowed", TOO_BIG
+            )
+
+    def _take(self, first: int, header: int, length: int, *, masked: bool) -> None:
+        begin = self._start + header
+        payload = self._view[begin : begin + length]
+        self._start = begin + length
+        if masked:
+            _unmask(bytes(self._view[begin - 4 : begin]), payload)
+        opcode = first & 0x0F
+        if opcode >= CLOSE:
+            self._handler.on_control(opcode, bytes(payload))
+        elif first & 0x80 and opcode and not self._fragments_opcode:
+            self._handler.on_message(opcode, payload)
+        else:
+            self._take_fragment(opcode, payload, is_last=bool(first & 0x80))
+
+    def _take_fragment(self, opcode: int, payload: memoryview, *, is_last: bool) -> None:
+        if bool(opcode) == bool(self._fragments_opcode):
+            raise WebSocketError("fragments out of order")
+        self._fragments_opcode = self._fragments_opcode or opcode
+        self._fragments.append(bytes(payload))
+        self._fragments_bytes += len(payload)
+        if is_last:
+            whole, opcode = b"".join(self._fragments), self._fragments_opcode
+            self._fragments, self._fragments_opcode, self._fragments_bytes = [], 0, 0
+            self._handler.on_message(opcode, memoryview(whole))
+
+    def _begin_large(self, header: int, length: int, *, masked: bool) -> None:
+        begin = self._start + header
+        self._key = bytes(self._view[begin - 4 : begin]) if masked else _ZERO_KEY
+        head = self._view[begin : begin + HEAD_BYTES]
+        _unmask(self._key, head)
+        self._head = bytes(head)
+        rest = self._handler.on_large(head, length)
+        self._rest = memoryview(bytearray(length - HEAD_BYTES)) if rest is None else rest
+        arrived = self._view[begin + HEAD_BYTES : self._end]
+        self._rest[: len(arrived)] = arrived
+        self._filled = len(arrived)
+        self._start = self._end = 0
+
+    def _finish_large(self) -> None:
+        rest, self._rest = self._rest, None
+        assert rest is not None
+        _unmask(self._key, rest)  # the head has a multiple of 4 bytes, so the key is not rotated
+        self._handler.on_placed(self._head, rest)
+
+
+def _unmask(key: bytes, payload: memoryview) -> None:
+    if key == _ZERO_KEY or not payload:
+        return
+    count = len(payload)
+    pattern = key * (count // 4 + 1)
+    mixed = int.from_bytes(payload, "big") ^ int.from_bytes(pattern[:count], "big")
+    payload[:] = mixed.to_bytes(count, "big")

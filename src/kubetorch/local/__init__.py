@@ -1,0 +1,1 @@
+"""The controller with the process backend as one background service of the user."""

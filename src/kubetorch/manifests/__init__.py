@@ -1,0 +1,1 @@
+"""Specs → Kubernetes objects: pure functions that return dicts. No I/O."""

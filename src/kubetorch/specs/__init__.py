@@ -1,0 +1,1 @@
+"""What a user declares: frozen, pure, comparable by value. No Kubernetes object, no I/O."""

@@ -1,0 +1,40 @@
+"""Which callable is deployed, and where its source lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CallableKind = Literal["fn", "cls"]
+
+
+@dataclass(frozen=True)
+class CallableRef:
+    """Where a pod finds the user's callable.
+
+    The project that travels is the tree whose digest the deploy carries; it lies in a pod at
+    `<working directory>/<project>`, and `root` is the entry of `sys.path` in it.
+
+    Attributes:
+        kind: A function or a class.
+        name: What `POST /{callable}` and OPEN frames call it: its `__qualname__`.
+        module: Dotted name to import it from.
+        qualname: Its `__qualname__` in that module.
+        project: Name of the synced folder, or `None` when no code is synced.
+        root: Path of the `sys.path` entry relative to the project; `""` is the project itself.
+        remote_dir: Absolute or working-directory-relative `sys.path` entry of code that the
+            container already has.
+        source_file: Path of the module's file relative to the project, when it is synced.
+        is_script: The module is the file that the user ran (`__main__` there), so the names of
+            its classes in pickles are to be translated.
+    """
+
+    kind: CallableKind
+    name: str
+    module: str
+    qualname: str
+    project: str | None = None
+    root: str = ""
+    remote_dir: str | None = None
+    source_file: str | None = None
+    is_script: bool = False

@@ -1,0 +1,58 @@
+"""How a service logs, and what of it the caller sees: `kt.LoggingConfig`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from kubetorch.errors import SpecError
+
+Level = Literal["debug", "info", "warning", "error", "critical"]
+LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error", "critical")
+
+
+def _default_level() -> Level:
+    level = os.environ.get("KT_LOG_LEVEL", "info").lower()
+    if level not in LEVELS:
+        raise SpecError(f"KT_LOG_LEVEL is {level!r}; it must be one of {', '.join(LEVELS)}")
+    return cast("Level", level)
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What of a service's logs reaches the caller.
+
+    Attributes:
+        stream_logs: Whether calls and deploys stream logs; `None` leaves it to `kt.config`.
+        level: Lowest level of logger lines; prints are always shown. It is also the level of the
+            root logger in the workers.
+        include_system_logs: Whether lines of the agent itself are shown too.
+        include_events: Whether events of pods are shown while a deploy runs.
+        grace_period: Without effect: lines arrive before the result of the call that wrote them.
+        include_name: Whether each line begins with the pod's name in parentheses.
+        poll_timeout: Without effect: nothing polls.
+        grace_poll_timeout: Without effect: nothing polls.
+        shutdown_grace_period: Seconds that a blocking call waits for late lines after its result.
+    """
+
+    stream_logs: bool | None = None
+    level: Level = field(default_factory=_default_level)
+    include_system_logs: bool = False
+    include_events: bool = True
+    grace_period: float = 2.0
+    include_name: bool = True
+    poll_timeout: float = 1.0
+    grace_poll_timeout: float = 0.5
+    shutdown_grace_period: float = 0
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise SpecError(
+                f"level is {self.level!r}; it must be one of {', '.join(LEVELS)}",
+                hint='for example kt.LoggingConfig(level="info")',
+            )
+        for name in ("grace_period", "poll_timeout", "grace_poll_timeout", "shutdown_grace_period"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise SpecError(f"{name} is {value!r}; it must be a number of seconds, 0 or more")

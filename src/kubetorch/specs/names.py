@@ -1,0 +1,84 @@
+"""Names of services and users: one way to clean them, used on both sides."""
+
+from __future__ import annotations
+
+import re
+
+from kubetorch.errors import SpecError
+
+#: Characters that the name which a user gives may have.
+NAME_LIMIT = 40
+#: Characters of a DNS label, and so of a service.
+SERVICE_LIMIT = 63
+USERNAME_LIMIT = 16
+RESERVED = ("kt", "kubetorch", "knative")
+
+_LABEL = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+
+
+def clean(name: str) -> str:
+    """`name` as a DNS label: lower case, everything but letters, digits and `-` deleted.
+
+    Raises:
+        SpecError: Nothing is left.
+    """
+    cleaned = re.sub(r"[^a-z0-9-]", "", name.lower())
+    cleaned = cleaned.removeprefix("-").removesuffix("-")
+    if not cleaned.strip("-"):
+        raise SpecError(f"the name {name!r} must have at least one alphanumeric character")
+    return cleaned
+
+
+def name(given: str) -> str:
+    """The user-facing name of a callable, at most 40 characters.
+
+    Raises:
+        SpecError: It is longer, or nothing of it is left.
+    """
+    cleaned = clean(given)
+    if len(cleaned) > NAME_LIMIT:
+        raise SpecError(
+            f"the name {cleaned!r} has {len(cleaned)} characters; {NAME_LIMIT} are allowed",
+            hint="give a shorter one: kt.fn(f, name=...)",
+        )
+    return cleaned
+
+
+def service_name(name: str, *, username: str | None = None, prefixed: bool = True) -> str:
+    """The name of the service: `<username>-<name>` when a user name is set.
+
+    Args:
+        name: The callable's name.
+        username: The configured user name.
+        prefixed: Whether the user name goes in front; not so when reload prefixes are set.
+
+    Raises:
+        SpecError: It has more than 63 characters.
+    """
+    cleaned = clean(name)
+    if username and prefixed and not cleaned.startswith(f"{username}-"):
+        cleaned = f"{username}-{cleaned}"
+    if len(cleaned) > SERVICE_LIMIT:
+        raise SpecError(
+            f"the service name {cleaned!r} has {len(cleaned)} characters; "
+            f"{SERVICE_LIMIT} are allowed",
+            hint="give a shorter name",
+        )
+    return cleaned
+
+
+def username(given: str) -> str:
+    """A user name as it can stand in service names, at most 16 characters.
+
+    Raises:
+        SpecError: It is reserved, or nothing valid is left.
+    """
+    cleaned = re.sub(r"[_/.]", "-", given.lower())
+    cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_LIMIT].strip("-")
+    if cleaned in RESERVED:
+        raise SpecError(f"the username {given!r} is reserved; reserved are {', '.join(RESERVED)}")
+    if not _LABEL.match(cleaned):
+        raise SpecError(
+            f"the username {given!r} must be a valid k8s name: letters, digits and '-'"
+        )
+    return cleaned

@@ -1,0 +1,51 @@
+"""A workload as a whole: what the controller keeps and a deploy carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+
+
+@dataclass(frozen=True)
+class RuntimeSpec:
+    """The interpreter that the pods of the local backend run the user's code with.
+
+    Attributes:
+        python: Absolute path of the interpreter that called.
+        version: Its version, such as `3.11.7`.
+        path: Entries of the caller's `sys.path` outside the project that the interpreter would
+            not have by itself, such as those of `PYTHONPATH`.
+        preload: Third-party modules that the project imports, for the zygote.
+    """
+
+    python: str | None = None
+    version: str | None = None
+    path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """One workload.
+
+    Attributes:
+        namespace: Kubernetes namespace; locally only a prefix of the name.
+        name: The service name.
+        callable: What is called.
+        compute: What it runs on.
+        tree: Digest (64 hex digits) of the project's tree, or `None` when no code is synced.
+        init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
+        runtime: The interpreter to use.
+        username: Who deployed it, when a user name is configured.
+    """
+
+    namespace: str
+    name: str
+    callable: CallableRef
+    compute: ComputeSpec = field(default_factory=ComputeSpec)
+    tree: str | None = None
+    init_args: str | None = None
+    runtime: RuntimeSpec = field(default_factory=RuntimeSpec)
+    username: str | None = None

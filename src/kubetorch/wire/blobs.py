@@ -1,0 +1,68 @@
+"""Blobs on the wire: a sequence of records, compressed as one zstd stream by whoever sends it.
+
+     0                    32             40
+    +--------------------+--------------+-------------------+
+    | BLAKE3 digest      | length (u64) | bytes of the blob | …
+    +--------------------+--------------+-------------------+
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from kubetorch.errors import ProtocolError
+
+_RECORD = struct.Struct("!32sQ")
+RECORD_BYTES = _RECORD.size
+#: Longest blob that is taken, in bytes.
+BLOB_LIMIT = 8 * 1024**3
+
+CONTENT_TYPE = "application/vnd.kubetorch.blobs+zstd"
+
+
+def pack(digest: str, length: int) -> bytes:
+    """What goes before the bytes of one blob."""
+    return _RECORD.pack(bytes.fromhex(digest), length)
+
+
+class Unpacker:
+    """Decompressed bytes in, pieces of blobs out."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._digest = ""
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, int | None, bytes]]:
+        """For each piece: the blob's digest, its length where it begins (else `None`), bytes.
+
+        Raises:
+            ProtocolError: A record claims to be longer than a blob may be.
+        """
+        self._pending += data
+        while True:
+            if self._left == 0:
+                if len(self._pending) < RECORD_BYTES:
+                    return
+                raw, length = _RECORD.unpack_from(self._pending)
+                if length > BLOB_LIMIT:
+                    raise ProtocolError(f"a blob claims {length} bytes; {BLOB_LIMIT} are allowed")
+                self._digest, self._left = raw.hex(), length
+                self._pending = self._pending[RECORD_BYTES:]
+                yield self._digest, length, b""
+            if not self._pending:
+                return
+            piece, self._pending = self._pending[: self._left], self._pending[self._left :]
+            self._left -= len(piece)
+            if piece:
+                yield self._digest, None, piece
+
+    def close(self) -> None:
+        """No more comes.
+
+        Raises:
+            ProtocolError: The last record is not complete.
+        """
+        if self._pending or self._left:
+            raise ProtocolError("the stream of blobs is truncated")

@@ -1,0 +1,319 @@
+"""Exceptions on the wire: what is sent, the HTTP status, and how the other end rebuilds them.
+
+Standard library only: the worker uses this module too.
+
+A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` as every client of the
+contract knows them, and what our own client needs to raise the very class: `module`, `qualname`,
+`args`, `state`, `code`, `rank`, `cause`. An exception is never pickled: it is rebuilt without
+running its constructor (but for built-in classes, whose state lives in C), from plain values.
+
+`started` is false when nothing of the call ran, so that it may be sent again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any
+
+from kubetorch import errors
+
+#: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
+TEXT_LIMIT = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as plain values.
+
+    Attributes:
+        error_type: Name of its class.
+        message: Its `str()`.
+        traceback: Text of the traceback where it was raised; empty when it has none to show.
+        pod_name: Pod that it was raised in.
+        rank: Rank of the worker that raised it, in a distributed call.
+        module, qualname: Where its class can be imported.
+        args: Its `args`, when all of them are plain values, else `None`.
+        state: The plain attributes of the exception.
+        code: Identity of an error of our own tree.
+        started: Whether the call had started.
+        cause: What it was raised from.
+    """
+
+    error_type: str
+    message: str
+    traceback: str = ""
+    pod_name: str | None = None
+    rank: int | None = None
+    module: str = "builtins"
+    qualname: str = ""
+    args: list[Any] | None = None
+    state: dict[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    started: bool = True
+    cause: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def to_json(self) -> bytes:
+        """As JSON text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, default=repr).encode()
+
+
+_FIELDS = {item.name for item in fields(Failure)}
+
+
+def parse(data: Mapping[str, Any]) -> Failure:
+    """The failure that a JSON object describes; total: anything is made the best of."""
+    known = {key: value for key, value in data.items() if key in _FIELDS}
+    if not isinstance(known.get("error_type"), str):
+        known["error_type"] = "Exception"
+    message = known.get("message")
+    if not isinstance(message, str):
+        detail = data.get("detail", message)
+        known["message"] = detail if isinstance(detail, str) else json.dumps(dict(data), default=repr)
+    if not isinstance(known.get("traceback", ""), str):
+        known["traceback"] = ""
+    if not isinstance(known.get("state", {}), dict):
+        known["state"] = {}
+    if not isinstance(known.get("args"), (list, type(None))):
+        known["args"] = None
+    return Failure(**known)
+
+
+def parse_json(body: bytes | memoryview) -> Failure:
+    """The failure in a response body; a body that is not JSON becomes the message."""
+    text = bytes(body).decode(errors="replace")
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if isinstance(data, dict):
+        return parse(data)
+    return Failure("Exception", text.strip() or "an empty answer")
+
+
+# ---------------------------------------------------------------------- exception → failure
+
+
+def describe(
+    error: BaseException,
+    *,
+    pod_name: str | None = None,
+    rank: int | None = None,
+    started: bool = True,
+    skip: str | None = None,
+) -> Failure:
+    """The failure that stands for `error`.
+
+    Args:
+        error: What was raised.
+        pod_name: Pod that it was raised in.
+        rank: Rank of the worker.
+        started: Whether the call had started.
+        skip: Leading frames of the traceback that lie in files under this folder are left out:
+            the user has no use for our own.
+    """
+    cls = type(error)
+    own = isinstance(error, errors.KubetorchError)
+    cause = error.__cause__
+    return Failure(
+        error_type=cls.__name__,
+        message=_cut(error.message if isinstance(error, errors.KubetorchError) else _text(error)),
+        traceback=_cut(format_traceback(error, skip=skip)),
+        pod_name=pod_name,
+        rank=rank,
+        module=cls.__module__,
+        qualname=cls.__qualname__,
+        args=_plain_args(error),
+        state=error.to_state() if isinstance(error, errors.KubetorchError) else _state(error),
+        code=type(error).code if own else None,  # type: ignore[attr-defined]  # own: it has one
+        started=started,
+        cause=None
+        if cause is None or isinstance(cause, errors.RemoteTraceback)
+        else describe(cause, skip=skip).to_dict(),
+    )
+
+
+def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
+    """The traceback as Python prints it, without leading frames in files under `skip`."""
+    if isinstance(error, errors.KubetorchError) and error.remote_traceback:
+        return error.remote_traceback
+    try:
+        shown = _without_leading(error.__traceback__, skip)
+        return "".join(traceback.format_exception(type(error), error, shown))
+    except Exception as broken:  # noqa: BLE001  # the user's __str__ or __repr__ may raise
+        return f"{type(error).__name__} (its traceback cannot be shown: {broken!r})\n"
+
+
+def _without_leading(trace: TracebackType | None, skip: str | None) -> TracebackType | None:
+    while skip and trace and trace.tb_frame.f_code.co_filename.startswith(skip):
+        trace = trace.tb_next
+    while trace and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+        trace = trace.tb_next
+    return trace
+
+
+def _text(error: BaseException) -> str:
+    try:
+        # str(KeyError("x")) has quotes that the user's message had not.
+        if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
+            return error.args[0]
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # the user's __str__
+        return f"(its message cannot be shown: {broken!r})"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TEXT_LIMIT:
+        return text
+    half = TEXT_LIMIT // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return not (isinstance(value, str) and len(value) > TEXT_LIMIT)
+    if depth > 8:
+        return False
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 1000 and all(_is_plain(item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        return len(value) <= 1000 and all(
+            isinstance(key, str) and _is_plain(item, depth + 1) for key, item in value.items()
+        )
+    return False
+
+
+def _plain_args(error: BaseException) -> list[Any] | None:
+    return list(error.args) if _is_plain(error.args) else None
+
+
+def _state(error: BaseException) -> dict[str, Any]:
+    state = getattr(error, "__dict__", {})
+    return {key: value for key, value in state.items() if key != "__notes__" and _is_plain(value)}
+
+
+# ---------------------------------------------------------------------- failure → exception
+
+
+def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Exception:
+    """The exception to raise on this side.
+
+    Its class is the very class that was raised when that can be imported here: one of Kubetorch's
+    own tree, a built-in one, or the user's; else `RemoteError`. A class that is no `Exception`,
+    such as `SystemExit`, becomes `RemoteError` too: it must not end the caller's process.
+
+    Args:
+        failure: What arrived.
+        modules: Modules to look up under another name, see `kubetorch.wire.codecs.decode`.
+    """
+    error = _own(failure) or _builtin(failure) or _imported(failure, modules or {})
+    if error is None:
+        name = failure.error_type
+        error = errors.RemoteError(failure.message, error_type=name)
+    _set(error, "remote_traceback", failure.traceback)
+    _set(error, "pod_name", failure.pod_name)
+    _set(error, "rank", failure.rank)
+    if failure.traceback:
+        trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
+        error.__cause__ = trace
+    elif failure.cause is not None:
+        error.__cause__ = rebuild(parse(failure.cause), modules=modules)
+    return error
+
+
+def _set(error: Exception, name: str, value: object) -> None:
+    if value is None and getattr(error, name, None) is not None:
+        return
+    try:
+        setattr(error, name, value)
+    except AttributeError:  # a class with __slots__ and no room for it
+        return
+
+
+def _own(failure: Failure) -> Exception | None:
+    cls = errors.BY_CODE.get(failure.code or "")
+    if cls is None and failure.module in ("builtins", "kubetorch", ""):
+        cls = errors.EXCEPTION_REGISTRY.get(failure.error_type)
+    if cls is None:
+        return None
+    if not failure.state and hasattr(cls, "from_dict"):
+        return cls.from_dict({"message": failure.message})  # type: ignore[no-any-return]
+    return cls.from_state(failure.message, failure.state)
+
+
+def _builtin(failure: Failure) -> Exception | None:
+    cls = getattr(builtins, failure.error_type, None)
+    if failure.module != "builtins" or not (isinstance(cls, type) and issubclass(cls, Exception)):
+        return None
+    args = [failure.message] if failure.args is None else failure.args
+    try:
+        error = cls(*args)
+    except Exception:  # noqa: BLE001  # constructors of C classes, such as UnicodeDecodeError's
+        return None
+    _restore(error, failure.state)
+    return error
+
+
+def _imported(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
+    name = modules.get(failure.module, failure.module)
+    found: Any
+    try:
+        found = importlib.import_module(name)
+        for part in (failure.qualname or failure.error_type).split("."):
+            found = getattr(found, part)
+    except Exception:  # noqa: BLE001  # importing runs the user's code
+        return None
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        return None
+    args = [failure.message] if failure.args is None else failure.args
+    try:
+        error = found.__new__(found, *args)
+    except Exception:  # noqa: BLE001  # a constructor with a signature of its own
+        return None
+    error.args = tuple(args)
+    _restore(error, failure.state)
+    return error
+
+
+def _restore(error: Exception, state: Mapping[str, Any]) -> None:
+    for key, value in state.items():
+        _set(error, key, value)
+
+
+# ------------------------------------------------------------------------------- HTTP statuses
+
+
+def http_status(error: BaseException) -> int:
+    """Status of a response that carries `error`.
+
+    An own `status_code` attribute wins; our own classes have a `status`; then by class, with
+    time-outs before `OSError`, whose subclass `TimeoutError` is.
+    """
+    for name in ("status_code", "status"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
+            return value
+    for classes, status in _STATUSES:
+        if isinstance(error, classes):
+            return status
+    return 500
+
+
+_STATUSES: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
+    ((TimeoutError,), 504),
+    ((NotImplementedError,), 501),
+    ((TypeError, AssertionError), 422),
+    ((KeyError, FileNotFoundError), 404),
+    ((PermissionError,), 403),
+    ((ValueError, UnicodeError), 400),
+    ((MemoryError, OSError), 500),
+)

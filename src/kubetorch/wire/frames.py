@@ -1,0 +1,296 @@
+"""Frames of a call stream: one frame is one binary WebSocket message.
+
+     0      1       2          4             8                16
+    +------+-------+----------+-------------+----------------+----------------+----------+
+    | kind | flags | reserved | meta length | call number    | meta (msgpack) | payload  |
+    | u8   | u8    | u16      | u32         | u64            |                |          |
+    +------+-------+----------+-------------+----------------+----------------+----------+
+
+All integers are big-endian. A call is a number that the client chose, unique on its stream:
+
+    client  OPEN DATA*                            CANCEL?
+    agent             (LOG | PROGRESS | YIELD)*            RESULT | ERROR
+
+A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
+have no meta; `Body.total` says how many bytes there are in all. DATA frames of different calls
+interleave. CREDIT gives the sender of payload room for so many more bytes of one call. ACK says how
+many frames of the stream have arrived, so that the other end can forget them
+(`kubetorch.wire.channel`); CREDIT, ACK, WELCOME and GOAWAY are not counted.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from kubetorch.errors import ProtocolError
+
+#: Payload that travels in one frame.
+CHUNK = 256 * 1024
+#: Bytes of payload that may be under way for one call in one direction without a CREDIT.
+WINDOW = 8 * 1024 * 1024
+#: Bytes of meta that a frame may have.
+META_LIMIT = 4 * 1024 * 1024
+
+_HEADER = struct.Struct("!BBHIQ")
+HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == 16
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    OPEN = 1
+    DATA = 2
+    CANCEL = 3
+    CREDIT = 4
+    ACK = 5
+    #: Look at a call that somebody opened before, by its id.
+    ATTACH = 6
+    RESULT = 16
+    ERROR = 17
+    LOG = 18
+    PROGRESS = 19
+    YIELD = 20
+    WELCOME = 32
+    #: The agent takes no more calls on this stream; those that run go on.
+    GOAWAY = 33
+
+
+#: Frames that do not count for ACK: losing them with a connection does no harm.
+UNCOUNTED = frozenset({Kind.CREDIT, Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """The first 16 bytes of a frame."""
+
+    kind: Kind
+    flags: int
+    meta_length: int
+    call: int
+
+
+def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> bytes:
+    """The 16 bytes that a frame begins with."""
+    return _HEADER.pack(kind, flags, 0, meta_length, call)
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> Header:
+    """The header of a frame that has at least 16 bytes.
+
+    Raises:
+        ProtocolError: The frame is shorter, of an unknown kind, or claims too much meta.
+    """
+    if len(data) < HEADER_BYTES:
+        raise ProtocolError(f"a frame has {len(data)} bytes; its header alone has {HEADER_BYTES}")
+    kind, flags, _, meta_length, call = _HEADER.unpack_from(data)
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"a frame of unknown kind {kind}")
+    if meta_length > META_LIMIT:
+        raise ProtocolError(f"a frame claims {meta_length} bytes of meta; {META_LIMIT} are allowed")
+    return Header(known, flags, meta_length, call)
+
+
+# ------------------------------------------------------------------------------- meta of frames
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """How a payload is made up.
+
+    Attributes:
+        codec: `json`, `pickle` or `none`.
+        sizes: Bytes of each segment; see `kubetorch.wire.codecs.layout` for where they lie.
+        total: Bytes of the whole payload, padding included, over all frames.
+    """
+
+    codec: str
+    sizes: tuple[int, ...]
+    total: int
+
+
+class Open(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of OPEN: one call.
+
+    Attributes:
+        id: Identity of the call, unique in the world; a handle finds it again by this.
+        callable: Name of the callable that was deployed.
+        body: Its arguments: `{"args": [...], "kwargs": {...}}`.
+        method: Method of a class.
+        request_id: Identity of the request that the call belongs to, for logs.
+        timeout: Seconds after which the agent interrupts it.
+        idempotency_key: A second call with the same key gets the result of the first.
+        stream_logs: Whether LOG frames are wanted, and from which level on.
+        log_level: Lowest level of logger lines: `debug`, `info`, `warning`, `error`, `critical`.
+        detached: The call goes on when the client is gone; its result is kept.
+        traceparent: W3C trace context of the caller.
+    """
+
+    id: str
+    callable: str
+    body: Body
+    method: str | None = None
+    request_id: str = "-"
+    timeout: float | None = None
+    idempotency_key: str | None = None
+    stream_logs: bool = True
+    log_level: str = "info"
+    detached: bool = False
+    traceparent: str | None = None
+
+
+class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of ATTACH: wait for the end of the call with this id."""
+
+    id: str
+    stream_logs: bool = False
+
+
+class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of CANCEL: the caller does not want the call any more."""
+
+    reason: str = "cancelled by the caller"
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of RESULT.
+
+    Attributes:
+        body: The value.
+        generation: Generation of the code that computed it.
+        streamed: The call was a generator: YIELD frames carried its values, `body` is its return.
+    """
+
+    body: Body
+    generation: int = 0
+    streamed: bool = False
+
+
+class Yield(msgspec.Struct, frozen=True):
+    """Meta of YIELD: one value of a generator."""
+
+    body: Body
+
+
+class Log(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of LOG: one line.
+
+    Attributes:
+        text: The line without its end; for a logger the message alone.
+        pod: Name of the pod.
+        source: `stdout`, `stderr` or `logger`.
+        level: Level of a logger's line, such as `INFO`.
+        time: Seconds since the epoch.
+        rank: Rank of the worker, in a distributed call.
+    """
+
+    text: str
+    pod: str
+    source: str = "stdout"
+    level: str | None = None
+    time: float = 0.0
+    rank: int | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of PROGRESS: how far the call has come."""
+
+    current: float
+    total: float | None = None
+    message: str | None = None
+    rank: int | None = None
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True):
+    """Meta of CREDIT: room for so many more bytes of payload of this call."""
+
+    bytes: int
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True):
+    """Meta of ACK: how many counted frames of this stream have arrived, since it began."""
+
+    frames: int
+
+
+class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of WELCOME, the agent's first frame on a connection.
+
+    Attributes:
+        incarnation: Identity of the agent's process; another one knows nothing of older calls.
+        pod: Name of the pod.
+        generation: Generation that serves calls now.
+        protocol: Version that the agent speaks on this stream.
+        received: Counted frames of this client that the agent has seen.
+        resumed: The agent remembers this client; frames that it has not acknowledged follow.
+        max_payload: Largest payload that it takes, in bytes.
+    """
+
+    incarnation: str
+    pod: str
+    generation: int
+    protocol: int
+    received: int = 0
+    resumed: bool = False
+    max_payload: int = 0
+
+
+class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of GOAWAY."""
+
+    reason: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(kind: Kind, call: int, meta: msgspec.Struct | None = None) -> bytes:
+    """Header and meta of a frame; the payload, if there is one, is sent after it."""
+    if meta is None:
+        return pack_header(kind, call)
+    packed = _encoder.encode(meta)
+    return pack_header(kind, call, len(packed)) + packed
+
+
+_DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
+    kind: msgspec.msgpack.Decoder(meta)
+    for kind, meta in {
+        Kind.OPEN: Open,
+        Kind.CANCEL: Cancel,
+        Kind.CREDIT: Credit,
+        Kind.ACK: Ack,
+        Kind.ATTACH: Attach,
+        Kind.RESULT: Result,
+        Kind.LOG: Log,
+        Kind.PROGRESS: Progress,
+        Kind.YIELD: Yield,
+        Kind.WELCOME: Welcome,
+        Kind.GOAWAY: Goaway,
+    }.items()
+}
+
+
+def decode(frame: bytes | bytearray | memoryview) -> tuple[Header, msgspec.Struct | None, memoryview]:
+    """Header, meta and payload of a whole frame; the payload is a view of `frame`.
+
+    ERROR has no meta of this module: its payload is a failure as JSON, see `kubetorch.wire.failures`.
+
+    Raises:
+        ProtocolError: The frame is truncated or its meta is not what its kind demands.
+    """
+    header = unpack_header(frame)
+    view = memoryview(frame)
+    end = HEADER_BYTES + header.meta_length
+    if end > len(view):
+        raise ProtocolError(f"a frame of {len(view)} bytes claims meta up to byte {end}")
+    decoder = _DECODERS.get(header.kind)
+    if decoder is None:
+        return header, None, view[end:]
+    try:
+        return header, decoder.decode(view[HEADER_BYTES:end]), view[end:]
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"meta of {header.kind.name}: {error}") from error

@@ -1,0 +1,374 @@
+"""Control messages: deploys, the session of a pod with the controller, descriptions.
+
+All are JSON. Structs that travel on one stream are tagged by `type`. Unknown fields are ignored by
+the receiver, and every field that was added later has a default: so neighbours in version
+understand each other.
+
+A session is the WebSocket that an agent keeps to the controller, text messages:
+
+    agent       Hello            Observed | StageReport | LogReport | Activity | CallReport
+    controller         Reload | Terminate | Members
+
+Whatever happens to the connection, the agent says in `Hello` what it runs, and the controller sends
+what it should run: so both converge without memory of what was said before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from kubetorch.errors import ProtocolError
+from kubetorch.specs.workload import WorkloadSpec
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
+    """Base of control messages."""
+
+
+# --------------------------------------------------------------------- session: agent → controller
+
+
+class Hello(Message, tag="hello"):
+    """First message of a session.
+
+    Attributes:
+        namespace, workload, pod: Who speaks.
+        incarnation: Identity of the agent's process.
+        url: Base URL at which the agent answers, such as `http://127.0.0.1:41234`.
+        protocol: Protocol version.
+        version: Version of the package.
+        generation: Generation that serves calls; 0 when none does.
+        python: Version of the interpreter that runs the user's code.
+    """
+
+    namespace: str
+    workload: str
+    pod: str
+    incarnation: str
+    url: str
+    protocol: int
+    version: str
+    generation: int = 0
+    python: str = ""
+
+
+class Observed(Message, tag="observed"):
+    """The pod serves a generation, or failed to reach it and serves what it served before.
+
+    Attributes:
+        generation: The generation that was asked for.
+        serving: The generation that serves calls now; 0 when none does.
+        failure: Why it was not reached, as `kubetorch.wire.failures` has it.
+    """
+
+    generation: int
+    serving: int
+    failure: dict[str, Any] | None = None
+
+
+class StageReport(Message, tag="stage"):
+    """How far a reload is: `fetching`, `preloading`, `importing`, ….
+
+    Attributes:
+        generation: The generation that is being reached.
+        stage: One word.
+        message: For the user, such as why a fresh interpreter is used.
+    """
+
+    generation: int
+    stage: str
+    message: str = ""
+
+
+class LogReport(Message, tag="log"):
+    """A line that was written while a generation was loaded: by an import or a constructor."""
+
+    generation: int
+    text: str
+    source: str = "stdout"
+    level: str | None = None
+    time: float = 0.0
+
+
+class Activity(Message, tag="activity"):
+    """Sent when the pod becomes busy or idle, and every few seconds as a heartbeat.
+
+    Attributes:
+        calls: Calls that run.
+        last: Seconds since the epoch of the last begin or end of a call.
+        workers: Worker processes that are alive.
+    """
+
+    calls: int
+    last: float
+    workers: int = 0
+
+
+class CallReport(Message, tag="call"):
+    """State of a spawned call.
+
+    Attributes:
+        id: Identity of the call.
+        callable: Callable and method, `Counter.add`.
+        state: `running`, `succeeded`, `failed` or `cancelled`.
+        started, ended: Seconds since the epoch.
+        result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
+        result_bytes: Its size.
+    """
+
+    id: str
+    callable: str
+    state: str
+    started: float
+    ended: float | None = None
+    result: str | None = None
+    result_bytes: int = 0
+
+
+# --------------------------------------------------------------------- session: controller → agent
+
+
+class Reload(Message, tag="reload"):
+    """Serve this generation.
+
+    Attributes:
+        generation: Its number.
+        spec: The workload.
+    """
+
+    generation: int
+    spec: WorkloadSpec
+
+
+class Terminate(Message, tag="terminate"):
+    """The pod will be stopped: refuse new calls, let running ones end for `grace` seconds."""
+
+    grace: float
+    reason: str
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One pod of the workload, for its siblings."""
+
+    pod: str
+    ordinal: int
+    url: str
+
+
+class Members(Message, tag="members"):
+    """The pods of the workload in the order of their ordinals, with the epoch's number."""
+
+    epoch: int
+    members: tuple[Member, ...]
+
+
+FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport
+FromController = Reload | Terminate | Members
+
+# ----------------------------------------------------------------------------------------- deploy
+
+
+class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Head of a deploy request's body.
+
+    The body is this as JSON, a newline, and then blobs that the controller may lack as
+    `kubetorch.wire.blobs` packs them (possibly none).
+
+    Attributes:
+        id: Identity of this deploy: a repeated request with the same one joins the first.
+        spec: The workload.
+        protocol: Protocol version of the client.
+        version: Version of the client's package.
+        stream_logs: Whether lines written while loading are wanted as events.
+    """
+
+    id: str
+    spec: WorkloadSpec
+    protocol: int
+    version: str
+    stream_logs: bool = True
+
+
+class Missing(Message, tag="missing"):
+    """The only event when blobs are missing: upload them and repeat the request."""
+
+    blobs: tuple[str, ...]
+
+
+class Accepted(Message, tag="accepted"):
+    """The generation exists.
+
+    Attributes:
+        generation: Its number.
+        changed: False when it is the one that was deployed before.
+    """
+
+    generation: int
+    changed: bool = True
+
+
+class Stage(Message, tag="progress"):
+    """Something happened on the way.
+
+    Attributes:
+        stage: `starting`, `fetching`, `preloading`, `importing`, `ready`, `event`, …
+        message: For the user.
+        pod: Pod that it happened in.
+        ready, pods: How many pods are ready, of how many.
+        warning: Whether the user should see it even when progress is not shown.
+    """
+
+    stage: str
+    message: str = ""
+    pod: str | None = None
+    ready: int | None = None
+    pods: int | None = None
+    warning: bool = False
+
+
+class DeployLog(Message, tag="log"):
+    """A line that the user's code wrote while it was loaded."""
+
+    text: str
+    pod: str
+    source: str = "stdout"
+    level: str | None = None
+    time: float = 0.0
+
+
+class Ready(Message, tag="ready"):
+    """Last event of a deploy that succeeded: every pod serves the generation."""
+
+    generation: int
+    workload: WorkloadView
+
+
+class Failed(Message, tag="error"):
+    """Last event of a deploy that failed, as `kubetorch.wire.failures` has it."""
+
+    failure: dict[str, Any]
+
+
+DeployEvent = Missing | Accepted | Stage | DeployLog | Ready | Failed
+
+# ------------------------------------------------------------------------------------ descriptions
+
+
+class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A pod, as lists and clients see it.
+
+    Attributes:
+        name: Its name, which it keeps as long as it lives.
+        ordinal: Its number in the workload.
+        phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`.
+        is_ready: Whether it serves the wanted generation.
+        url: Base URL of its agent; empty while there is none.
+        generation: Generation that it serves.
+        restarts: How often its agent was started again.
+        reason: Why it is not ready.
+        pid: Process id of the agent, on the local backend.
+        calls: Calls that run on it.
+        started: Seconds since the epoch.
+    """
+
+    name: str
+    ordinal: int
+    phase: str
+    is_ready: bool = False
+    url: str = ""
+    generation: int = 0
+    restarts: int = 0
+    reason: str = ""
+    pid: int | None = None
+    calls: int = 0
+    started: float = 0.0
+
+
+class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A workload, as lists and clients see it.
+
+    Attributes:
+        spec: What was declared.
+        generation: The wanted generation.
+        status: One of the words of `kt list`: `Ready`, `Creating`, `Failed`, ….
+        pods: Its pods by ordinal.
+        url: Base URL for calls.
+        token: A token for calls, when the reader may call; it expires at `token_expires`.
+        created, updated, last_active: Seconds since the epoch.
+        failure: Why the wanted generation is not served.
+        notes: What the backend cannot honour, one sentence each.
+        kind: Kind of its manifest.
+    """
+
+    spec: WorkloadSpec
+    generation: int
+    status: str
+    pods: tuple[PodView, ...] = ()
+    url: str = ""
+    token: str = ""
+    token_expires: float = 0.0
+    created: float = 0.0
+    updated: float = 0.0
+    last_active: float = 0.0
+    failure: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    kind: str = "Deployment"
+
+
+class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A spawned call, as lists and handles see it; see `CallReport` for the fields."""
+
+    id: str
+    namespace: str
+    workload: str
+    pod: str
+    callable: str
+    state: str
+    started: float
+    ended: float | None = None
+    result: str | None = None
+    result_bytes: int = 0
+    expires: float | None = None
+
+
+class TokenView(msgspec.Struct, frozen=True):
+    """A token for one workload."""
+
+    token: str
+    expires: float
+
+
+class StatusView(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller itself."""
+
+    version: str
+    protocol: int
+    pid: int
+    started: float
+    workloads: int
+    backend: str
+
+
+# ------------------------------------------------------------------------------- encode and decode
+
+_T = TypeVar("_T")
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: object) -> bytes:
+    """A message, or a list of them, as JSON text on one line."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
+    """A message of this type.
+
+    Raises:
+        ProtocolError: It is not one; the message names the path of what is wrong.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error

@@ -1,0 +1,68 @@
+"""Paths and header names of the controller and of the agent; both ends import them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+# ------------------------------------------------------------------------------------- headers
+
+AUTHORIZATION = "Authorization"
+REQUEST_ID = "X-Request-ID"
+SERIALIZATION = "X-Serialization"
+#: Seconds after which the agent interrupts a call made by `POST`.
+TIMEOUT = "X-Kubetorch-Timeout"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+#: Integer protocol version of the sender, see `kubetorch.wire.versions`.
+PROTOCOL = "X-Kubetorch-Protocol"
+#: Identity of one client's stream; the same when it reconnects.
+CLIENT = "X-Kubetorch-Client"
+#: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.
+RESUME = "X-Kubetorch-Resume"
+
+# --------------------------------------------------------------------------- on both of them
+
+HEALTH = "/health"
+
+# ---------------------------------------------------------------------------------- controller
+
+SESSIONS = "/v1/sessions"
+BLOBS = "/v1/blobs"
+BLOBS_MISSING = "/v1/blobs/missing"
+BLOBS_FETCH = "/v1/blobs/fetch"
+STATUS = "/v1/status"
+STOP = "/v1/stop"
+WORKLOADS = "/v1/workloads"
+CALLS = "/v1/calls"
+
+
+def workloads(namespace: str) -> str:
+    """All workloads of a namespace."""
+    return f"{WORKLOADS}/{quote(namespace, safe='')}"
+
+
+def workload(namespace: str, name: str, verb: str = "") -> str:
+    """One workload, or a verb on it: `deploy`, `token`, `logs`, `events`."""
+    base = f"{workloads(namespace)}/{quote(name, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+def call(call_id: str, verb: str = "") -> str:
+    """One spawned call, or a verb on it: `cancel`, `result`."""
+    base = f"{CALLS}/{quote(call_id, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+# --------------------------------------------------------------------------------------- agent
+
+READY = "/ready"
+METRICS = "/metrics"
+OPENAPI = "/openapi.json"
+DOCS = "/docs"
+STREAM = "/v1/stream"
+LOGS = "/v1/logs"
+
+
+def callable_path(callable_name: str, method: str | None = None) -> str:
+    """Where a callable, or a method of a class, is called by `POST`."""
+    base = f"/{quote(callable_name, safe='')}"
+    return f"{base}/{quote(method, safe='')}" if method else base

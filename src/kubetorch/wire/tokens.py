@@ -1,0 +1,95 @@
+"""Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
+
+A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
+object with `aud` (`namespace/name`), `exp` (seconds since the epoch) and `sub` (who asked for it),
+the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key is derived from
+the installation's secret, so a pod, which knows only its own, can neither read nor make a token for
+another workload.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
+
+from kubetorch.errors import UnauthorizedError
+
+_PREFIX = "kt1"
+_HINT = "kt token NAME prints a fresh one"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a token says.
+
+    Attributes:
+        audience: The workload, `namespace/name`.
+        expires: Seconds since the epoch.
+        subject: Who asked for it.
+    """
+
+    audience: str
+    expires: float
+    subject: str = "user"
+
+
+def audience(namespace: str, name: str) -> str:
+    """The audience of tokens for a workload."""
+    return f"{namespace}/{name}"
+
+
+def workload_key(secret: bytes, audience: str) -> bytes:
+    """The key of one workload, 32 bytes, derived from the installation's secret."""
+    return hmac.digest(secret, b"kubetorch workload\0" + audience.encode(), "sha256")
+
+
+def fingerprint(token: str) -> str:
+    """What a pod keeps of the user's own token to recognise it: its SHA-256, in hex."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def sign(key: bytes, claims: Claims) -> str:
+    """The token for these claims."""
+    body = json.dumps(
+        {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject},
+        separators=(",", ":"),
+    )
+    signed = f"{_PREFIX}.{_encode(body.encode())}"
+    return f"{signed}.{_encode(hmac.digest(key, signed.encode(), 'sha256'))}"
+
+
+def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
+    """What a token says, if it is genuine, for this audience, and has not expired.
+
+    Raises:
+        UnauthorizedError: It is not. The message never repeats the token.
+    """
+    signed, _, signature = token.rpartition(".")
+    expected = _encode(hmac.digest(key, signed.encode(), "sha256"))
+    if not hmac.compare_digest(signature.encode(), expected.encode()):
+        raise UnauthorizedError("the token is not valid for this service", hint=_HINT)
+    claims = _claims(signed)
+    if claims.audience != audience:
+        raise UnauthorizedError(f"the token is for another service than {audience}", hint=_HINT)
+    if claims.expires <= now:
+        raise UnauthorizedError(f"the token expired {now - claims.expires:.0f} s ago", hint=_HINT)
+    return claims
+
+
+def _claims(signed: str) -> Claims:
+    prefix, _, body = signed.partition(".")
+    try:
+        data = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        if prefix != _PREFIX:
+            raise ValueError(prefix)
+        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]))
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        raise UnauthorizedError("the token cannot be read", hint=_HINT) from error
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
