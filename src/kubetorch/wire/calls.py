@@ -1,0 +1,156 @@
+"""How a call ends: one value or one failure, as it lies in memory and as one packed blob.
+
+The outcome of a spawned call is packed, kept as a blob and read again by another process, perhaps
+with another version of this package. A packed outcome is
+
+     0      4             8                   64 × n
+    +------+-------------+-------------------+---------+
+    | KTO1 | meta length | meta (JSON), pad  | payload |
+    +------+-------------+-------------------+---------+
+
+The payload begins at a multiple of 64 bytes, so the buffers of a pickled array stay aligned. It is
+the encoded value as `kubetorch.wire.codecs` lays it out, or a failure as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.errors import ProtocolError
+from kubetorch.wire import codecs, failures, frames
+
+Buffer = bytes | bytearray | memoryview
+
+_HEAD = struct.Struct("!4sI")
+_MAGIC = b"KTO1"
+
+
+def new_call_id() -> str:
+    """The identity of a new call, unique in the world: 32 hexadecimal digits."""
+    return os.urandom(16).hex()
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The call returned a value, still encoded.
+
+    Attributes:
+        codec: What it is encoded with.
+        sizes: Bytes of each of its segments.
+        payload: The segments, as `kubetorch.wire.codecs.layout` places them.
+        streamed: The call was a generator: this is what it returned after its last value.
+        generation: Generation of the code that computed it.
+    """
+
+    codec: str
+    sizes: tuple[int, ...]
+    payload: Buffer
+    streamed: bool = False
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The call ended with an exception, or did not run at all (`failure.started` is false)."""
+
+    failure: failures.Failure
+
+
+Outcome = Returned | Raised
+
+
+def returned(meta: frames.Result, payload: Buffer) -> Returned:
+    """What a RESULT frame and the payload that belongs to it say."""
+    body = meta.body
+    return Returned(body.codec, body.sizes, payload, meta.streamed, meta.generation)
+
+
+def raised(payload: Buffer) -> Raised:
+    """What the payload of an ERROR frame says; total: any bytes are made the best of."""
+    return Raised(failures.parse_json(bytes(payload)))
+
+
+def value_of(outcome: Outcome, *, modules: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  # the user's own value
+    """The value that a call returned.
+
+    Total: for every outcome this returns or raises what the call raised or, when the value cannot
+    be rebuilt here, `SerializationError`.
+
+    Args:
+        outcome: How the call ended.
+        modules: See `kubetorch.wire.codecs.decode`.
+    """
+    if isinstance(outcome, Raised):
+        raise failures.rebuild(outcome.failure, modules=modules)
+    segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
+    return codecs.decode(outcome.codec, segments, modules=modules)
+
+
+def pack_outcome(outcome: Outcome) -> bytes:
+    """An outcome as one blob."""
+    meta: dict[str, Any]
+    if isinstance(outcome, Raised):
+        meta = {"outcome": "raised"}
+        payload: Buffer = outcome.failure.to_json()
+    else:
+        meta = {
+            "outcome": "returned",
+            "codec": outcome.codec,
+            "sizes": list(outcome.sizes),
+            "streamed": outcome.streamed,
+            "generation": outcome.generation,
+        }
+        payload = outcome.payload
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    text += b" " * (-(_HEAD.size + len(text)) % codecs.ALIGNMENT)
+    return b"".join((_HEAD.pack(_MAGIC, len(text)), text, payload))
+
+
+def unpack_outcome(data: Buffer) -> Outcome:
+    """The outcome that `pack_outcome` packed; the payload is a view of `data`.
+
+    Raises:
+        ProtocolError: It is not one.
+    """
+    view = memoryview(data)
+    meta, payload = _unpack(view)
+    if meta.get("outcome") == "raised":
+        return raised(payload)
+    codec, sizes = meta.get("codec"), meta.get("sizes")
+    if (
+        meta.get("outcome") != "returned"
+        or not isinstance(codec, str)
+        or not isinstance(sizes, list)
+        or not all(type(size) is int and size >= 0 for size in sizes)
+        or codecs.layout(sizes)[1] != len(payload)
+    ):
+        raise ProtocolError("a packed outcome whose head and payload do not agree")
+    generation = meta.get("generation", 0)
+    return Returned(
+        codec,
+        tuple(sizes),
+        payload,
+        streamed=meta.get("streamed") is True,
+        generation=generation if type(generation) is int else 0,
+    )
+
+
+def _unpack(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+    if len(view) < _HEAD.size:
+        raise ProtocolError(f"a packed outcome of {len(view)} bytes")
+    magic, length = _HEAD.unpack_from(view)
+    end = _HEAD.size + length
+    if magic != _MAGIC or end > len(view):
+        raise ProtocolError("these bytes are not a packed outcome")
+    try:
+        meta = json.loads(bytes(view[_HEAD.size : end]))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the head of a packed outcome is not JSON") from error
+    if not isinstance(meta, dict):
+        raise ProtocolError("the head of a packed outcome is no JSON object")
+    return meta, view[end:]
