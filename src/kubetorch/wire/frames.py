@@ -13,9 +13,10 @@ All integers are big-endian. A call is a number that the client chose, unique on
 
 A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
 have no meta; `Body.total` says how many bytes there are in all. DATA frames of different calls
-interleave. CREDIT gives the sender of payload room for so many more bytes of one call. ACK says how
-many frames of the stream have arrived, so that the other end can forget them
-(`kubetorch.wire.channel`); CREDIT, ACK, WELCOME and GOAWAY are not counted.
+interleave. CREDIT gives the sender of payload room for so many more bytes of one call; a LOG counts
+with its meta, every other frame with its payload. ACK says how many frames of the stream have
+arrived, so that the other end can forget them (`kubetorch.wire.channel`); ACK, WELCOME and GOAWAY
+are not counted.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ WINDOW = 8 * 1024 * 1024
 #: Bytes of meta that a frame may have.
 META_LIMIT = 4 * 1024 * 1024
 
-_HEADER = struct.Struct("!BBHIQ")
-HEADER_BYTES = _HEADER.size
+#: Kind, flags, reserved, length of the meta, number of the call.
+HEADER = struct.Struct("!BBHIQ")
+HEADER_BYTES = HEADER.size
 assert HEADER_BYTES == 16
 
 
 class Kind(enum.IntEnum):
     """What a frame is."""
+
+    #: Hashing happens for every frame; that of an enumeration is written in Python.
+    __hash__ = int.__hash__
 
     OPEN = 1
     DATA = 2
@@ -61,7 +66,7 @@ class Kind(enum.IntEnum):
 
 
 #: Frames that do not count for ACK: losing them with a connection does no harm.
-UNCOUNTED = frozenset({Kind.CREDIT, Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
+UNCOUNTED = frozenset({Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
 _KINDS = {int(kind): kind for kind in Kind}
 
 
@@ -76,7 +81,7 @@ class Header(NamedTuple):
 
 def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> bytes:
     """The 16 bytes that a frame begins with."""
-    return _HEADER.pack(kind, flags, 0, meta_length, call)
+    return HEADER.pack(kind, flags, 0, meta_length, call)
 
 
 def unpack_header(data: bytes | bytearray | memoryview) -> Header:
@@ -87,7 +92,7 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     """
     if len(data) < HEADER_BYTES:
         raise ProtocolError(f"a frame has {len(data)} bytes; its header alone has {HEADER_BYTES}")
-    kind, flags, _, meta_length, call = _HEADER.unpack_from(data)
+    kind, flags, _, meta_length, call = HEADER.unpack_from(data)
     known = _KINDS.get(kind)
     if known is None:
         raise ProtocolError(f"a frame of unknown kind {kind}")
@@ -287,10 +292,19 @@ def decode(frame: bytes | bytearray | memoryview) -> tuple[Header, msgspec.Struc
     end = HEADER_BYTES + header.meta_length
     if end > len(view):
         raise ProtocolError(f"a frame of {len(view)} bytes claims meta up to byte {end}")
-    decoder = _DECODERS.get(header.kind)
+    return header, decode_meta(header.kind, view[HEADER_BYTES:end]), view[end:]
+
+
+def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Struct | None:
+    """The meta of a frame of this kind; `None` for kinds that have none.
+
+    Raises:
+        ProtocolError: The meta is not what the kind demands.
+    """
+    decoder = _DECODERS.get(kind)  # type: ignore[call-overload]  # a Kind is its number
     if decoder is None:
-        return header, None, view[end:]
+        return None
     try:
-        return header, decoder.decode(view[HEADER_BYTES:end]), view[end:]
+        return decoder.decode(meta)  # type: ignore[no-any-return]  # its type is in the table
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"meta of {header.kind.name}: {error}") from error
+        raise ProtocolError(f"meta of {Kind(kind).name}: {error}") from error
