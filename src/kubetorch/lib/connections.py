@@ -21,6 +21,14 @@ from kubetorch.lib import deadlines, websocket
 PING_INTERVAL = 10.0
 PING_TIMEOUT = 20.0
 
+#: A goodbye that the peer does not read is given up after so many seconds.
+CLOSE_TIMEOUT = 5.0
+#: Bytes that wait in the transport before the connection counts as congested: two chunks of a
+#: large message, so that the socket never runs dry while the next one is prepared.
+WRITE_BUFFER = 512 * 1024
+#: Bytes that the head of an answer to an upgrade, or the body of a refusal, may have.
+ANSWER_LIMIT = 64 * 1024
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -56,8 +64,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reason = "the connection was closed"
         self._is_open = False
-        self._ping: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
+        #: Whether what is sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
 
     # ------------------------------------------------------------------------------- the owner
@@ -70,11 +79,14 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, *parts: Buffer, opcode: int = websocket.BINARY) -> None:
         """Send one message made of these parts; dropped when the connection is gone.
 
-        Parts that are longer than a few KiB are not copied: they must not change any more.
+        Parts are buffers of bytes. Those of a message longer than a few KiB are not copied: they
+        must not change any more.
         """
         if not self._is_open or self._transport is None:
             return
-        length = sum(len(part) for part in parts)
+        length = 0
+        for part in parts:
+            length += len(part)
         header = websocket.frame_header(opcode, length, masked=self._is_client)
         if length <= 4096:
             self._transport.write(b"".join((header, *parts)))
@@ -96,10 +108,11 @@ class Connection(asyncio.BufferedProtocol):
     def start(self, transport: asyncio.Transport) -> None:
         """The handshake on this transport is done."""
         self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)
         self._is_open = True
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
-        self._ping = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
         self._endpoint.on_open(self)
 
     def feed(self, data: Buffer) -> None:
@@ -114,6 +127,10 @@ class Connection(asyncio.BufferedProtocol):
         self._is_open = False
         if self._transport is not None:
             self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CLOSE_TIMEOUT, self.abort, reason)
 
     def _break(self, error: websocket.WebSocketError) -> None:
         self.close(error.code, str(error))
@@ -124,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(f"the peer has been silent for {PING_TIMEOUT:.0f} s")
             return
         self.send(b"", opcode=websocket.PING)
-        self._ping = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
 
     # --------------------------------------------------------------------------- the transport
 
@@ -154,20 +171,22 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._is_open = False
-        if self._ping is not None:
-            self._ping.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._endpoint.on_close(str(exc) if exc else self._reason)
 
     # ------------------------------------------------------------------------------ the parser
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Handler's
-        self._endpoint.on_message(opcode, payload)
+        if self._is_open:
+            self._endpoint.on_message(opcode, payload)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102
-        return self._endpoint.on_large(head, length)
+        return self._endpoint.on_large(head, length) if self._is_open else None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Handler's
-        self._endpoint.on_placed(head, rest)
+        if self._is_open:
+            self._endpoint.on_placed(head, rest)
 
     def on_control(self, opcode: int, payload: bytes) -> None:  # noqa: D102  # Handler's
         if opcode == websocket.PING:
@@ -218,49 +237,56 @@ async def connect(
         transport, protocol = await loop.create_connection(_Handshake, parts.hostname, port)
         transport.write(request)
         try:
-            head, rest = await protocol.head
-            status, answer = websocket.parse_response(head, accept)
+            status, answer = websocket.parse_response(await protocol.head, accept)
             if status != 101:
-                body = await protocol.body(rest, int(answer.get("content-length", 0)))
-                raise UpgradeRefusedError(status, body)
+                raise UpgradeRefusedError(status, await protocol.body(answer))
         except BaseException:
             transport.abort()
             raise
     connection = Connection(endpoint, is_client=True, max_message=max_message)
     transport.set_protocol(connection)
     connection.start(transport)
-    if rest:
-        connection.feed(rest)
+    connection.feed(protocol.rest)
     return connection
 
 
 class _Handshake(asyncio.Protocol):
-    """Reads the head of a response, and a body after it when the upgrade was refused."""
+    """Reads the head of a response, and a body after it when the upgrade was refused.
+
+    Attributes:
+        head: The head, up to and with its empty line.
+        rest: What has come after it.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self._data = bytearray()
-        self._need = 0
-        self.head: asyncio.Future[tuple[bytes, bytes]] = loop.create_future()
+        self.head: asyncio.Future[bytes] = loop.create_future()
+        self.rest = bytearray()
+        self._need: int | None = None
         self._body: asyncio.Future[bytes] = loop.create_future()
 
     def data_received(self, data: bytes) -> None:
-        self._data += data
+        self.rest += data
         if not self.head.done():
-            end = self._data.find(b"\r\n\r\n")
+            end = self.rest.find(b"\r\n\r\n")
             if end >= 0:
-                head, rest = bytes(self._data[: end + 4]), bytes(self._data[end + 4 :])
-                self._data = bytearray()
-                self.head.set_result((head, rest))
-        elif not self._body.done() and len(self._data) >= self._need:
-            self._body.set_result(bytes(self._data))
+                self.head.set_result(bytes(self.rest[: end + 4]))
+                del self.rest[: end + 4]
+            elif len(self.rest) > ANSWER_LIMIT:
+                error = websocket.WebSocketError("the answer to the upgrade has no end")
+                self.head.set_exception(error)
+        self._finish_body()
 
-    async def body(self, begun: bytes, length: int) -> bytes:
-        self._data[:0] = begun
-        self._need = min(length, 1 << 20)
-        if len(self._data) >= self._need:
-            return bytes(self._data)
+    async def body(self, headers: Mapping[str, str]) -> bytes:
+        """The body of a refusal, as far as it is of any interest."""
+        length = headers.get("content-length", "")
+        self._need = min(int(length), ANSWER_LIMIT) if length.isascii() and length.isdigit() else 0
+        self._finish_body()
         return await self._body
+
+    def _finish_body(self) -> None:
+        if self._need is not None and len(self.rest) >= self._need and not self._body.done():
+            self._body.set_result(bytes(self.rest[: self._need]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         lost = exc or ConnectionResetError("the connection was closed during the handshake")
@@ -268,7 +294,7 @@ class _Handshake(asyncio.Protocol):
             self.head.set_exception(lost)
             self.head.exception()  # retrieved: nobody may be waiting
         if not self._body.done():
-            self._body.set_result(bytes(self._data))
+            self._body.set_result(bytes(self.rest))
 
 
 # --------------------------------------------------------------------------------------- server

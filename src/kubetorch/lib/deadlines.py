@@ -10,7 +10,7 @@ if sys.version_info >= (3, 11):
     timeout = asyncio.timeout
 else:
 
-    class timeout:  # noqa: N801  # stands for asyncio.timeout, which Python 3.10 lacks
+    class timeout:  # stands for asyncio.timeout, which Python 3.10 lacks
         """`async with timeout(seconds)`: raises `TimeoutError` inside when they are over."""
 
         def __init__(self, seconds: float | None) -> None:

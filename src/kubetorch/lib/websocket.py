@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Mapping
 from typing import Protocol
@@ -24,6 +25,8 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 #: Close codes (RFC 6455, section 7.4.1).
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1000, 1001, 1002, 1008, 1009
 
+_OPCODES = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
+
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _ZERO_KEY = b"\0\0\0\0"
 
@@ -32,6 +35,9 @@ HEAD_BYTES = 16
 #: A message longer than this is placed by the handler.
 LARGE = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
+#: Read after a large message: room for the header and the first bytes of the next one, which is
+#: likely to be large too. More would be read here only to be copied to where it belongs.
+_PEEK_BYTES = 2048
 
 
 class WebSocketError(Exception):
@@ -51,7 +57,7 @@ class WebSocketError(Exception):
 
 def accept_key(key: str) -> str:
     """The `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`."""
-    return base64.b64encode(hashlib.sha1(key.encode() + _GUID).digest()).decode()  # noqa: S324
+    return base64.b64encode(hashlib.sha1(key.encode() + _GUID).digest()).decode()
 
 
 def upgrade_request(host: str, path: str, headers: Mapping[str, str]) -> tuple[bytes, str]:
@@ -82,7 +88,7 @@ def parse_response(head: bytes, accept: str) -> tuple[int, dict[str, str]]:
     lines = head.decode("latin-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     status = rest[:3]
-    if not version.startswith("HTTP/1.") or not status.isdigit():
+    if not version.startswith("HTTP/1.") or not re.fullmatch("[1-5][0-9][0-9]", status):
         raise WebSocketError(f"not an HTTP answer: {lines[0][:80]!r}")
     headers = {}
     for line in lines[1:]:
@@ -122,7 +128,7 @@ def parse_close(payload: bytes) -> tuple[int, str]:
 
 
 class Handler(Protocol):
-    """What a parser tells its owner. Views are valid only during the call, but for placed memory."""
+    """What a parser tells its owner. Views are valid only during the call; placed memory stays."""
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         """A whole text or binary message."""
@@ -159,7 +165,9 @@ class Parser:
         self._view = memoryview(self._scratch)
         self._start = 0
         self._end = 0
-        # A large message on its way into its own memory.
+        self._follows_large = False
+        # A large frame on its way into its own memory.
+        self._large_first = 0
         self._head = b""
         self._rest: memoryview | None = None
         self._filled = 0
@@ -175,6 +183,8 @@ class Parser:
             return self._rest[self._filled :]
         if self._start == self._end:
             self._start = self._end = 0
+            if self._follows_large:
+                return self._view[:_PEEK_BYTES]
         elif self._end > _SCRATCH_BYTES - 4096:
             pending = bytes(self._view[self._start : self._end])
             self._view[: len(pending)] = pending
@@ -189,17 +199,20 @@ class Parser:
         """
         if self._rest is None:
             self._end += count
-            while self._parse():
-                pass
-            return
-        self._filled += count
-        if self._filled == len(self._rest):
+        else:
+            self._filled += count
+            if self._filled < len(self._rest):
+                return
             self._finish_large()
-            while self._parse():
-                pass
+        while self._parse():
+            pass
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Take bytes that were read elsewhere."""
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes that were read elsewhere.
+
+        Raises:
+            WebSocketError: As `advance`.
+        """
         view = memoryview(data)
         while view:
             buffer = self.get_buffer()
@@ -211,7 +224,7 @@ class Parser:
     def _parse(self) -> bool:
         """Take one frame from the scratch memory; whether there may be another."""
         available = self._end - self._start
-        if self._rest is not None or available < 2:
+        if available < 2:
             return False
         first, second = self._scratch[self._start], self._scratch[self._start + 1]
         length = second & 0x7F
@@ -226,32 +239,33 @@ class Parser:
             if available < header:
                 return False
             (length,) = struct.unpack_from("!Q", self._scratch, self._start + 2)
+        self._check(first, second, length)
         if second & 0x80:
             header += 4
-            if available < header:
-                return False
-        self._check(first, second, length)
         if available >= header + length:
+            self._follows_large = False
             self._take(first, header, length, masked=bool(second & 0x80))
             return True
-        if length > LARGE and first == 0x80 | BINARY and available >= header + HEAD_BYTES:
-            self._begin_large(header, length, masked=bool(second & 0x80))
-            return False
-        if length > LARGE and first != 0x80 | BINARY and available >= header:
-            raise WebSocketError(f"a fragment or text of {length} bytes", TOO_BIG)
+        if length > LARGE and available >= header + HEAD_BYTES:
+            self._begin_large(first, header, length, masked=bool(second & 0x80))
         return False
 
     def _check(self, first: int, second: int, length: int) -> None:
         opcode = first & 0x0F
-        if first & 0x70 or opcode not in (CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG):
+        if first & 0x70 or opcode not in _OPCODES:
             raise WebSocketError(f"a frame that begins with byte {first:#04x}")
-        if opcode >= CLOSE and (length > 125 or not first & 0x80):
-            raise WebSocketError("a control frame that is long or fragmented")
         if bool(second & 0x80) != self._masked:
             raise WebSocketError("a masked frame" if second & 0x80 else "a frame without a mask")
-        if length + self._fragments_bytes > self._max_message:
+        if opcode >= CLOSE:
+            if length > 125 or not first & 0x80:
+                raise WebSocketError("a control frame that is long or fragmented")
+        elif bool(opcode) == bool(self._fragments_opcode):
+            raise WebSocketError("fragments out of order")
+        elif length + self._fragments_bytes > self._max_message:
             raise WebSocketError(
-                f"a message of {length} bytes; {self._max_message} are allowed", TOO_BIG
+                f"a message of {length + self._fragments_bytes} bytes; "
+                f"{self._max_message} are allowed",
+                TOO_BIG,
             )
 
     def _take(self, first: int, header: int, length: int, *, masked: bool) -> None:
@@ -263,29 +277,30 @@ class Parser:
         opcode = first & 0x0F
         if opcode >= CLOSE:
             self._handler.on_control(opcode, bytes(payload))
-        elif first & 0x80 and opcode and not self._fragments_opcode:
+        elif first & 0x80 and opcode:
             self._handler.on_message(opcode, payload)
         else:
             self._take_fragment(opcode, payload, is_last=bool(first & 0x80))
 
     def _take_fragment(self, opcode: int, payload: memoryview, *, is_last: bool) -> None:
-        if bool(opcode) == bool(self._fragments_opcode):
-            raise WebSocketError("fragments out of order")
         self._fragments_opcode = self._fragments_opcode or opcode
-        self._fragments.append(bytes(payload))
-        self._fragments_bytes += len(payload)
+        if payload:  # a peer may send any number of empty ones
+            self._fragments.append(bytes(payload))
+            self._fragments_bytes += len(payload)
         if is_last:
             whole, opcode = b"".join(self._fragments), self._fragments_opcode
             self._fragments, self._fragments_opcode, self._fragments_bytes = [], 0, 0
             self._handler.on_message(opcode, memoryview(whole))
 
-    def _begin_large(self, header: int, length: int, *, masked: bool) -> None:
+    def _begin_large(self, first: int, header: int, length: int, *, masked: bool) -> None:
         begin = self._start + header
         self._key = bytes(self._view[begin - 4 : begin]) if masked else _ZERO_KEY
         head = self._view[begin : begin + HEAD_BYTES]
         _unmask(self._key, head)
+        self._large_first = first
         self._head = bytes(head)
-        rest = self._handler.on_large(head, length)
+        # Only whole binary messages are placed by the handler.
+        rest = self._handler.on_large(head, length) if first == 0x80 | BINARY else None
         self._rest = memoryview(bytearray(length - HEAD_BYTES)) if rest is None else rest
         arrived = self._view[begin + HEAD_BYTES : self._end]
         self._rest[: len(arrived)] = arrived
@@ -295,8 +310,17 @@ class Parser:
     def _finish_large(self) -> None:
         rest, self._rest = self._rest, None
         assert rest is not None
+        self._follows_large = True
         _unmask(self._key, rest)  # the head has a multiple of 4 bytes, so the key is not rotated
-        self._handler.on_placed(self._head, rest)
+        first = self._large_first
+        if first == 0x80 | BINARY:
+            self._handler.on_placed(self._head, rest)
+            return
+        whole = memoryview(self._head + rest)
+        if first & 0x80 and first & 0x0F:
+            self._handler.on_message(first & 0x0F, whole)
+        else:
+            self._take_fragment(first & 0x0F, whole, is_last=bool(first & 0x80))
 
 
 def _unmask(key: bytes, payload: memoryview) -> None:
