@@ -1,9 +1,9 @@
 """Blobs on the wire: a sequence of records, compressed as one zstd stream by whoever sends it.
 
-     0                    32             40
-    +--------------------+--------------+-------------------+
-    | BLAKE3 digest      | length (u64) | bytes of the blob | …
-    +--------------------+--------------+-------------------+
+ 0                    32             40
++--------------------+--------------+-------------------+
+| BLAKE3 digest      | length (u64) | bytes of the blob | …
++--------------------+--------------+-------------------+
 """
 
 from __future__ import annotations
@@ -40,20 +40,23 @@ class Unpacker:
         Raises:
             ProtocolError: A record claims to be longer than a blob may be.
         """
-        self._pending += data
+        pending = memoryview(self._pending + data if self._pending else data)
+        begin, self._pending = 0, b""
         while True:
             if self._left == 0:
-                if len(self._pending) < RECORD_BYTES:
+                if len(pending) - begin < RECORD_BYTES:
+                    self._pending = bytes(pending[begin:])
                     return
-                raw, length = _RECORD.unpack_from(self._pending)
+                raw, length = _RECORD.unpack_from(pending, begin)
                 if length > BLOB_LIMIT:
                     raise ProtocolError(f"a blob claims {length} bytes; {BLOB_LIMIT} are allowed")
                 self._digest, self._left = raw.hex(), length
-                self._pending = self._pending[RECORD_BYTES:]
+                begin += RECORD_BYTES
                 yield self._digest, length, b""
-            if not self._pending:
+            if begin == len(pending):
                 return
-            piece, self._pending = self._pending[: self._left], self._pending[self._left :]
+            piece = bytes(pending[begin : begin + self._left])
+            begin += len(piece)
             self._left -= len(piece)
             if piece:
                 yield self._digest, None, piece
