@@ -1,0 +1,27 @@
+# `make check` is what has to be green before a commit; `.ci/run` runs it all on a clean machine.
+.PHONY: check format lint types layers fast test bench
+
+check: lint types layers fast
+
+format:
+	ruff format
+	ruff check --fix
+
+lint:
+	ruff check
+	ruff format --check
+
+types:
+	mypy
+
+layers:
+	lint-imports
+
+fast:
+	pytest tests/unit tests/contract
+
+test:
+	pytest
+
+bench:
+	python -m benchmarks calls bulk reload startup logs faults --check

@@ -1,0 +1,102 @@
+"""What a test left behind: processes, threads, listening sockets, temporary files.
+
+A census is taken before a test and compared with one taken after it. Things that are ending are
+waited for until a deadline; what is still there then is a leak.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# 5 s: how long a process that was told to end, or a thread that was told to stop, may take.
+GRACE = 5.0
+
+
+@dataclass(frozen=True)
+class Census:
+    """What belongs to this process at one moment."""
+
+    children: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    listening: frozenset[tuple[str, int]]
+    files: frozenset[str]
+
+    @classmethod
+    def take(cls) -> Census:
+        """Of this process, now."""
+        return cls(
+            children=frozenset(psutil.Process().children(recursive=True)),
+            threads=frozenset(t for t in threading.enumerate() if not t.daemon),
+            listening=frozenset(_listening()),
+            files=frozenset(_temporary_files()),
+        )
+
+    def leaks_since(self) -> list[str]:
+        """A line for each thing that is here now, was not at this census, and does not end."""
+        deadline = time.monotonic() + GRACE
+        while True:
+            now = Census.take()
+            found = [
+                *(_describe(child) for child in now.children - self.children if _lives(child)),
+                *(f"thread {thread.name}" for thread in now.threads - self.threads),
+                *(f"listening on {host}:{port}" for host, port in now.listening - self.listening),
+                *(f"temporary file {name}" for name in sorted(now.files - self.files)),
+            ]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """The living processes whose environment names `home` as `KT_LOCAL_DIR`."""
+    return [process for process in psutil.process_iter() if _belongs(process, home)]
+
+
+def processes_left_of(home: Path) -> list[str]:
+    """A line for each process of `home` that does not end within the grace."""
+    _, alive = psutil.wait_procs(processes_of(home), timeout=GRACE)
+    return [_describe(process) for process in alive if _lives(process)]
+
+
+def _belongs(process: psutil.Process, home: Path) -> bool:
+    try:
+        named = process.pid != os.getpid() and process.environ().get("KT_LOCAL_DIR") == str(home)
+        return named and _lives(process)
+    except psutil.Error:
+        return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it runs, or is a child of this process that nobody has reaped."""
+    try:
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not zombie or process.ppid() == os.getpid()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+def _listening() -> list[tuple[str, int]]:
+    return [
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in psutil.Process().net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
+def _temporary_files() -> list[str]:
+    names = (path.name for path in Path(tempfile.gettempdir()).iterdir())
+    return [name for name in names if not name.startswith("pytest-of-")]
