@@ -16,6 +16,7 @@ cannot be imported here.
     │   ├── ControllerUnavailableError (ConnectionError)
     │   ├── ControllerRequestError
     │   ├── UnauthorizedError (PermissionError)
+    │   ├── ForeignOriginError (PermissionError)
     │   └── VersionMismatchError
     ├── WorkloadError                       one workload, its pods
     │   ├── ServiceNotFoundError (LookupError)
@@ -200,6 +201,13 @@ class UnauthorizedError(ControllerError, PermissionError):
 
     code = "unauthorized"
     status = 401
+
+
+class ForeignOriginError(ControllerError, PermissionError):
+    """A request that the page of another site made, or that a foreign name led to a server."""
+
+    code = "foreign_origin"
+    status = 403
 
 
 class VersionMismatchError(ControllerError):
