@@ -1,0 +1,92 @@
+"""Loops that drive a call and clock it, the same for all sides."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+Call = Callable[[], object]
+AsyncCall = Callable[[], Awaitable[object]]
+
+#: Fewest calls of a measurement, however slow they are.
+FEWEST = 30
+
+
+def clock(call: Call) -> float:
+    """How long one call takes, in seconds."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def median(call: Call, times: int) -> float:
+    """The median time of a call, in seconds."""
+    return sorted(clock(call) for _ in range(times))[times // 2]
+
+
+def latency(call: Call, seconds: float) -> dict[str, float]:
+    """Median and 99th percentile of calls one after another, after some to warm up."""
+    _repeat(call, seconds / 10)
+    return percentiles(_repeat(call, seconds))
+
+
+def percentiles(samples: list[float]) -> dict[str, float]:
+    """`p50` and `p99`."""
+    ordered = sorted(samples)
+    return {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)]}
+
+
+def _repeat(call: Call, seconds: float) -> list[float]:
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples) < FEWEST:
+        samples.append(clock(call))
+    return samples
+
+
+def threads(make_call: Callable[[], Call], callers: int, seconds: float) -> float:
+    """Calls per second of `callers` threads, each with a call that `make_call` made for it."""
+    counts = [0] * callers
+    ends: list[float] = []
+    begin = threading.Barrier(callers, lambda: ends.append(time.perf_counter() + seconds))
+
+    def run(number: int) -> None:
+        call = make_call()
+        call()
+        begin.wait(60)
+        while time.perf_counter() < ends[0]:
+            call()
+            counts[number] += 1
+
+    crew = [threading.Thread(target=run, args=(number,)) for number in range(callers)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - ends[0] + seconds)
+
+
+def tasks(make_call: Callable[[], Awaitable[AsyncCall]], callers: int, seconds: float) -> float:
+    """Calls per second of `callers` asyncio tasks in one event loop."""
+    return asyncio.run(tasks_async(make_call, callers, seconds))
+
+
+async def tasks_async(
+    make_call: Callable[[], Awaitable[AsyncCall]], callers: int, seconds: float
+) -> float:
+    """As `tasks`, for a loop that runs already."""
+    calls = [await make_call() for _ in range(callers)]
+    await asyncio.gather(*(call() for call in calls))
+    began = time.perf_counter()
+
+    async def run(call: AsyncCall) -> int:
+        count = 0
+        while time.perf_counter() < began + seconds:
+            await call()
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(run(call) for call in calls))
+    return sum(counts) / (time.perf_counter() - began)
