@@ -1,0 +1,137 @@
+"""Amounts as Kubernetes writes them: CPUs, bytes, and durations.
+
+https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from kubetorch.errors import SpecError
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[A-Za-z]*)", re.ASCII)
+_SUFFIXES = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", 1)},
+    **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", 1)},
+}
+#: Kubernetes keeps amounts in 64 bits.
+_LARGEST = 2**63 - 1
+
+_DURATION = re.compile(r"([0-9]+)([smhd])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_CPU_HINT = 'cores such as 0.5 or "2", or thousandths such as "500m"'
+_MEMORY_HINT = 'for example "512Mi", "2Gi" or "1G"; a plain number is bytes'
+_DURATION_HINT = 'a whole number and one of s, m, h, d, for example "30m"'
+
+
+def cpus(value: object, *, parameter: str = "cpus") -> str:
+    """An amount of CPUs as a manifest has it.
+
+    Raises:
+        SpecError: It is no amount, or less than a thousandth of a core.
+    """
+    text = _text(value, parameter, _CPU_HINT)
+    amount = _amount(text, value, parameter, _CPU_HINT)
+    if amount.denominator not in _divisors_of_1000 or not amount:
+        raise SpecError(
+            f"{parameter} is {value!r}; it must be a whole number of thousandths of a core, "
+            "and more than 0",
+            hint=_CPU_HINT,
+        )
+    return text
+
+
+def memory(value: object, *, parameter: str = "memory") -> str:
+    """An amount of bytes as a manifest has it.
+
+    Raises:
+        SpecError: It is no amount, or no whole number of bytes.
+    """
+    text = _text(value, parameter, _MEMORY_HINT)
+    amount = _amount(text, value, parameter, _MEMORY_HINT)
+    if amount.denominator != 1 or not amount:
+        raise SpecError(
+            f"{parameter} is {value!r}; it must be a whole number of bytes, and more than 0",
+            hint=_MEMORY_HINT,
+        )
+    return text
+
+
+def cores(quantity: str) -> float:
+    """An amount of CPUs, as a number of cores.
+
+    Raises:
+        SpecError: It is no amount.
+    """
+    return float(_amount(quantity, quantity, "cpus", _CPU_HINT))
+
+
+def count_bytes(quantity: str) -> int:
+    """An amount of memory, in bytes, rounded up.
+
+    Raises:
+        SpecError: It is no amount.
+    """
+    return math.ceil(_amount(quantity, quantity, "memory", _MEMORY_HINT))
+
+
+def seconds(value: object, *, parameter: str = "inactivity_ttl") -> int:
+    """A duration such as `30m`, in seconds.
+
+    Raises:
+        SpecError: It is none, or zero.
+    """
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not int(match[1]):
+        raise SpecError(
+            f"{parameter} is {value!r}; it must be a duration above zero", hint=_DURATION_HINT
+        )
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+_divisors_of_1000 = {1, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100, 125, 200, 250, 500, 1000}
+
+
+def _text(value: object, parameter: str, hint: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        whole = int(value)
+        # repr() of a float is exact for what a user would write, but may have an exponent.
+        return str(whole) if whole == value else f"{value:.9f}".rstrip("0")
+    raise SpecError(f"{parameter} is {value!r}; it must be a number or text", hint=hint)
+
+
+def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text)
+    number, suffix = (match[1], match[2]) if match else ("", "?")
+    if suffix[:1] in ("e", "E") and suffix[1:]:
+        scale: Fraction | None = Fraction(10) ** int(suffix[1:])
+    else:
+        scale = _SUFFIXES.get(suffix)
+    if match is None or scale is None:
+        raise SpecError(
+            f"{parameter} is {value!r}, which is no Kubernetes quantity",
+            hint=_suggestion(text, hint),
+        )
+    amount = Fraction(number if number[-1] != "." else number[:-1]) * scale
+    if amount > _LARGEST:
+        raise SpecError(f"{parameter} is {value!r}, which is too much", hint=hint)
+    return amount
+
+
+def _suggestion(text: str, hint: str) -> str:
+    """What the user may have meant: `4 GB` is `4G`, `2 gi` is `2Gi`."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", text)
+    if match is None:
+        return hint
+    number, letter, binary = match.groups()
+    unit = f"{letter.upper()}i" if binary else {"K": "k"}.get(letter.upper(), letter.upper())
+    return f'did you mean "{number}{unit}"? {hint}'
