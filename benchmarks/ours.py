@@ -56,11 +56,13 @@ def stop(env: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def program(name: str, *arguments: str) -> Iterator[processes.Program]:
+def program(
+    name: str, *arguments: str, python: str | Path = sys.executable
+) -> Iterator[processes.Program]:
     """A program of `benchmarks.programs` that is given a project, with a home of its own."""
     with (
         project() as root,
         home() as env,
-        processes.program(name, str(root), *arguments, env=env) as client,
+        processes.program(name, str(root), *arguments, python=python, env=env) as client,
     ):
         yield client

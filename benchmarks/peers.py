@@ -14,7 +14,7 @@ EARLIER = "kubetorch 0.5.0"
 
 _NUMPY = "numpy>=1.26"
 _RAY = Environment("ray", ("ray==2.60.0", _NUMPY))
-_EARLIER = Environment("kubetorch", ("kubetorch[server]==0.5.0", _NUMPY))
+_EARLIER = Environment("kubetorch", ("kubetorch[client,server]==0.5.0", _NUMPY))
 
 
 @contextmanager

@@ -31,10 +31,12 @@ class Environment:
     Attributes:
         name: A word for people who look into the cache folder.
         requirements: Arguments of `pip install`.
+        stamp: Text that changes when what the requirements mean has changed.
     """
 
     name: str
     requirements: tuple[str, ...]
+    stamp: str = ""
 
     def python(self) -> Path:
         """Its interpreter; installs everything at the first use.
@@ -43,7 +45,7 @@ class Environment:
             UnavailableError: It cannot be installed here.
         """
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        described = "\n".join((sys.base_prefix, version, *self.requirements))
+        described = "\n".join((sys.base_prefix, version, *self.requirements, self.stamp))
         digest = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
         folder = cache_folder() / f"{self.name}-{digest}"
         if not folder.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 
@@ -13,3 +15,28 @@ def add(number: int) -> int:
 def echo(array: Any) -> Any:  # noqa: ANN401  # whatever it is
     """Give the argument back."""
     return array
+
+
+def tick(count: int, interval: float) -> None:
+    """Print the time, again and again."""
+    for _ in range(count):
+        time.sleep(interval)
+        print("tick", time.monotonic())
+
+
+def hold() -> None:
+    """Do not end."""
+    print("holding", os.getpid())
+    time.sleep(600)
+
+
+def main() -> None:
+    """Deploy `add`, and print its first result."""
+    import kubetorch as kt  # noqa: PLC0415  # the floors run this file without it
+
+    remote = kt.fn(add).to(kt.Compute(cpus="0.1"))
+    print("result", remote(1), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Starts and memory: the import, the CLI, the first result, and what stays in memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks import ours, peers, processes
+from benchmarks.figures import Figure, Limit, Row
+from benchmarks.programs import driving
+from benchmarks.rounds import OURS, Measure, Side, compare
+
+BARE = "python -c pass"
+ASYNCIO = "import asyncio"
+TYPER = "import typer"
+STATED = "as stated"
+TIMES = 5
+
+FIGURES = (
+    Figure(
+        "import kubetorch, above bare python",
+        "import",
+        "ms",
+        {ASYNCIO: Limit(1.9), peers.EARLIER: Limit(0.067)},
+        scale=1e3,
+    ),
+    Figure("kt --help", "help", "ms", {TYPER: Limit(4.5), peers.EARLIER: None}, scale=1e3),
+    Figure("cold start, first result", "cold", "ms", {BARE: Limit(30.0)}, scale=1e3),
+    Figure("warm start, first result", "warm", "ms", {BARE: None}, scale=1e3),
+    Figure(
+        "memory of a pod (agent, zygote, worker)",
+        "pod",
+        "MB",
+        {STATED: Limit(1.0), BARE: None},
+        scale=1e-6,
+    ),
+    Figure(
+        "memory of the local service",
+        "service",
+        "MB",
+        {STATED: Limit(1.0), BARE: None},
+        scale=1e-6,
+    ),
+)
+
+
+def run(rounds: int) -> list[Row]:
+    """Measure."""
+    sides = [
+        Side(OURS, "ours", _ours),
+        Side(BARE, "floor", _bare),
+        Side(ASYNCIO, "floor", _asyncio),
+        Side(TYPER, "floor", _typer),
+        Side(STATED, "floor", _stated),
+        Side(peers.EARLIER, "peer", _earlier),
+    ]
+    return compare(FIGURES, sides, rounds)
+
+
+@contextmanager
+def _ours() -> Iterator[Measure]:
+    with ours.project() as root:
+        yield lambda: {
+            "import": _import(sys.executable, "kubetorch"),
+            "help": _ends([Path(sys.executable).with_name("kt"), "--help"]),
+            **_first_results(root),
+        }
+
+
+@contextmanager
+def _bare() -> Iterator[Measure]:
+    def measure() -> dict[str, float]:
+        seconds = _ends([sys.executable, "-c", "pass"])
+        memory = _waiting_memory()
+        return {"cold": seconds, "warm": seconds, "pod": memory, "service": memory}
+
+    yield measure
+
+
+@contextmanager
+def _asyncio() -> Iterator[Measure]:
+    yield lambda: {"import": _import(sys.executable, "asyncio")}
+
+
+@contextmanager
+def _typer() -> Iterator[Measure]:
+    yield lambda: {"help": _ends([sys.executable, "-c", "import typer"])}
+
+
+@contextmanager
+def _stated() -> Iterator[Measure]:
+    """Bytes are the same on all machines, so these budgets are checked as they are written."""
+    yield lambda: {"pod": 60e6, "service": 80e6}
+
+
+@contextmanager
+def _earlier() -> Iterator[Measure]:
+    python = peers.earlier_python()
+    command: list[str | Path] = [python, "-c", "from kubetorch.cli import app; app()", "--help"]
+    yield lambda: {"import": _import(python, "kubetorch"), "help": _ends(command)}
+
+
+def _import(python: str | Path, module: str) -> float:
+    """Seconds for an import, above an interpreter that imports nothing."""
+    return _ends([python, "-c", f"import {module}"]) - _ends([python, "-c", "pass"])
+
+
+def _ends(command: Sequence[str | Path]) -> float:
+    """Seconds until a command has ended."""
+    return driving.median(lambda: processes.run(command), TIMES)
+
+
+def _first_results(project: Path) -> dict[str, float]:
+    """Of a program that deploys and calls: without a local service, then run again with it."""
+    with ours.home() as env:
+        cold = driving.clock(lambda: _first_result(project, env))
+        warm = driving.median(lambda: _first_result(project, env), TIMES)
+        pod, service = _memory(env)
+    return {"cold": cold, "warm": warm, "pod": pod, "service": service}
+
+
+def _first_result(project: Path, env: Mapping[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "service.py"],
+        cwd=project,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = list(process.stdout)
+    assert process.returncode == 0 and any("result 2" in line for line in lines), lines
+
+
+def _memory(env: Mapping[str, str]) -> tuple[float, float]:
+    """Bytes of the pod, and of the local service, of a home."""
+    pod = service = 0.0
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("KT_LOCAL_DIR") != env["KT_LOCAL_DIR"]:
+                continue
+            if "kubetorch.local" in process.cmdline():
+                service += _proportional(process)
+            else:
+                pod += _proportional(process)
+        except psutil.Error:
+            continue  # it has ended, or belongs to another user
+    return pod, service
+
+
+def _waiting_memory() -> float:
+    """Bytes of an interpreter that does nothing."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = _proportional(psutil.Process(process.pid))
+        process.communicate(b"\n")
+    return found
+
+
+def _proportional(process: psutil.Process) -> float:
+    """Its memory, shared pages divided by how many share them; on macOS only what it shares not."""
+    memory = process.memory_full_info()
+    return float(getattr(memory, "pss", memory.uss))
