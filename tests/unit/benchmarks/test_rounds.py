@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import figures
+from benchmarks.figures import Figure, Limit, Row
+from benchmarks.rounds import Side, compare
+from benchmarks.venvs import UnavailableError
+
+LATENCY = Figure("call", "p50", "ms", {"echo": Limit(1.6), "Ray": Limit(0.4)}, scale=1e3)
+
+
+def side(name: str, kind: str, values: list[float], order: list[str] | None = None) -> Side:
+    @contextmanager
+    def start() -> Iterator[object]:
+        remaining = iter(values)
+
+        def measure() -> dict[str, float]:
+            if order is not None:
+                order.append(name)
+            return {"p50": next(remaining)}
+
+        yield measure
+
+    return Side(name, kind, start)
+
+
+def unavailable(name: str) -> Side:
+    @contextmanager
+    def start() -> Iterator[object]:
+        raise UnavailableError("no wheel for this machine")
+        yield
+
+    return Side(name, "peer", start)
+
+
+def rows(ours: list[float], echo: list[float], ray: Side) -> list[Row]:
+    sides = [side("ours", "ours", ours), side("echo", "floor", echo), ray]
+    return compare([LATENCY], sides, len(ours))
+
+
+def test_the_ratio_is_that_of_the_medians() -> None:
+    [echo, ray] = rows(
+        [0.001, 0.003, 0.002], [0.001, 0.001, 0.009], side("Ray", "peer", [0.01] * 3)
+    )
+    assert (echo.ours, echo.theirs, echo.ratio, echo.kept) == (2.0, 1.0, 2.0, False)
+    assert (ray.ratio, ray.kept) == (0.2, True)
+
+
+def test_every_round_begins_with_another_side() -> None:
+    order: list[str] = []
+    sides = [
+        side("ours", "ours", [1.0] * 3, order),
+        side("echo", "floor", [1.0] * 3, order),
+        side("Ray", "peer", [1.0] * 3, order),
+    ]
+    compare([LATENCY], sides, 3)
+    assert order[::3] == ["ours", "echo", "Ray"]
+    assert [sorted(order[i : i + 3]) for i in (0, 3, 6)] == [["Ray", "echo", "ours"]] * 3
+
+
+def test_a_peer_that_cannot_be_had_is_named_and_misses_no_budget() -> None:
+    [_, ray] = rows([0.001], [0.001], unavailable("Ray"))
+    assert (ray.theirs, ray.ratio, ray.kept) == (None, None, None)
+    assert "no wheel for this machine" in figures.table([ray])
+
+
+def test_the_table_marks_what_missed_its_budget() -> None:
+    [echo, ray] = rows([0.002], [0.001], side("Ray", "peer", [0.1]))
+    lines = figures.table([echo, ray]).splitlines()
+    assert "MISSED" in lines[2] and "≤ 1.6" in lines[2]
+    assert "MISSED" not in lines[3]
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.59, False), (0.6, True), (3.0, True)])
+def test_a_rate_has_to_reach_its_budget(ratio: float, kept: bool) -> None:
+    assert Limit(0.6, at_least=True).allows(ratio) is kept
+
+
+def test_a_check_of_few_rounds_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        command.main(["calls", "--check", "--rounds", "4"])
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        command.main(["colours"])
