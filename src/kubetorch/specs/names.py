@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 
+from kubetorch.config.usernames import RESERVED as RESERVED
+from kubetorch.config.usernames import USERNAME_LIMIT as USERNAME_LIMIT
+from kubetorch.config.usernames import username as username
 from kubetorch.errors import SpecError
 
 #: Characters that the name which a user gives may have.
 NAME_LIMIT = 40
 #: Characters of a DNS label, and so of a service.
 SERVICE_LIMIT = 63
-USERNAME_LIMIT = 16
-RESERVED = ("kt", "kubetorch", "knative")
-
-_LABEL = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
 def clean(name: str) -> str:
@@ -63,22 +62,5 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
             f"the service name {cleaned!r} has {len(cleaned)} characters; "
             f"{SERVICE_LIMIT} are allowed",
             hint="give a shorter name",
-        )
-    return cleaned
-
-
-def username(given: str) -> str:
-    """A user name as it can stand in service names, at most 16 characters.
-
-    Raises:
-        SpecError: It is reserved, or nothing valid is left.
-    """
-    cleaned = re.sub(r"[_/.]", "-", given.lower())
-    cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_LIMIT].strip("-")
-    if cleaned in RESERVED:
-        raise SpecError(f"the username {given!r} is reserved; reserved are {', '.join(RESERVED)}")
-    if not _LABEL.match(cleaned):
-        raise SpecError(
-            f"the username {given!r} must be a valid k8s name: letters, digits and '-'"
         )
     return cleaned

@@ -1,0 +1,240 @@
+"""`kt.config`: the settings of this user and process.
+
+A value set in this process goes before the environment (`KT_*`), that before the file
+(`~/.kt/config.yaml`, or what `KT_CONFIG_FILE` names), that before the default. Each value is
+checked wherever it comes from, when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+from kubetorch.config import namespaces, values
+from kubetorch.config.store import SettingsFile
+from kubetorch.config.values import Backend, Plain
+from kubetorch.errors import ConfigError
+
+T = TypeVar("T")
+
+INSTALL_NAMESPACE = "kubetorch"
+DEFAULT_NAMESPACE = "default"
+DEFAULT_FILE = "~/.kt/config.yaml"
+
+
+class Setting(Generic[T]):
+    """One setting, as an attribute of `KubetorchConfig`.
+
+    Args:
+        parse: What it may be, see `kubetorch.config.values`.
+        default: What it is when nobody says anything.
+        doc: What it means.
+    """
+
+    def __init__(self, parse: Callable[[object], T], default: T, doc: str) -> None:
+        self.parse = parse
+        self.default = default
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type[KubetorchConfig], name: str) -> None:
+        self.name = name
+        self.variable = f"KT_{name.upper()}"
+
+    @overload
+    def __get__(self, config: None, owner: type[KubetorchConfig]) -> Setting[T]: ...
+    @overload
+    def __get__(self, config: KubetorchConfig, owner: type[KubetorchConfig]) -> T: ...
+    def __get__(
+        self, config: KubetorchConfig | None, owner: type[KubetorchConfig]
+    ) -> Setting[T] | T:
+        if config is None:
+            return self
+        found = config._find(self.name, self.variable)
+        return copy(self.default) if found is None else self._parsed(*found)
+
+    def __set__(self, config: KubetorchConfig, value: object) -> None:
+        config._keep(self.name, None if is_nothing(value) else self._parsed(value, "this program"))
+
+    def _parsed(self, value: object, source: str) -> T:
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} is {value!r} ({source}): {error}") from error
+
+
+class _Namespace(Setting[str]):
+    """The namespace: an `install_namespace` of one's own goes before all others."""
+
+    def __get__(  # type: ignore[override]  # the class itself is never asked
+        self, config: KubetorchConfig | None, owner: type[KubetorchConfig]
+    ) -> Setting[str] | str:
+        if config is None:
+            return self
+        if config.install_namespace != INSTALL_NAMESPACE:
+            return config.install_namespace
+        found = config._find(self.name, self.variable)
+        if found is not None:
+            return self._parsed(*found)
+        return config._suggested_namespace() or self.default
+
+
+class KubetorchConfig:
+    """The settings; see `kubetorch.config.settings` for where values come from.
+
+    Args:
+        environ: The environment.
+        file: The file, instead of the one that the environment names.
+    """
+
+    username = Setting[str | None](values.username, None, "Stands in front of service names.")
+    namespace = _Namespace(values.namespace, DEFAULT_NAMESPACE, "Kubernetes namespace of services.")
+    install_namespace = Setting(
+        values.namespace, INSTALL_NAMESPACE, "Namespace that Kubetorch is installed in."
+    )
+    install_url = Setting[str | None](values.text, None, "What pods install Kubetorch from.")
+    stream_logs = Setting(values.boolean, True, "Whether calls and deploys show logs of pods.")
+    stream_metrics = Setting(values.boolean, True, "Whether calls show the pods' use of resources.")
+    volumes = Setting[list[str] | None](values.names, None, "Volumes of every `kt.Compute`.")
+    api_url = Setting[str | None](values.url, None, "Where the controller answers.")
+    cluster_config = Setting[dict[str, Plain]](values.mapping, {}, "Settings of the cluster.")
+    queue = Setting[str | None](values.text, None, "Queue that workloads wait in.")
+    backend = Setting[Backend](values.backend, "auto", "Where pods run: auto, local or kubernetes.")
+
+    def __init__(self, environ: Mapping[str, str], file: Path | None = None) -> None:
+        self._environ = environ
+        self._given_file = file
+        self._file: SettingsFile | None = None
+        self._values: dict[str, object] = {}
+
+    @property
+    def file(self) -> Path:
+        """The file of settings."""
+        named = self._environ.get("KT_CONFIG_FILE") or DEFAULT_FILE
+        return self._given_file or Path(named).expanduser()
+
+    # ---------------------------------------------------------------------------- by name
+
+    def get(self, key: str) -> Any:  # noqa: ANN401  # each has a type of its own
+        """The value of a setting.
+
+        Raises:
+            ConfigError: There is no such setting, or its value cannot be used.
+        """
+        return getattr(self, _known(key))
+
+    def set(self, key: str, value: object) -> Any:  # noqa: ANN401  # each has a type of its own
+        """Set a value for this process, and return it as it is kept; `None` unsets it.
+
+        Raises:
+            ConfigError: There is no such setting, or the value cannot be used.
+        """
+        setattr(self, _known(key), value)
+        return self._values.get(key)
+
+    def unset(self, key: str) -> None:
+        """Forget the value that was set in this process.
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        self._values.pop(_known(key), None)
+
+    def write(self, values: Mapping[str, object] | None = None) -> None:
+        """Write settings into the file; others in it stay.
+
+        Args:
+            values: What to write; `None` as a value removes it. Without it, what was set in this
+                process.
+
+        Raises:
+            ConfigError: There is no such setting, its value cannot be used, or the file cannot be
+                written.
+        """
+        given = self._values if values is None else values
+        checked = {
+            key: None
+            if is_nothing(value)
+            else SETTINGS[_known(key)]._parsed(value, "to be written")
+            for key, value in given.items()
+        }
+        self._settings_file().merge(checked)
+
+    def keys(self) -> Iterator[str]:
+        """The names of all settings."""
+        return iter(SETTINGS)
+
+    def __iter__(self) -> Iterator[str]:
+        return self.keys()
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401  # each has a type of its own
+        if key not in SETTINGS:
+            raise KeyError(key)
+        return self.get(key)
+
+    def __repr__(self) -> str:
+        return f"KubetorchConfig({dict(self)})"
+
+    # ------------------------------------------------------------------------------- sources
+
+    def _find(self, name: str, variable: str) -> tuple[object, str] | None:
+        """The value of a setting that goes before others, and where it is from."""
+        if name in self._values:
+            return self._values[name], "this program"
+        text = self._environ.get(variable)
+        if text is not None and not is_nothing(text):
+            return text, variable
+        found = self._from_file().get(name)
+        return None if is_nothing(found) else (found, str(self.file))
+
+    def _keep(self, name: str, value: object) -> None:
+        if value is None:
+            self._values.pop(name, None)
+        else:
+            self._values[name] = value
+
+    def _settings_file(self) -> SettingsFile:
+        if self._file is None or self._file.path != self.file:
+            self._file = SettingsFile(self.file)
+        return self._file
+
+    def _from_file(self) -> Mapping[str, object]:
+        found = self._settings_file().values()
+        for key in found:
+            if key not in SETTINGS:
+                raise ConfigError(f"{self.file} has an unknown setting {key!r}", hint=_hint(key))
+        return found
+
+    def _suggested_namespace(self) -> str | None:
+        if self.backend == "local":
+            return None
+        return namespaces.of_pod() or namespaces.of_context(self._environ)
+
+
+def is_nothing(value: object) -> bool:
+    """Whether a value stands for "not set"."""
+    return value is None or (isinstance(value, str) and value.strip() in ("", "None", "null"))
+
+
+def _known(key: str) -> str:
+    if key not in SETTINGS:
+        raise ConfigError(f"there is no setting {key!r}", hint=_hint(key))
+    return key
+
+
+def _hint(key: str) -> str:
+    import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
+
+    near = difflib.get_close_matches(key, SETTINGS, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}"
+
+
+#: All settings by name.
+SETTINGS: dict[str, Setting[Any]] = {
+    name: item for name, item in vars(KubetorchConfig).items() if isinstance(item, Setting)
+}
+
+#: The settings of this process.
+config = KubetorchConfig(os.environ)

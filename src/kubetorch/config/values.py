@@ -1,0 +1,104 @@
+"""What each setting may be: the user's value, or text of a variable, in; the setting's value out.
+
+Every function raises `ValueError` with what would be right; who calls it knows the setting's name
+and where the value came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+from kubetorch.config import usernames
+from kubetorch.errors import SpecError
+
+Backend = Literal["auto", "local", "kubernetes"]
+BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
+
+#: What JSON and YAML can say.
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def username(value: object) -> str:
+    """See `kubetorch.config.usernames`."""
+    try:
+        return usernames.username(text(value))
+    except SpecError as error:
+        raise ValueError(error.message) from error
+
+
+def namespace(value: object) -> str:
+    """A Kubernetes namespace."""
+    found = text(value)
+    if not _NAMESPACE.fullmatch(found):
+        raise ValueError(
+            "must be at most 63 lower-case letters, digits and '-', and begin and end with a "
+            "letter or digit"
+        )
+    return found
+
+
+def text(value: object) -> str:
+    """Any text but an empty one."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be text")
+    return value.strip()
+
+
+def url(value: object) -> str:
+    """A URL of HTTP, without a slash at its end."""
+    found = text(value)
+    try:
+        parts = urlsplit(found)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ValueError("must be a URL that begins with http:// or https://")
+    return found.rstrip("/")
+
+
+def boolean(value: object) -> bool:
+    """True or false, also as text."""
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    if not isinstance(value, bool):
+        raise ValueError("must be a boolean value: true or false")
+    return value
+
+
+def names(value: object) -> list[str]:
+    """A list of names, also as text with commas."""
+    if isinstance(value, str):
+        value = [item for item in value.split(",") if item.strip()]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("must be a list of names, or text with commas between them")
+    return [text(item) for item in value]
+
+
+def mapping(value: object) -> dict[str, Plain]:
+    """A dictionary that JSON can carry, also as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON object: {error}") from error
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("must be a dictionary with names as keys, or a JSON object")
+    try:
+        return cast("dict[str, Plain]", json.loads(json.dumps(value, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"must have values that JSON can carry: {error}") from error
+
+
+def backend(value: object) -> Backend:
+    """Where pods run."""
+    for known in BACKENDS:
+        if value == known:
+            return known
+    raise ValueError(f"must be one of {', '.join(BACKENDS)}")
