@@ -7,7 +7,7 @@ understand each other.
 A session is the WebSocket that an agent keeps to the controller, text messages:
 
     agent       Hello            Observed | StageReport | LogReport | Activity | CallReport
-    controller         Reload | Terminate | Members
+    controller         Reload | Terminate | CancelCall | Members
 
 Whatever happens to the connection, the agent says in `Hello` what it runs, and the controller sends
 what it should run: so both converge without memory of what was said before.
@@ -149,6 +149,13 @@ class Terminate(Message, tag="terminate"):
     reason: str
 
 
+class CancelCall(Message, tag="cancel"):
+    """Cancel a spawned call, if it still runs; its `CallReport` says what became of it."""
+
+    id: str
+    reason: str = ""
+
+
 class Member(msgspec.Struct, frozen=True):
     """One pod of the workload, for its siblings."""
 
@@ -165,7 +172,7 @@ class Members(Message, tag="members"):
 
 
 FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport
-FromController = Reload | Terminate | Members
+FromController = Reload | Terminate | CancelCall | Members
 
 # ----------------------------------------------------------------------------------------- deploy
 
@@ -263,7 +270,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         name: Its name, which it keeps as long as it lives.
         ordinal: Its number in the workload.
         phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`.
-        is_ready: Whether it serves the wanted generation.
+        is_ready: Whether calls should go to it: it serves them, and no newer pod is to take them.
         url: Base URL of its agent; empty while there is none.
         generation: Generation that it serves.
         restarts: How often its agent was started again.

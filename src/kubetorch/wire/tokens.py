@@ -80,6 +80,15 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     return claims
 
 
+def claimed_audience(token: str) -> str:
+    """The workload that a token says it is for, which is not checked: it says with which key.
+
+    Raises:
+        UnauthorizedError: It cannot be read.
+    """
+    return _claims(token.rpartition(".")[0]).audience
+
+
 def _claims(signed: str) -> Claims:
     prefix, _, body = signed.partition(".")
     try:

@@ -1,0 +1,13 @@
+"""How long to wait before the next attempt: delays as plain iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def exponential(*, first: float, factor: float = 2.0, limit: float) -> Iterator[float]:
+    """Endless delays in seconds: `first`, then `factor` times the one before, up to `limit`."""
+    delay = first
+    while True:
+        yield min(delay, limit)
+        delay = min(delay * factor, limit)
