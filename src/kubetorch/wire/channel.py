@@ -27,6 +27,8 @@ class Outbox:
     def __init__(self) -> None:
         self._kept: deque[Frame] = deque()
         self._acked = 0
+        #: Bytes of the frames that are kept.
+        self.kept_bytes = 0
 
     @property
     def sent(self) -> int:
@@ -36,6 +38,8 @@ class Outbox:
     def keep(self, frame: Frame) -> int:
         """Remember a frame that is about to be sent; its number, from 1."""
         self._kept.append(frame)
+        for part in frame:
+            self.kept_bytes += len(part)
         return self._acked + len(self._kept)
 
     def ack(self, received: int) -> None:
@@ -43,7 +47,8 @@ class Outbox:
         if received > self.sent:
             raise ProtocolError(f"{received} frames acknowledged, only {self.sent} were sent")
         while self._acked < received:
-            self._kept.popleft()
+            for part in self._kept.popleft():
+                self.kept_bytes -= len(part)
             self._acked += 1
 
     def after(self, received: int) -> Iterator[Frame]:

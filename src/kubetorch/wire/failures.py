@@ -43,6 +43,7 @@ class Failure:
         code: Identity of an error of our own tree.
         started: Whether the call had started.
         cause: What it was raised from.
+        status: HTTP status of a response that carries it, see `http_status`.
     """
 
     error_type: str
@@ -57,6 +58,7 @@ class Failure:
     code: str | None = None
     started: bool = True
     cause: dict[str, Any] | None = None
+    status: int = 500
 
     def to_dict(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -78,13 +80,18 @@ def parse(data: Mapping[str, Any]) -> Failure:
     message = known.get("message")
     if not isinstance(message, str):
         detail = data.get("detail", message)
-        known["message"] = detail if isinstance(detail, str) else json.dumps(dict(data), default=repr)
+        known["message"] = (
+            detail if isinstance(detail, str) else json.dumps(dict(data), default=repr)
+        )
     if not isinstance(known.get("traceback", ""), str):
         known["traceback"] = ""
     if not isinstance(known.get("state", {}), dict):
         known["state"] = {}
     if not isinstance(known.get("args"), (list, type(None))):
         known["args"] = None
+    status = known.get("status")
+    if type(status) is not int or not 400 <= status < 600:
+        known["status"] = 500
     return Failure(**known)
 
 
@@ -139,6 +146,7 @@ def describe(
         cause=None
         if cause is None or isinstance(cause, errors.RemoteTraceback)
         else describe(cause, skip=skip).to_dict(),
+        status=http_status(error),
     )
 
 
