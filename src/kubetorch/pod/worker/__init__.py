@@ -1,3 +1,5 @@
-"""What runs in the user's interpreter. Imports only the standard library and modules of this
-package that do so themselves (`kubetorch.errors`, `kubetorch.wire.codecs`, `kubetorch.wire.failures`).
+"""What runs in the user's interpreter: the zygote and the workers that it forks.
+
+Imports only the standard library, and modules of this package that do so themselves:
+`kubetorch.errors`, `kubetorch.lib.memory`, `kubetorch.wire.codecs`, `kubetorch.wire.failures`.
 """

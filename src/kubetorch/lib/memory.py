@@ -1,0 +1,302 @@
+"""Memory in files without a name, which two processes map and pass back and forth.
+
+A fresh page costs ten times what writing to it costs, so files are used again. A file is free once
+nobody looks at it, in either process. That is found out by reference counting, not by promises: a
+loan ends when the last object that was made from its view is gone, whoever kept it.
+
+    allocate ── Memory ── Lending ──(number, descriptor)── Mappings ── view
+                   ▲                                           │ the view is gone
+                   └─────────── Lending.take_back ◄──(number)──┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+#: Bytes of unused files that are kept.
+IDLE_LIMIT = 512 * 1024 * 1024
+#: Files that another process may keep looking at; beyond, the oldest is given up.
+LENT_LIMIT = 64
+
+Buffer = bytes | bytearray | memoryview
+
+
+class _File:
+    """A mapped file.
+
+    Attributes:
+        number: Identity, for the process that it is shared with.
+        capacity: Its size in bytes.
+        descriptor: `None` when it belongs to another process, or will not be used again.
+        lookers: How many loans and other processes still look at it.
+    """
+
+    def __init__(self, number: int, descriptor: int, capacity: int, *, is_own: bool) -> None:
+        self.number = number
+        self.capacity = capacity
+        self.map = mmap.mmap(descriptor, capacity)
+        self.descriptor: int | None = descriptor if is_own else None
+        self.lookers = 0
+
+    def lend(self, size: int, on_return: Callable[[], object]) -> memoryview:
+        """Its first `size` bytes. `on_return` is called, in any thread, once none is in use."""
+        # Python's own memory views do not say when they are gone; this array does.
+        keeper = (ctypes.c_char * size).from_buffer(self.map)
+        weakref.finalize(keeper, on_return).atexit = False
+        return memoryview(keeper).cast("B")
+
+    def close(self) -> None:
+        """Forget it. Its memory stays while somebody looks at it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        with contextlib.suppress(BufferError):
+            self.map.close()
+
+
+class Memory:
+    """A loan of a file of this process. `view` is its memory, writable."""
+
+    def __init__(self, pool: _Pool, file: _File, view: memoryview, *, is_fresh: bool) -> None:
+        self._pool = pool
+        self._is_fresh = is_fresh
+        self.file = file
+        self.view = view
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy `data` to `offset`, letting other threads run now and then.
+
+        Raises:
+            OSError: There is no memory left.
+        """
+        data = memoryview(data).cast("B")
+        done = 0
+        while done < len(data):
+            piece = data[done : done + _COPY]
+            if self._is_fresh:  # pages that do not exist yet are made faster by writing to a file
+                assert self.file.descriptor is not None
+                done += os.pwrite(self.file.descriptor, piece, offset + done)
+            else:
+                self.view[offset + done : offset + done + len(piece)] = piece
+                done += len(piece)
+
+    def release(self) -> None:
+        """It is not needed here any more. May be called twice."""
+        self.view = _NOTHING
+
+    def give_up(self) -> None:
+        """Another process keeps looking at the file: it is not used again."""
+        self._pool.drop(self.file)
+
+    def take_back(self) -> None:
+        """The other process does not look at the file any more."""
+        self._pool.returned.append(self.file)
+
+
+_COPY = 4 * 1024 * 1024
+_NOTHING = memoryview(b"")
+
+
+class _Pool:
+    """The files that this process made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._free: list[_File] = []
+        #: One entry for each looker that is gone. Appended to by destructors, in any thread at
+        #: any moment, so no lock is taken for it.
+        self.returned: deque[_File] = deque()
+
+    def allocate(self, size: int) -> Memory:
+        """See the function of this name."""
+        with self._lock:
+            self._settle()
+            file = self._take(size)
+        is_fresh = file is None
+        if file is None:
+            capacity = _round(size)
+            descriptor = _create(capacity)
+            try:
+                file = _File(next(self._numbers), descriptor, capacity, is_own=True)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        file.lookers = 1
+        returned, lent = self.returned, file
+        view = file.lend(size, lambda: returned.append(lent))
+        return Memory(self, file, view, is_fresh=is_fresh)
+
+    def drop(self, file: _File) -> None:
+        """Never use the file again."""
+        with self._lock:
+            file.close()
+
+    def trim(self) -> None:
+        """See the function of this name."""
+        with self._lock:
+            self._settle()
+            for file in self._free:
+                file.close()
+            self._free.clear()
+
+    def _settle(self) -> None:
+        """Files that nobody looks at become free; the oldest of too many are closed."""
+        while self.returned:
+            file = self.returned.popleft()
+            file.lookers -= 1
+            if file.lookers == 0 and file.descriptor is not None:
+                self._free.append(file)
+        while sum(file.capacity for file in self._free) > IDLE_LIMIT:
+            self._free.pop(0).close()
+
+    def _take(self, size: int) -> _File | None:
+        most = max(4 * size, _LEAST)
+        fitting = [file for file in self._free if size <= file.capacity <= most]
+        if not fitting:
+            return None
+        file = min(fitting, key=lambda each: each.capacity)
+        self._free.remove(file)
+        return file
+
+
+_LEAST = 1024 * 1024
+_pool = _Pool()
+
+
+def allocate(size: int) -> Memory:
+    """Memory of at least one byte; what is in it has no meaning.
+
+    Raises:
+        OSError: There is no room, or no descriptor.
+    """
+    return _pool.allocate(size)
+
+
+def trim() -> None:
+    """Give the memory of all unused files of this process back to the system."""
+    _pool.trim()
+
+
+class Lending:
+    """What of this process's memory one other process looks at, and which files it knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _File] = {}
+        self._lent: dict[int, Memory] = {}
+
+    def lend(self, memory: Memory) -> tuple[int, int | None]:
+        """The number of the file to send, and its descriptor where the other has not got it."""
+        file = memory.file
+        file.lookers += 1
+        self._lent[file.number] = memory
+        if len(self._lent) > LENT_LIMIT:
+            self.take_back(next(iter(self._lent)), is_spent=True)
+        is_known = file.number in self._known
+        self._known[file.number] = file
+        return file.number, None if is_known else file.descriptor
+
+    def take_back(self, number: int, *, is_spent: bool) -> None:
+        """The other process does not look at the file any more, or for good (`is_spent`)."""
+        memory = self._lent.pop(number, None)
+        if memory is not None:
+            if is_spent:
+                memory.give_up()
+            memory.take_back()
+
+    def forgotten(self) -> list[int]:
+        """Files that the other process should forget."""
+        gone = [number for number, file in self._known.items() if file.descriptor is None]
+        for number in gone:
+            del self._known[number]
+        return gone
+
+    def close(self) -> None:
+        """The other process is gone."""
+        for number in list(self._lent):
+            self.take_back(number, is_spent=False)
+
+
+class Mappings:
+    """What this process looks at of the memory of one other process."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _File] = {}
+        self._forks = 0
+        self._returned: deque[tuple[int, bool]] = deque()
+
+    def open(self, number: int, size: int, descriptor: int | None) -> memoryview:
+        """The memory of a file of the other process.
+
+        Args:
+            number: Which one.
+            size: Bytes to look at.
+            descriptor: It comes when the file is seen for the first time, and is closed here.
+
+        Raises:
+            OSError: The file is not known, since its descriptor was lost: this process may not
+                open another one. Or it cannot be mapped.
+            ValueError: The file is smaller.
+        """
+        if descriptor is not None:
+            try:
+                capacity = os.fstat(descriptor).st_size
+                self._files[number] = _File(number, descriptor, capacity, is_own=False)
+            finally:
+                os.close(descriptor)
+        file = self._files.get(number)
+        if file is None:
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; a large value needs one")
+        forks, returned = self._forks, self._returned
+        return file.lend(size, lambda: returned.append((number, forks != self._forks)))
+
+    def forget(self, number: int) -> None:
+        """The other process will not use the file again."""
+        file = self._files.pop(number, None)
+        if file is not None:
+            file.close()
+
+    def returned(self) -> list[tuple[int, bool]]:
+        """Files that nobody in this process has looked at since the last time.
+
+        The second value says whether another process, forked meanwhile, may still do so.
+        """
+        found = []
+        while self._returned:
+            found.append(self._returned.popleft())
+        return found
+
+    def on_fork(self) -> None:
+        """This process forked; its child sees what is lent at this moment."""
+        self._forks += 1
+
+
+def _round(size: int) -> int:
+    """A capacity that also fits sizes which are a little larger."""
+    step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def _create(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("kubetorch", os.MFD_CLOEXEC)
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="kubetorch-")
+        Path(path).unlink()
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

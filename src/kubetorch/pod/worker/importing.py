@@ -1,0 +1,91 @@
+"""Where the import of the deployed file ends: at its first deploying statement.
+
+A program may deploy at module level, without a `__main__` guard. When a pod imports that file, what
+follows the first `.to()`, `kt.app` or call of a handle is the deploying program, not the deployed
+code. So the SDK asks here, before it does any of these:
+
+    importing = sys.modules.get("kubetorch.pod.worker.importing")
+    if importing is not None and importing.is_deploying():
+        return self  # this statement has no effect
+
+`is_deploying` is false when no import of the deployed file is under way in this thread: then user
+code that runs in a pod deploys and calls as everywhere. While it is under way, it ends that import
+by raising `EndOfImport`, if the statement belongs to the deployed file and the callable is defined
+by then; it returns true if the statement belongs to another module, or comes too early.
+
+A process that user code starts and that imports the deployed file again (a spawned
+`multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
+the SDK may call `is_deploying` there too, which is then true for the file's own module level.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType, ModuleType
+
+#: Environment variable with the path of the deployed file.
+FILE_VARIABLE = "KT_DEPLOYED_FILE"
+
+
+class EndOfImport(BaseException):
+    """Ends the import of the deployed file. The loader catches it; the module stays."""
+
+
+class Import:
+    """An import of the deployed file, under way in the thread that made this."""
+
+    def __init__(self, module: ModuleType, qualname: str) -> None:
+        self._module = module
+        self._qualname = qualname
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        _under_way.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _under_way.remove(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread runs it."""
+        return self._thread == threading.get_ident()
+
+    def has_body(self, frame: FrameType) -> bool:
+        """Whether the frame is the body of the file."""
+        return frame.f_globals is self._module.__dict__
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the callable exists by now."""
+        found: object = self._module
+        for part in self._qualname.split("."):
+            found = getattr(found, part, None)
+        return found is not None
+
+
+#: The import of the deployed file; at most one.
+_under_way: list[Import] = []
+
+
+def is_deploying() -> bool:
+    """Whether the statement that asks is to have no effect.
+
+    Raises:
+        EndOfImport: It ends the import of the deployed file.
+    """
+    under_way = next((each for each in _under_way if each.is_here), None)
+    body = _body(sys._getframe(1))
+    if under_way is None:
+        return body is not None and body.f_code.co_filename == os.environ.get(FILE_VARIABLE)
+    if body is not None and under_way.has_body(body) and under_way.is_defined:
+        raise EndOfImport
+    return True
+
+
+def _body(frame: FrameType | None) -> FrameType | None:
+    """The innermost module body among the callers of `frame`."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,248 @@
+"""The zygote: imports third-party modules once, then forks a worker for each request.
+
+It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
+
+    agent    {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1} + socket, pipe
+    zygote   {"op": "importing", "module": "torch"}   {"op": "forked", "id": 1, "pid": 42} + pidfd
+             {"op": "ready", "unfit": null}           {"op": "failed", "id": 1, "message": "..."}
+                                                      {"op": "exited", "pid": 42, "status": 0}
+
+It has one thread, never imports the user's own modules, and ends with the agent.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kubetorch.pod.worker import loader, process
+from kubetorch.pod.worker.pools import Pools
+from kubetorch.pod.worker.staleness import Snapshot
+
+#: Threads that are known to survive a fork, by name: their libraries start them anew.
+SAFE_THREADS = ("jemalloc_bg_thd",)
+
+
+class Zygote:
+    """Serves one agent.
+
+    Args:
+        control: The socket to the agent.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._buffer = b""
+        self._descriptors: list[int] = []
+        self._children: set[int] = set()
+        self._preloaded: set[str] = set()
+        self._pools = Pools()
+        self._snapshot = Snapshot()
+        self._wakeup, self._woken = os.pipe()
+        for descriptor in (self._wakeup, self._woken):
+            os.set_blocking(descriptor, False)
+
+    def run(self) -> None:
+        """Serve until the agent is gone."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        gc.disable()
+        waiting = select.poll()
+        waiting.register(self._control, select.POLLIN)
+        waiting.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in waiting.poll()}
+            if self._wakeup in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._receive():
+                self._end_children()
+                return
+
+    # ------------------------------------------------------------------------------- messages
+
+    def _receive(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(64))
+        except OSError:
+            return False
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(content[: len(content) - len(content) % received.itemsize])
+                self._descriptors += received
+        if not data:
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._handle(json.loads(line))
+        return True
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["op"] == "preload":
+            self._preload(message["modules"])
+        else:
+            sock, output = self._descriptors[:2]
+            del self._descriptors[:2]
+            try:
+                self._fork(message["id"], sock, output)
+            finally:
+                os.close(sock)
+                os.close(output)
+
+    def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        rights = [] if descriptor is None else [array.array("i", [descriptor])]
+        with contextlib.suppress(OSError):  # its end is noticed when it is read
+            self._control.sendmsg(
+                [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
+            )
+
+    # -------------------------------------------------------------------------------- preload
+
+    def _preload(self, modules: list[str]) -> None:
+        unfit = None
+        if self._snapshot.has_changed():
+            unfit = "installed packages have changed"
+        for name in modules:
+            if unfit is not None:
+                break
+            if name in self._preloaded:
+                continue
+            self._preloaded.add(name)
+            self._send({"op": "importing", "module": name})
+            _import(name)
+            unfit = _why_unfit(name)
+        self._pools = Pools()
+        self._snapshot = Snapshot()
+        gc.collect()
+        gc.freeze()
+        self._send({"op": "ready", "unfit": unfit})
+
+    # ----------------------------------------------------------------------------------- fork
+
+    def _fork(self, request: int, sock: int, output: int) -> None:
+        if self._snapshot.has_changed():
+            message = "installed packages have changed"
+            self._send({"op": "failed", "id": request, "message": message})
+            return
+        # No handler may run in the child before its handlers are reset.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._send({"op": "failed", "id": request, "message": str(error)})
+            return
+        if pid == 0:
+            self._become_worker(sock, output, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._children.add(pid)
+        descriptor = _open_pidfd(pid)
+        has_descriptor = descriptor is not None
+        self._send({"op": "forked", "id": request, "pid": pid, "pidfd": has_descriptor}, descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _become_worker(self, sock: int, output: int, mask: set[int | signal.Signals]) -> NoReturn:
+        try:
+            self._shed(mask)
+            process.run(socket.socket(fileno=sock), output, self._pools)
+        finally:  # whatever happens, the child must not go on as a zygote
+            sys.excepthook(*sys.exc_info())
+            os._exit(70)
+
+    def _shed(self, mask: set[int | signal.Signals]) -> None:
+        """Drop what belongs to the zygote."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._control.close()
+        os.close(self._wakeup)
+        os.close(self._woken)
+        gc.enable()
+
+    # ------------------------------------------------------------------------------- children
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._children:
+                self._children.discard(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._send({"op": "exited", "pid": pid, "status": code})
+
+    def _end_children(self) -> None:
+        """The agent is gone; a worker that is stuck would not notice."""
+        for pid in self._children:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001  # the worker's own import will tell the user
+        sys.stderr.write(f"preloading {name}: {type(error).__name__}: {error}\n")
+
+
+def _why_unfit(name: str) -> str | None:
+    """Why a fork of this process would not be sound, after `name` was imported."""
+    threads = _other_threads()
+    if threads:
+        return f"importing {name} starts threads ({', '.join(sorted(threads))})"
+    if _has_device():
+        return f"importing {name} opens a GPU"
+    return None
+
+
+def _other_threads() -> list[str]:
+    if sys.platform != "linux":
+        return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    tasks = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    names = [Path(task, "comm").read_text().strip() for task in tasks]
+    return [name for name in names if name not in SAFE_THREADS]
+
+
+def _has_device() -> bool:
+    with contextlib.suppress(OSError):
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(descriptor.readlink()).startswith("/dev/nvidia"):
+                    return True
+    return False
+
+
+def _open_pidfd(pid: int) -> int | None:
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def main(control: int, sys_path: list[str]) -> None:
+    """Be a zygote."""
+    loader.prepare_path(sys_path)
+    Zygote(socket.socket(fileno=control)).run()

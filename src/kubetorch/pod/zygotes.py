@@ -1,0 +1,247 @@
+"""The agent's handle of a zygote: starting one, having it preload, having it fork."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from kubetorch.lib import deadlines
+from kubetorch.lib.processes import ExitWatch
+from kubetorch.pod import worker
+from kubetorch.pod.worker.pools import VARIABLES
+
+#: Seconds until a preload, a fork and an exit status are given up.
+PRELOAD_TIMEOUT = 300.0
+FORK_TIMEOUT = 10.0
+STATUS_TIMEOUT = 1.0
+
+#: What an agent runs in the user's interpreter.
+PROGRAM = str(Path(worker.__file__).with_name("__main__.py"))
+
+
+_T = TypeVar("_T")
+
+
+class ZygoteError(Exception):
+    """A zygote cannot do what was asked; its text says why, for the user."""
+
+
+class Forked(NamedTuple):
+    """A worker process that a zygote forked."""
+
+    pid: int
+    pidfd: int | None
+
+
+class Zygote:
+    """A running zygote.
+
+    Args:
+        python: The interpreter.
+        environ: The environment of the workers.
+        sys_path: Entries to put first.
+
+    Raises:
+        OSError: The interpreter cannot be started.
+    """
+
+    def __init__(self, python: str, environ: Mapping[str, str], sys_path: Sequence[str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [python, PROGRAM, "zygote", str(theirs.fileno()), *sys_path],
+                env={**environ, **dict.fromkeys(VARIABLES, "1")},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        #: Modules that it was asked to preload so far.
+        self.preloaded: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._buffer = b""
+        self._descriptors: deque[int] = deque()
+        self._forks: dict[int, asyncio.Future[Forked]] = {}
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._ready: asyncio.Future[str | None] | None = None
+        self._on_module: Callable[[str], None] = _nothing
+        self._importing = ""
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control.fileno(), self._receive)
+        self._reaped = asyncio.Event()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked for anything."""
+        return self._control.fileno() >= 0
+
+    async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
+        """Have it import modules.
+
+        Args:
+            modules: Their names; those that it has already cost nothing.
+            on_module: Told of each before its import.
+
+        Raises:
+            ZygoteError: Forks of it would not be sound now, or it is gone.
+        """
+        self._on_module = on_module
+        self._ready = self._loop.create_future()
+        self._send({"op": "preload", "modules": list(modules)})
+        self.preloaded.update(modules)
+        unfit = await self._within(self._ready, PRELOAD_TIMEOUT, "import what was to be preloaded")
+        if unfit is not None:
+            raise ZygoteError(unfit)
+
+    async def fork(self, sock: socket.socket, output: int) -> Forked:
+        """Have it fork a worker, which gets the socket and the pipe for its output.
+
+        Raises:
+            ZygoteError: It did not; nothing runs.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[Forked] = self._loop.create_future()
+        self._forks[number] = future
+        try:
+            self._send({"op": "fork", "id": number}, sock.fileno(), output)
+            return await self._within(future, FORK_TIMEOUT, "fork")
+        finally:
+            self._forks.pop(number, None)
+
+    async def status(self, pid: int) -> int | None:
+        """What a forked worker ended with; `None` if the zygote is gone or does not say."""
+        future = self._statuses.get(pid)
+        if future is None:
+            return None
+        with contextlib.suppress(ZygoteError):
+            return await self._within(future, STATUS_TIMEOUT, "tell the end of a worker")
+        return None
+
+    async def close(self) -> None:
+        """End it. Its workers live on."""
+        self._lose("it was closed")
+        async with deadlines.timeout(STATUS_TIMEOUT):
+            await self._reaped.wait()
+
+    # --------------------------------------------------------------------------------- internals
+
+    async def _within(self, future: asyncio.Future[_T], timeout: float, what: str) -> _T:
+        try:
+            async with deadlines.timeout(timeout):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise ZygoteError(f"the zygote took more than {timeout:.0f} s to {what}") from None
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            sent = self._control.sendmsg([data], rights if descriptors else [])
+        except OSError:
+            sent = 0
+        if sent < len(data):  # far less is ever under way than the socket takes
+            self._lose("it does not listen")
+            raise ZygoteError("the zygote has ended")
+
+    def _receive(self) -> None:
+        try:
+            flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            data, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(64), flags)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(content[: len(content) - len(content) % received.itemsize])
+                self._descriptors.extend(received)
+        if not data:
+            self._lose("it ended")
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._handle(json.loads(line))
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        operation = message["op"]
+        if operation == "importing":
+            self._importing = message["module"]
+            self._on_module(message["module"])
+        elif operation == "ready":
+            self._importing = ""
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message["unfit"])
+        elif operation == "forked":
+            self._forked(message)
+        elif operation == "exited":
+            future = self._statuses.get(message["pid"])
+            if future is not None and not future.done():
+                future.set_result(message["status"])
+        else:
+            future_fork = self._forks.get(message["id"])
+            if future_fork is not None and not future_fork.done():
+                future_fork.set_exception(ZygoteError(message["message"]))
+
+    def _forked(self, message: dict[str, Any]) -> None:
+        pid = message["pid"]
+        pidfd = self._descriptors.popleft() if message["pidfd"] else None
+        future = self._forks.get(message["id"])
+        if future is None or future.done():  # nobody waits for it any more
+            if pidfd is not None:
+                os.close(pidfd)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        self._statuses[pid] = self._loop.create_future()
+        future.set_result(Forked(pid, pidfd))
+
+    def forget(self, pid: int) -> None:
+        """The end of this worker has been dealt with."""
+        self._statuses.pop(pid, None)
+
+    def _lose(self, reason: str) -> None:
+        if not self.is_alive:
+            return
+        # Before it sees the end of the socket, at which it would end its workers.
+        self._process.kill()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        try:
+            ExitWatch(self.pid, self._reap)
+        except OSError:
+            reaping = self._loop.run_in_executor(None, self._process.wait)
+            reaping.add_done_callback(lambda _: self._reap())
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        doing = f" while it imported {self._importing}" if self._importing else ""
+        error = ZygoteError(f"the zygote is gone{doing}: {reason}")
+        for future in (self._ready, *self._forks.values(), *self._statuses.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # it may be that nobody waits
+
+    def _reap(self) -> None:
+        self._process.poll()
+        self._reaped.set()
+
+
+def _nothing(_: str) -> None:
+    return None
