@@ -130,7 +130,7 @@ class ListingCache:
             return None
         try:
             found = _decoder.decode(self._path.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return found if found.version == _VERSION else None
 

@@ -176,7 +176,7 @@ class CodeSlots:
     def _read_record(self, number: int) -> _Record | None:
         try:
             record = _decoder.decode(self._record_path(number).read_bytes())
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return record if record.version == _RECORD_VERSION else None
 

@@ -35,7 +35,7 @@ _PLAIN_PATH = re.compile(
 _TARGET = re.compile(r"\.|(?P<up>(?:\.\./)*)(?:\.\.|(?P<down>[^/\0]+(?:/[^/\0]+)*))")
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """A file or symbolic link in a tree.
 
     Attributes:
@@ -114,9 +114,11 @@ def decode(encoded: bytes) -> Tree:
     """
     try:
         entries = _decoder.decode(encoded)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataStoreError(f"not a tree: {error}") from error
     check(entries)
+    if _encoder.encode(entries) != encoded:
+        raise DataStoreError("not a tree: it is encoded in a way that build() does not")
     return Tree(digest_of(encoded), entries, encoded)
 
 

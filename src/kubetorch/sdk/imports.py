@@ -203,7 +203,7 @@ class _Search:
             return {}
         try:
             return _decoder.decode(self._cache.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return {}
 
     def _save(self) -> None:

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.datastore.transfer import Receiver, compressed
+from kubetorch.errors import DataStoreError, ProtocolError
+from kubetorch.wire import blobs as records
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "there")
+
+
+def temporary_files(store: BlobStore) -> list[str]:
+    return os.listdir(store.root / "tmp") if (store.root / "tmp").exists() else []
+
+
+def put(store: BlobStore, *contents: bytes) -> list[str]:
+    digests = [digest_of(content) for content in contents]
+    for digest, content in zip(digests, contents, strict=True):
+        store.put(digest, content)
+    return digests
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 10**9])
+def test_blobs_arrive_however_the_stream_is_cut(
+    here: BlobStore, there: BlobStore, size: int
+) -> None:
+    large = os.urandom(700_000) if size > 1 else b"not so large"
+    digests = put(here, b"", b"a", large, b"x = 1\n" * 100)
+    stream = b"".join(compressed(digests, here.stream))
+    receiver = Receiver(there)
+    for begin in range(0, len(stream), size):
+        receiver.feed(stream[begin : begin + size])
+    assert receiver.finish() == digests
+    receiver.close()
+    assert [there.read(digest) for digest in digests] == [here.read(d) for d in digests]
+    assert temporary_files(there) == []
+
+
+def test_a_stream_without_blobs_is_a_stream(here: BlobStore, there: BlobStore) -> None:
+    receiver = Receiver(there)
+    for piece in compressed([], here.stream):
+        receiver.feed(piece)
+    assert receiver.finish() == []
+
+
+def test_sources_compress(here: BlobStore) -> None:
+    digests = put(here, b"def f(x):\n    return x\n" * 5000)
+    assert sum(map(len, compressed(digests, here.stream))) < 2000
+
+
+def test_a_blob_that_arrived_is_kept_when_the_stream_breaks(
+    here: BlobStore, there: BlobStore
+) -> None:
+    first, second = put(here, os.urandom(200_000), os.urandom(200_000))
+    stream = b"".join(compressed([first, second], here.stream))
+    receiver = Receiver(there)
+    receiver.feed(stream[:-50_000])
+    with pytest.raises(ProtocolError, match="truncated"):
+        receiver.finish()
+    receiver.close()
+    assert there.missing([first, second]) == [second]
+    assert temporary_files(there) == []
+
+
+def test_a_poisoned_blob_in_a_stream_is_refused(there: BlobStore) -> None:
+    def liar(digest: str) -> tuple[int, list[bytes]]:
+        return 3, [b"bad"]
+
+    receiver = Receiver(there)
+    with pytest.raises(DataStoreError, match="poisoned"):
+        for piece in compressed([digest_of(b"good")], liar):
+            receiver.feed(piece)
+    receiver.close()
+    assert list(there.iterate()) == []
+    assert temporary_files(there) == []
+
+
+def test_a_source_that_gives_another_length_than_it_said_is_found_out(here: BlobStore) -> None:
+    with pytest.raises(DataStoreError, match="3 bytes, not 4"):
+        list(compressed([digest_of(b"abc")], lambda digest: (4, [b"abc"])))
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * 100, b"PK\x03\x04 no zstd at all"])
+def test_garbage_is_a_protocol_error(there: BlobStore, garbage: bytes) -> None:
+    receiver = Receiver(there)
+    if garbage:
+        with pytest.raises(ProtocolError, match="decompressed"):
+            receiver.feed(garbage)
+    receiver.close()
+
+
+def test_a_bomb_is_refused_by_what_its_records_claim(there: BlobStore) -> None:
+    claim = records.pack("0" * 64, 10**9)
+    bomb = zstandard.ZstdCompressor().compress(claim + bytes(50_000_000))
+    assert len(bomb) < 10_000
+    receiver = Receiver(there, limit_bytes=10**8)
+    with pytest.raises(ProtocolError, match="100000000 bytes are allowed"):
+        receiver.feed(bomb)
+    receiver.close()
+    assert temporary_files(there) == []
+
+
+def test_a_bomb_within_the_limits_never_lies_in_memory(there: BlobStore) -> None:
+    content = 50_000_000
+    bomb = zstandard.ZstdCompressor().compress(records.pack("0" * 64, content) + bytes(content))
+    receiver = Receiver(there)
+    tracemalloc.start()
+    with pytest.raises(DataStoreError, match="poisoned"):
+        receiver.feed(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    receiver.close()
+    assert peak < 4_000_000
+
+
+def test_a_stream_of_too_many_blobs_is_refused(here: BlobStore, there: BlobStore) -> None:
+    def empty(digest: str) -> tuple[int, Iterator[bytes]]:
+        return 0, iter(())
+
+    receiver = Receiver(there, limit_blobs=10)
+    with pytest.raises(ProtocolError, match="10 blobs"):
+        for piece in compressed([digest_of(b"")] * 11, empty):
+            receiver.feed(piece)
+
+
+def test_a_stream_that_wants_too_much_memory_is_refused(there: BlobStore) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    greedy = compressor.compress(os.urandom(1_000_000)) + compressor.flush()
+    receiver = Receiver(there)
+    with pytest.raises(ProtocolError, match="decompressed"):
+        receiver.feed(greedy)
+    receiver.close()
