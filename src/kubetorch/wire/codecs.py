@@ -90,12 +90,13 @@ def decode(
     if not segments or not len(segments[0]):
         return None
     try:
-        return json.loads(bytes(segments[0]))
+        return _json_decoder.decode(str(segments[0], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise SerializationError(f"the body is not JSON: {error}") from error
 
 
 _json_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_json_decoder = json.JSONDecoder()
 
 
 def _encode_pickle(value: object) -> list[Segment]:
@@ -164,7 +165,9 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
 
 def _type_name(value: object) -> str:
     cls = type(value)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )
 
 
 # -------------------------------------------------------------------------- segments ↔ payload
@@ -202,5 +205,3 @@ def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")
     return [payload[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
-
-

@@ -67,7 +67,8 @@ class Kind(enum.IntEnum):
 
 #: Frames that do not count for ACK: losing them with a connection does no harm.
 UNCOUNTED = frozenset({Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
-_KINDS = {int(kind): kind for kind in Kind}
+#: Every kind by its number.
+KINDS = {int(kind): kind for kind in Kind}
 
 
 class Header(NamedTuple):
@@ -93,7 +94,7 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     if len(data) < HEADER_BYTES:
         raise ProtocolError(f"a frame has {len(data)} bytes; its header alone has {HEADER_BYTES}")
     kind, flags, _, meta_length, call = HEADER.unpack_from(data)
-    known = _KINDS.get(kind)
+    known = KINDS.get(kind)
     if known is None:
         raise ProtocolError(f"a frame of unknown kind {kind}")
     if meta_length > META_LIMIT:
@@ -279,7 +280,9 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
 }
 
 
-def decode(frame: bytes | bytearray | memoryview) -> tuple[Header, msgspec.Struct | None, memoryview]:
+def decode(
+    frame: bytes | bytearray | memoryview,
+) -> tuple[Header, msgspec.Struct | None, memoryview]:
     """Header, meta and payload of a whole frame; the payload is a view of `frame`.
 
     ERROR has no meta of this module: its payload is a failure as JSON, see `kubetorch.wire.failures`.

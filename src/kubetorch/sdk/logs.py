@@ -1,0 +1,203 @@
+"""Lines from pods on this program's standard output: how they look, and how they get there.
+
+    print              (pod) text                                            cyan
+    logger             (pod) 2026-01-31 12:00:00 | INFO | message            cyan
+    while deploying    (service) INFO | 2026-01-31 12:00:00 | message        cyan
+    event of a pod     (service events) 2026-01-31 12:00:00 | reason: text   green, warnings yellow
+
+Whoever waits for a call prints its lines, so they are in order, before its result, and where that
+code's output goes: in the notebook's cell, in a redirected `sys.stdout`. Colour is for terminals.
+
+In a pod, lines of a nested call are printed with colour: that is how the caller outside recognises
+a line that has its pod's name already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+import warnings
+from typing import TextIO
+
+from kubetorch.specs.logging import LEVELS, LoggingConfig
+from kubetorch.wire import frames
+
+_RESET = "\x1b[0m"
+_CYAN, _GREEN, _YELLOW = "\x1b[36m", "\x1b[32m", "\x1b[33m"
+_FORMATTED = re.compile(r"\x1b\[3[236]m(\([\w.-]+(?: events)?\) .*)\x1b\[0m", re.DOTALL)
+_SEVERITY: dict[str, int] = {level: number for number, level in enumerate(LEVELS)}
+#: How much of a terminal's width the line that shows progress may take.
+_MARGIN = 1
+_BAR_CELLS = 20
+
+
+def moment(seconds: float) -> str:
+    """A time as lines show it, in the time zone of this machine."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def is_wanted(level: str | None, lowest: str) -> bool:
+    """Whether a logger's line of this level is shown; levels of the user's own are."""
+    severity = _SEVERITY.get((level or "").lower())
+    return severity is None or severity >= _SEVERITY[lowest]
+
+
+def of_call(line: frames.Log, *, include_name: bool = True) -> str:
+    """A line that a call wrote."""
+    text = line.text
+    if line.source == "logger":
+        text = f"{moment(line.time)} | {line.level} | {text}"
+    return f"({line.pod}) {text}" if include_name else text
+
+
+def of_launch(
+    service: str, text: str, *, level: str | None = None, at: float = 0.0, include_name: bool = True
+) -> str:
+    """A line that was written while a service started; one without a level is shown as it is."""
+    if level is not None:
+        text = f"{level} | {moment(at)} | {text}"
+    return f"({service}) {text}" if include_name else text
+
+
+def of_event(service: str, reason: str, message: str, at: float) -> str:
+    """An event of a pod."""
+    return f"({service} events) {moment(at)} | {reason}: {message}"
+
+
+def of_progress(pod: str, report: frames.Progress, width: int) -> str:
+    """How far a call has come, in one line of at most so many characters."""
+    current, total = f"{report.current:g}", report.total
+    if total:
+        share = min(max(report.current / total, 0.0), 1.0)
+        full = round(share * _BAR_CELLS)
+        bar = "█" * full + "░" * (_BAR_CELLS - full)
+        current = f"{bar} {share:4.0%} {current}/{total:g}"
+    return f"({pod}) {current} {report.message or ''}".rstrip()[:width]
+
+
+class Screen:
+    """Standard output, as it is at the time of writing, with one line that shows progress.
+
+    What goes wrong with it is said once, as a warning, and never disturbs a call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bar = ""
+        self._is_broken = False
+
+    def line(self, text: str, colour: str = _CYAN) -> None:
+        """Write a whole line."""
+        stream = sys.stdout
+        if stream is None:
+            return
+        formatted = _FORMATTED.fullmatch(text)
+        if _is_coloured(stream):
+            text = text if formatted else f"{colour}{text}{_RESET}"
+        elif formatted:
+            text = formatted[1]
+        with self._lock:
+            # The line that shows progress moves down.
+            clear, again = ("\r\x1b[K", self._bar) if self._bar else ("", "")
+            self._write(stream, f"{clear}{text}\n{again}")
+
+    def event(self, text: str, *, warning: bool) -> None:
+        """Write an event of a pod."""
+        self.line(text, _YELLOW if warning else _GREEN)
+
+    def progress(self, pod: str, report: frames.Progress) -> None:
+        """Show how far a call has come, on a terminal."""
+        stream = sys.stdout
+        if stream is None or not _is_terminal(stream):
+            return
+        width = shutil.get_terminal_size().columns - _MARGIN
+        with self._lock:
+            self._bar = of_progress(pod, report, width)
+            self._write(stream, f"\r\x1b[K{self._bar}")
+
+    def end_progress(self) -> None:
+        """Take the line that shows progress away."""
+        stream = sys.stdout
+        if not self._bar or stream is None:
+            return
+        with self._lock:
+            self._bar = ""
+            self._write(stream, "\r\x1b[K")
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except UnicodeEncodeError:
+            self._write_encodable(stream, text)
+        except (OSError, ValueError) as error:  # a broken pipe, a closed file
+            self._complain(error)
+
+    def _write_encodable(self, stream: TextIO, text: str) -> None:
+        encoding = stream.encoding or "ascii"
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except (OSError, ValueError) as error:
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            warnings.warn(f"lines from pods cannot be written: {error}", stacklevel=2)
+
+
+class CallLines:
+    """The lines and the progress of one call, or of several calls of one service.
+
+    Args:
+        screen: Where they go.
+        config: How the service logs.
+    """
+
+    __slots__ = ("_config", "_screen", "_shows_progress")
+
+    def __init__(self, screen: Screen, config: LoggingConfig) -> None:
+        self._screen = screen
+        self._config = config
+        self._shows_progress = False
+
+    def log(self, line: frames.Log) -> None:
+        """A call wrote a line."""
+        if line.source != "logger" or is_wanted(line.level, self._config.level):
+            text = line.text
+            if not (line.source != "logger" and _FORMATTED.fullmatch(text)):
+                text = of_call(line, include_name=self._config.include_name)
+            self._screen.line(text)
+
+    def progress(self, pod: str, report: frames.Progress) -> None:
+        """A call has come so far."""
+        self._shows_progress = True
+        self._screen.progress(pod, report)
+
+    def end(self) -> None:
+        """The call ended."""
+        if self._shows_progress:
+            self._screen.end_progress()
+
+
+def _is_coloured(stream: TextIO) -> bool:
+    if "kubetorch.pod.worker.context" in sys.modules:
+        return True
+    environ = os.environ
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return _is_terminal(stream) and environ.get("TERM") != "dumb"
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # no file, or a closed one
+        return False

@@ -1,0 +1,340 @@
+"""The writing end of a stream: whoever has something to send writes it, and nobody waits to.
+
+    any thread ── operations ──┐
+                               ├── drained by whoever holds the lock ── socket
+    large payloads ── chunks ──┘
+
+What is to be sent goes into a queue, and whoever gets the lock writes all of it, the others' too:
+so no caller waits for another one's bytes, and small frames of many callers travel together.
+Writing never blocks. When the kernel has no room, or a payload is longer than a frame, a writer
+thread goes on; it exists only while there is something left to write.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from _queue import Empty, SimpleQueue  # `queue` adds classes that nobody needs here
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from kubetorch.sdk.frame import JOINED, Frame, message
+from kubetorch.sdk.pending import PendingCall
+from kubetorch.sdk.upload import Upload
+from kubetorch.wire import frames
+from kubetorch.wire.channel import Outbox
+
+Buffer = bytes | bytearray | memoryview
+
+_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+#: Buffers that one system call takes.
+_BATCH = 512
+#: Seconds that the writer thread stays without work.
+_LINGER = 5.0
+#: Milliseconds after which a wait for room looks again whether the connection is still the same.
+_ROOM_WAIT = 1000
+
+_AT_ONCE = (False,)
+
+
+class Sender:
+    """Writes the frames of one stream, in order, on the connection that it has at the time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operations: deque[Frame | Callable[[], None]] = deque()
+        self._outbox = Outbox()
+        self._socket: socket.socket | None = None
+        # What the kernel had no room for.
+        self._backlog: deque[memoryview] = deque()
+        self._uploads: dict[int, Upload] = {}
+        # Those of them that have room for a chunk, in turn.
+        self._ready: deque[Upload] = deque()
+        self._thread: threading.Thread | None = None
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        self._end: Exception | None = None
+
+    # --------------------------------------------------------------------- from any thread
+
+    def submit(self, operation: Frame | Callable[[], None]) -> None:
+        """Send a frame, or run an operation between two frames. Never blocks."""
+        self._operations.append(operation)
+        self._settle()
+
+    def grant(self, number: int, size: int) -> None:
+        """The other end has room for more payload of this call."""
+
+        def grant() -> None:
+            upload = self._uploads.get(number)
+            if upload is not None:
+                was_ready = upload.can_send
+                upload.grant(size)
+                if upload.can_send and not was_ready:
+                    self._ready.append(upload)
+                    self._kick()
+
+        self.submit(grant)
+
+    def drop_upload(self, number: int) -> None:
+        """Send no more payload of this call."""
+
+        def drop() -> None:
+            upload = self._uploads.pop(number, None)
+            if upload is not None and upload.can_send:
+                self._ready.remove(upload)
+
+        self.submit(drop)
+
+    def acknowledge(self, received: int) -> None:
+        """The other end has so many frames."""
+        self.submit(lambda: self._outbox.ack(received))
+
+    # --------------------------------------------------------------------- from who connects
+
+    def attach(
+        self, connection: socket.socket, received: int, calls: Mapping[int, PendingCall]
+    ) -> None:
+        """Go on with this connection.
+
+        Args:
+            connection: The socket.
+            received: Frames that the other end has.
+            calls: Those that are pending: from now on they may have reached the other end.
+        """
+        with self._lock:
+            self._backlog.clear()
+            for parts in self._outbox.after(received):
+                self._backlog.extend(map(memoryview, parts))
+            for call in list(calls.values()):
+                call.was_written = True
+            self._socket = connection
+            self._kick()
+        self._settle()
+
+    def restart(self, calls: Mapping[int, PendingCall]) -> None:
+        """Forget all that was sent, but for these calls, which a new end is to get from scratch."""
+        with self._lock:
+            self._forget()
+            for call in list(calls.values()):
+                if call.opening is None:
+                    continue  # still to be admitted
+                self._outbox.keep(call.opening.parts)
+                if call.upload is not None:
+                    call.upload.rewind()
+                    self._begin(call.upload)
+
+    def detach(self) -> None:
+        """The connection is gone; what is sent from now on waits for the next one."""
+        with self._lock:
+            self._detach()
+
+    def retire(self, end: Exception, *, unless: Callable[[], object] | None = None) -> bool:
+        """Never send again: calls that are opened from now on get `end`, at once.
+
+        Args:
+            end: Why.
+            unless: Asked under the lock; if it returns something true, nothing happens.
+        """
+        with self._lock:
+            if unless is not None and (unless() or self._operations):
+                return False
+            self._end = end
+            self._detach()
+            self._forget()
+            self._signals.put(None)
+        self._settle()
+        return True
+
+    def abandon(self, end: Exception) -> None:
+        """Touch neither connection nor lock again, which belong to the process that forked."""
+        self._lock = threading.Lock()
+        self._socket = None
+        self._thread = None
+        self._end = end
+        self._operations.clear()
+        self._forget()
+
+    # ------------------------------------------------------------------------- with the lock
+
+    def _settle(self) -> None:
+        while self._operations:
+            held: list[bool] = []
+            try:
+                # A signal handler that raises runs between two instructions of Python, never inside
+                # this one: so the lock is never held without being noted.
+                held.extend(map(self._lock.acquire, _AT_ONCE))
+                if not held[0]:
+                    return  # its holder looks at the queue after letting go
+                self._drain()
+            finally:
+                if held and held[0]:
+                    self._lock.release()
+
+    def _drain(self) -> None:
+        operations = self._operations
+        buffers: list[Buffer] = []
+        before = -1
+        try:
+            while operations:
+                operation = operations[0]
+                if type(operation) is Frame:
+                    before = self._outbox.sent
+                    self._admit(operation, buffers)
+                    before = -1
+                else:
+                    operation()  # type: ignore[operator]  # no Frame
+                operations.popleft()
+            if buffers:
+                self._write(buffers)
+        except BaseException:
+            # A signal handler raised: what of it was written is unknown, and found out by resuming.
+            if before >= 0 and self._outbox.sent > before:
+                operations.popleft()
+            self._detach()
+            raise
+
+    def _admit(self, frame: Frame, buffers: list[Buffer]) -> None:
+        call = frame.call
+        if self._end is not None:
+            if call is not None:
+                call.lose(self._end)
+            return
+        if frame.is_counted:
+            self._outbox.keep(frame.parts)
+        if self._socket is not None:
+            buffers += frame.parts
+        if call is not None:
+            call.opening = frame
+            call.was_written = self._socket is not None
+            if call.upload is not None:
+                self._begin(call.upload)
+
+    def _begin(self, upload: Upload) -> None:
+        self._uploads[upload.number] = upload
+        self._ready.append(upload)
+        self._kick()
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if self._socket is None:
+            return
+        if self._backlog:
+            self._backlog.extend(map(memoryview, buffers))
+            return
+        if len(buffers) > 1 and sum(map(len, buffers)) <= JOINED:
+            buffers = [b"".join(buffers)]
+        if len(buffers) == 1:
+            try:
+                sent = self._socket.send(buffers[0], _FLAGS)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._detach()
+                return
+            if sent == len(buffers[0]):
+                return
+            self._backlog.append(memoryview(buffers[0])[sent:])
+        else:
+            self._backlog.extend(map(memoryview, buffers))
+            if self._flush():
+                return
+        self._kick()
+
+    def _flush(self) -> bool:
+        """Write what waits; whether all of it is written."""
+        backlog = self._backlog
+        while backlog and self._socket is not None:
+            batch = [backlog[index] for index in range(min(len(backlog), _BATCH))]
+            try:
+                sent = self._socket.sendmsg(batch, (), _FLAGS)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._detach()
+                return True
+            while sent:
+                first = backlog[0]
+                if sent < len(first):
+                    backlog[0] = first[sent:]
+                    break
+                sent -= len(first)
+                backlog.popleft()
+        return not backlog
+
+    def _forget(self) -> None:
+        self._backlog.clear()
+        self._uploads.clear()
+        self._ready.clear()
+        self._outbox = Outbox()
+
+    def _detach(self) -> None:
+        connection, self._socket = self._socket, None
+        self._backlog.clear()
+        if connection is not None:
+            try:
+                # Whoever reads finds the end of the stream, and connects again.
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+    # --------------------------------------------------------------------- the writer thread
+
+    def _kick(self) -> None:
+        if self._signals.empty():
+            self._signals.put(None)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="kubetorch-stream-writer", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                full = not self._flush()
+                if not full:
+                    self._send_chunk()
+                    full = bool(self._backlog)
+                connection = self._socket
+                is_idle = self._is_idle
+            self._settle()
+            if full and connection is not None:
+                _wait_for_room(connection)
+            elif is_idle:
+                try:
+                    self._signals.get(timeout=_LINGER)
+                except Empty:
+                    with self._lock:
+                        if self._signals.empty() and self._is_idle:
+                            self._thread = None
+                            return
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._socket is None or not (self._backlog or self._ready)
+
+    def _send_chunk(self) -> None:
+        if self._socket is None or not self._ready:
+            return
+        upload = self._ready.popleft()
+        pieces = upload.take()
+        size = sum(map(len, pieces))
+        parts = message(frames.pack_header(frames.Kind.DATA, upload.number), pieces, size)
+        self._outbox.keep(parts)
+        self._backlog.extend(map(memoryview, parts))
+        self._flush()
+        if upload.can_send:
+            self._ready.append(upload)
+        elif upload.is_done:
+            del self._uploads[upload.number]
+            if upload.on_sent is not None:
+                upload.on_sent()
+
+
+def _wait_for_room(connection: socket.socket) -> None:
+    waiter = select.poll()
+    try:
+        waiter.register(connection.fileno(), select.POLLOUT)
+    except ValueError:  # closed meanwhile
+        return
+    waiter.poll(_ROOM_WAIT)

@@ -1,0 +1,418 @@
+"""The client's end of one call stream: a WebSocket to one pod, shared by all callers of a process.
+
+    caller ── start ──► Sender ──► socket ──► agent
+    caller ◄── event ── PendingCall ◄── whoever reads ◄── socket
+
+There is no event loop: callers write to the socket themselves, and a blocking caller that finds
+nobody reading reads for itself until its call has an answer, which saves a switch of threads.
+Otherwise the stream's own thread reads: for coroutines, for many callers at once, and while nobody
+waits, so that pings are answered and the end of a connection is noticed.
+
+What survives a broken connection, and how, is `kubetorch.wire.channel`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from _queue import Empty, SimpleQueue  # `queue` adds classes that nobody needs here
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
+from kubetorch.lib import websocket
+from kubetorch.sdk.frame import Frame, control, message
+from kubetorch.sdk.incoming import LONGEST, Incoming
+from kubetorch.sdk.mailbox import Mailbox
+from kubetorch.sdk.pending import EXPIRED, SENT, Event, PendingCall
+from kubetorch.sdk.sending import Sender
+from kubetorch.sdk.upload import Upload
+from kubetorch.wire import codecs, frames, versions
+from kubetorch.wire.channel import Inbox
+from kubetorch.wire.frames import Kind
+
+if TYPE_CHECKING:
+    import asyncio
+
+Buffer = bytes | bytearray | memoryview
+
+#: Seconds of silence after which the agent is asked for a sign of life, and is given up.
+PING_AFTER = 10.0
+SILENCE = 20.0
+#: Seconds without a caller that reads for itself after which the stream's thread reads.
+_IDLE = 0.1
+
+_AT_ONCE = (False,)
+
+
+class Stream:
+    """Calls on one connection after the other to the agent of one pod.
+
+    Args:
+        reconnect: Called by the stream's thread, without a connection while calls are pending:
+            gets a new connection with `open`, or ends the stream with `end`.
+
+    Attributes:
+        id: Names this client to the agent, on every connection.
+        accepts_calls: Whether calls can be opened.
+        pod: Name of the pod.
+        incarnation: Identity of the agent's process; empty before the first connection.
+    """
+
+    def __init__(self, reconnect: Callable[[Stream], None]) -> None:
+        self.id = os.urandom(16).hex()
+        self.accepts_calls = False
+        self.pod = ""
+        self.incarnation = ""
+        self._reconnect = reconnect
+        self._numbers = itertools.count(1)
+        self._sender = Sender()
+        self._incoming = Incoming(self._sender, self)
+        self.calls = self._incoming.calls
+        self._connection: socket.socket | None = None
+        # A connection that the agent has not said anything on yet.
+        self._candidate: socket.socket | None = None
+        self._poller = select.poll()
+        self._parser: websocket.Parser
+        self._heard = 0.0
+        self._pinged = 0.0
+        self._thread: threading.Thread | None = None
+        # Whoever reads holds it.
+        self._reading = threading.Lock()
+        self._turns = 0
+        self._is_wanted = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._due: list[Mailbox] = []
+
+    # --------------------------------------------------------------------------------- callers
+
+    def start(
+        self,
+        meta: frames.Open | frames.Attach,
+        segments: Sequence[Buffer],
+        deliver: Callable[[Event], None],
+        *,
+        context: Any = None,  # noqa: ANN401  # the caller's own
+        reads: bool = False,
+    ) -> PendingCall:
+        """Open a call, or attach to one.
+
+        Args:
+            meta: What is called.
+            segments: The encoded arguments.
+            deliver: Told of every event, by whichever thread reads.
+            context: Kept in the `PendingCall`.
+            reads: The caller will `wait` at once.
+        """
+        number = next(self._numbers)
+        call = PendingCall(number, deliver, context)
+        pieces: Sequence[Buffer] = ()
+        size = 0
+        kind = Kind.ATTACH
+        if type(meta) is frames.Open:
+            kind = Kind.OPEN
+            size = meta.body.total
+            if size > frames.CHUNK:
+                sent = Event(call, SENT, None, None, 0)
+                call.upload = Upload(number, segments, size, lambda: deliver(sent))
+                size = 0
+            else:
+                pieces = segments if len(segments) == 1 else list(codecs.join(segments))
+        frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
+        self.calls[number] = call
+        try:
+            self._sender.submit(frame)
+        except BaseException:
+            self.cancel(call)
+            raise
+        if not reads and not self._reading.locked():
+            self._wake.put(None)
+        return call
+
+    def wait(
+        self, call: PendingCall, events: SimpleQueue[Event], deadline: float | None = None
+    ) -> Event:
+        """The next event of a call that delivers to `events`; `EXPIRED` at the deadline."""
+        held: list[bool] = []
+        try:
+            # See `Sender`: a lock is never held without being noted.
+            held.extend(map(self._reading.acquire, _AT_ONCE))
+            if held[0]:
+                self._turns += 1
+                self._read_until(events, deadline)
+            else:
+                self._is_wanted = True
+        finally:
+            if held and held[0]:
+                self._reading.release()
+                if self._connection is None or len(self.calls) > (call.number in self.calls):
+                    self._wake.put(None)
+        if deadline is None:
+            return events.get()
+        try:
+            return events.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except Empty:
+            return Event(call, EXPIRED, None, None, 0)
+
+    def took(self, event: Event) -> None:
+        """The program has taken this event."""
+        grant = event.call.take(event.weight)
+        if grant:
+            self._grant(event.call.number, grant)
+
+    def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
+        """Tell the agent that nobody wants the call any more.
+
+        Args:
+            call: The call.
+            reason: Why.
+            abandons: How it ends is not waited for.
+        """
+        if call.is_abandoned or call.number not in self.calls:
+            return
+        call.is_abandoned = abandons
+        if call.upload is not None:
+            self._sender.drop_upload(call.number)
+        meta = frames.Cancel(reason) if reason else frames.Cancel()
+        self._sender.submit(Frame(message(frames.encode(Kind.CANCEL, call.number, meta))))
+
+    def mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        """Where to deliver events for coroutines of this loop."""
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            for old in [old for old in self._mailboxes if old.is_closed()]:
+                del self._mailboxes[old]
+            mailbox = self._mailboxes[loop] = Mailbox(loop, self._due)
+        return mailbox
+
+    # ------------------------------------------------------------------------- its life
+
+    @property
+    def received(self) -> int:
+        """Counted frames that have arrived from this incarnation of the agent."""
+        return self._incoming.inbox.received
+
+    def open(self, connection: socket.socket, rest: bytes, *, timeout: float) -> None:
+        """Go on with this connection, a blocking socket that was upgraded.
+
+        Args:
+            connection: The socket.
+            rest: What was read of it already.
+            timeout: Seconds until the agent's first frame has to be there.
+
+        Raises:
+            OSError, WebSocketError, ProtocolError: It is no use.
+            VersionMismatchError: The agent speaks another protocol.
+        """
+        self._parser = websocket.Parser(self._incoming, masked=False, max_message=LONGEST)
+        self._candidate = connection
+        try:
+            connection.settimeout(timeout)
+            self._parser.feed(rest)
+            while self._awaits_welcome():
+                size = connection.recv_into(self._parser.get_buffer())
+                if not size:
+                    raise ConnectionResetError("the agent closed the connection")
+                self._parser.advance(size)
+            connection.settimeout(None)
+        except BaseException:
+            self._sender.detach()
+            connection.close()
+            raise
+        finally:
+            self._candidate = None
+            self._post()
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
+        self._heard = self._pinged = time.monotonic()
+        self._connection = connection
+        self.accepts_calls = True
+        self._wake.put(None)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="kubetorch-stream-reader", daemon=True
+            )
+            self._thread.start()
+
+    def _awaits_welcome(self) -> bool:
+        return self._candidate is not None
+
+    def on_welcome(self, welcome: frames.Welcome) -> None:
+        """The agent's first frame on a connection."""
+        connection, self._candidate = self._candidate, None
+        if connection is None:
+            raise ProtocolError("a second WELCOME on one connection")
+        versions.check(welcome.protocol, peer="the pod's agent")
+        is_known = welcome.incarnation == self.incarnation
+        if not (is_known and welcome.resumed):
+            self._lose_written(is_known=is_known)
+            self.incarnation = welcome.incarnation
+            self._incoming.inbox = Inbox()
+            self._sender.restart(self.calls)
+        self.pod = welcome.pod
+        self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
+
+    def on_goaway(self) -> None:
+        """The agent takes no more calls; those that run go on."""
+        self.accepts_calls = False
+
+    def _lose_written(self, *, is_known: bool) -> None:
+        """The agent knows nothing of what was written to it, or to the one before it."""
+        for call in list(self.calls.values()):
+            if not (call.was_written or call.is_abandoned):
+                continue
+            del self.calls[call.number]
+            if is_known:
+                call.lose(CallLostError(f"the agent of pod {self.pod} has given up this client"))
+            else:
+                call.lose(AgentDiedError(self.pod, "AgentRestarted"))
+
+    def end(self, error: Exception) -> None:
+        """No call is opened any more, and those that are pending are lost with `error`."""
+        self.accepts_calls = False
+        self._sender.retire(error)
+        for number in list(self.calls):
+            call = self.calls.pop(number, None)
+            if call is not None:
+                call.lose(error)
+        self._post()
+        self._disconnect()
+
+    def close(self) -> None:
+        """Say goodbye: the agent cancels what runs for this client."""
+        self._sender.submit(control(websocket.CLOSE, websocket.close_payload(websocket.NORMAL)))
+        self.end(CallLostError("the connection was closed by this program"))
+        self._wake.put(None)
+
+    def abandon(self) -> None:
+        """Let go of everything, in a forked child: the connection is the parent's."""
+        connection, self._connection = self._connection, None
+        self.accepts_calls = False
+        error = CallLostError("the process was forked; its calls stay with the parent")
+        self._reading = threading.Lock()
+        self._sender.abandon(error)
+        if connection is not None:
+            connection.close()
+        for call in list(self.calls.values()):
+            call.lose(error)
+        self.calls.clear()
+
+    def _run(self) -> None:
+        try:
+            while self._serve():
+                pass
+        finally:
+            if self.accepts_calls:
+                self.end(KubetorchError("the thread that reads a stream ended"))
+
+    def _serve(self) -> bool:
+        """Read as long as it is this thread's turn; whether there is more to do."""
+        self._stand_by()
+        try:
+            while self._read_some(PING_AFTER):
+                if self._is_wanted and not self.calls:
+                    # The next caller can read for itself.
+                    self._is_wanted = False
+                    return True
+        finally:
+            self._reading.release()
+        idle = CallLostError("the agent closed the connection")
+        if self._sender.retire(idle, unless=lambda: self.calls):
+            self.accepts_calls = False
+            return False
+        self._reconnect(self)
+        return self._connection is not None
+
+    def _stand_by(self) -> None:
+        """Wait until somebody has to read, and nobody else does."""
+        while True:
+            turns = self._turns
+            try:
+                self._wake.get(timeout=_IDLE)
+            except Empty:
+                if self._turns != turns:
+                    continue
+            self._reading.acquire()  # `_serve` releases it
+            while not self._wake.empty():
+                self._wake.get()
+            return
+
+    # --------------------------------------------------------------------------------- reading
+
+    def _read_until(self, events: SimpleQueue[Event], deadline: float | None) -> None:
+        while events.empty():
+            timeout = PING_AFTER
+            if deadline is not None:
+                timeout = min(deadline - time.monotonic(), timeout)
+                if timeout <= 0:
+                    return
+            if not self._read_some(timeout):
+                return
+
+    def _read_some(self, timeout: float) -> bool:
+        """Read what is there, or comes in time; false when there is no connection any more."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            if not self._poller.poll(timeout * 1000):
+                return self._check_silence()
+            size = connection.recv_into(self._parser.get_buffer(), 0, socket.MSG_DONTWAIT)
+            if not size:
+                self._disconnect()
+                return False
+            self._heard = time.monotonic()
+            self._parser.advance(size)
+        except BlockingIOError:
+            return True
+        except OSError:
+            self._disconnect()
+            return False
+        except (websocket.WebSocketError, ProtocolError) as error:
+            self.end(_broken(error))
+            return False
+        except BaseException:
+            # A signal handler raised: what was read is lost, and comes again by resuming.
+            self._disconnect()
+            raise
+        finally:
+            if self._due:
+                self._post()
+        return self._connection is not None
+
+    def _check_silence(self) -> bool:
+        now = time.monotonic()
+        if now - self._heard >= SILENCE:
+            self._disconnect()
+            return False
+        if now - max(self._heard, self._pinged) >= PING_AFTER:
+            self._pinged = now
+            self._sender.submit(control(websocket.PING))
+        return True
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._sender.detach()
+        if connection is not None:
+            connection.close()
+
+    def _post(self) -> None:
+        while self._due:
+            self._due.pop().post()
+
+    def _grant(self, number: int, size: int) -> None:
+        meta = frames.Credit(size)
+        self._sender.submit(Frame(message(frames.encode(Kind.CREDIT, number, meta))))
+
+
+def _broken(error: Exception) -> KubetorchError:
+    if isinstance(error, KubetorchError):
+        return error
+    wrapped = ProtocolError(f"the agent broke the protocol: {error}")
+    wrapped.__cause__ = error
+    return wrapped
