@@ -25,7 +25,8 @@ def there(tmp_path: Path) -> BlobStore:
 
 
 def temporary_files(store: BlobStore) -> list[str]:
-    return os.listdir(store.root / "tmp") if (store.root / "tmp").exists() else []
+    folder = store.root / "tmp"
+    return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
 def put(store: BlobStore, *contents: bytes) -> list[str]:
