@@ -38,9 +38,9 @@ class Census:
             files=frozenset(_temporary_files()),
         )
 
-    def leaks_since(self) -> list[str]:
-        """A line for each thing that is here now, was not at this census, and does not end."""
-        deadline = time.monotonic() + GRACE
+    def leaks_since(self, grace: float = GRACE) -> list[str]:
+        """A line for each thing that is here, was not at this census, and does not end."""
+        deadline = time.monotonic() + grace
         while True:
             now = Census.take()
             found = [
@@ -59,9 +59,9 @@ def processes_of(home: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _belongs(process, home)]
 
 
-def processes_left_of(home: Path) -> list[str]:
-    """A line for each process of `home` that does not end within the grace."""
-    _, alive = psutil.wait_procs(processes_of(home), timeout=GRACE)
+def processes_left_of(home: Path, grace: float = GRACE) -> list[str]:
+    """A line for each process of `home` that does not end."""
+    _, alive = psutil.wait_procs(processes_of(home), timeout=grace)
     return [_describe(process) for process in alive if _lives(process)]
 
 
@@ -84,7 +84,9 @@ def _lives(process: psutil.Process) -> bool:
 
 def _describe(process: psutil.Process) -> str:
     try:
-        return f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+        return f"process {process.pid}: {' '.join(process.cmdline())}"
+    except psutil.ZombieProcess:
+        return f"process {process.pid}: has ended, and nobody reaped it"
     except psutil.Error:
         return f"process {process.pid}"
 
