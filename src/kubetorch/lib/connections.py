@@ -66,6 +66,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_open = False
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
+        #: The code with which the peer closed the connection, if it did.
+        self.close_code: int | None = None
         #: Whether what is sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
 
@@ -193,6 +195,7 @@ class Connection(asyncio.BufferedProtocol):
             self.send(payload, opcode=websocket.PONG)
         elif opcode == websocket.CLOSE and self._is_open:
             code, reason = websocket.parse_close(payload)
+            self.close_code = code
             self.send(websocket.close_payload(code), opcode=websocket.CLOSE)
             self._finish(reason or f"closed by the peer with code {code}")
 

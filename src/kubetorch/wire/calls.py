@@ -3,7 +3,7 @@
 The outcome of a spawned call is packed, kept as a blob and read again by another process, perhaps
 with another version of this package. A packed outcome is
 
-     0      4             8                   64 × n
+     0      4             8                   a multiple of 64
     +------+-------------+-------------------+---------+
     | KTO1 | meta length | meta (JSON), pad  | payload |
     +------+-------------+-------------------+---------+

@@ -17,7 +17,7 @@ import importlib
 import json
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any
 
@@ -150,6 +150,11 @@ def describe(
     )
 
 
+def without_traceback(failure: Failure, error: errors.KubetorchError) -> Failure:
+    """The failure of a server's own refusal: how the server came to it says nothing to a caller."""
+    return replace(failure, traceback=error.remote_traceback or "")
+
+
 def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
     """The traceback as Python prints it, without leading frames in files under `skip`."""
     if isinstance(error, errors.KubetorchError) and error.remote_traceback:
@@ -162,9 +167,8 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
 
 
 def _without_leading(trace: TracebackType | None, skip: str | None) -> TracebackType | None:
-    while skip and trace and trace.tb_frame.f_code.co_filename.startswith(skip):
-        trace = trace.tb_next
-    while trace and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+    ours = ("<frozen importlib", skip) if skip else ("<frozen importlib",)
+    while trace and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace
 

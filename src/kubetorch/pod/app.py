@@ -1,0 +1,234 @@
+"""The agent's HTTP routes, but for the stream: who may ask what, and where it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
+
+from kubetorch.errors import CallRefusedError, KubetorchError
+from kubetorch.pod import http
+from kubetorch.pod.asgi import (
+    NDJSON,
+    ClientGoneError,
+    Receive,
+    Request,
+    Responder,
+    Scope,
+    Send,
+    refusal,
+)
+from kubetorch.pod.auth import Guard
+from kubetorch.pod.calls import Calls
+from kubetorch.pod.logs import PodLog
+from kubetorch.pod.supervisor import Supervisor
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures, routes
+
+#: Lines of the log that `GET /v1/logs` begins with, when it is not told.
+TAIL = 100
+_TAIL_LIMIT = 1_000_000
+
+_log = logging.getLogger(__name__)
+
+_Route = Callable[[Request, Responder], Awaitable[None]]
+
+
+class App:
+    """An ASGI application.
+
+    Args:
+        pod_name: Name of the pod.
+        guard: Decides who may ask.
+        calls: Runs calls.
+        supervisor: Knows what is served.
+        log: The pod's log.
+    """
+
+    def __init__(
+        self, *, pod_name: str, guard: Guard, calls: Calls, supervisor: Supervisor, log: PodLog
+    ) -> None:
+        self._pod_name = pod_name
+        self._guard = guard
+        self._calls = calls
+        self._supervisor = supervisor
+        self._log = log
+        self._routes: dict[str, _Route] = {
+            "/": self._health,
+            routes.HEALTH: self._health,
+            routes.READY: self._ready,
+            routes.METRICS: self._metrics,
+            routes.OPENAPI: self._openapi,
+            routes.DOCS: self._docs,
+            routes.LOGS: self._logs,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.headers[routes.REQUEST_ID.lower()] = given = http.request_id(request.headers)
+        respond = Responder(send, {routes.REQUEST_ID: given})
+        error: Exception
+        try:
+            await self._answer(request, respond)
+            return
+        except ClientGoneError:
+            return
+        except KubetorchError as refused:
+            error = refused
+        except Exception as broken:  # noqa: BLE001  # one request must not end the server
+            _log.exception("request failed path=%s", request.path)
+            error = broken
+        await self._fail(error, respond)
+
+    async def _answer(self, request: Request, respond: Responder) -> None:
+        headers = request.headers
+        self._guard.check_origin(headers.get("host"), headers.get("origin"))
+        if request.path not in ("/", routes.HEALTH):
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
+        if request.method == "POST":
+            name, method = _target(request.path)
+            await http.call(request, respond, self._calls, name, method)
+            return
+        route = self._routes.get(request.path)
+        if route is None:
+            raise self._no_route(request)
+        if request.method not in ("GET", "HEAD"):
+            raise refusal(405, f"{request.path} can be read only", hint="use GET")
+        await route(request, respond)
+
+    async def _fail(self, error: Exception, respond: Responder) -> None:
+        failure = failures.describe(error, pod_name=self._pod_name, started=False, skip=__file__)
+        if isinstance(error, KubetorchError):
+            failure = failures.without_traceback(failure, error)
+        if respond.has_begun:
+            await respond.write(failure.to_json() + b"\n", more=False)
+        else:
+            await respond.answer_failure(failure)
+
+    def _no_route(self, request: Request) -> KubetorchError:
+        spec = self._calls.spec
+        if spec is not None and _target_name(request.path) == spec.callable.name:
+            return refusal(405, f"{request.path} is called with POST")
+        return refusal(404, f"there is nothing at {request.path[:200]!r}")
+
+    # ----------------------------------------------------------------------------------- routes
+
+    async def _health(self, _request: Request, respond: Responder) -> None:
+        await respond.answer_json(200, {"status": "healthy"})
+
+    async def _ready(self, request: Request, respond: Responder) -> None:
+        wanted = _query(request, "launch_id")
+        generation = self._calls.generation
+        if not self._calls.is_serving or (wanted is not None and wanted != str(generation)):
+            raise CallRefusedError(
+                f"pod {self._pod_name} serves generation {generation}"
+                if generation
+                else f"pod {self._pod_name} serves nothing yet",
+                hint=None if wanted is None else f"generation {wanted} was asked for",
+            )
+        spec = self._spec()
+        await respond.answer_json(
+            200,
+            {
+                "status": "ready",
+                "callable": spec.callable.name,
+                "generation": generation,
+                "launch_id": str(generation),
+            },
+        )
+
+    async def _metrics(self, _request: Request, respond: Responder) -> None:
+        calls = self._calls
+        lines = [
+            *_metric("calls_total", "counter", "Calls that were begun.", calls.total),
+            *_metric("calls_failed_total", "counter", "Calls that failed.", calls.failed),
+            *_metric("calls_running", "gauge", "Calls that have not ended.", calls.running),
+            *_metric("last_activity_timestamp", "gauge", "Last begin or end.", calls.last),
+            *_metric("generation", "gauge", "Generation that is served.", calls.generation),
+            *_metric(
+                "worker_restarts_total",
+                "counter",
+                "Workers that died and were replaced.",
+                self._supervisor.restarts,
+            ),
+            *_metric(
+                "log_lines_dropped_total",
+                "counter",
+                "Lines that could not be written to the log.",
+                self._log.dropped,
+            ),
+        ]
+        text = "\n".join(lines) + "\n"
+        await respond.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, _request: Request, respond: Responder) -> None:
+        from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
+
+        spec, code = self._spec(), self._supervisor.code
+        found = await asyncio.to_thread(openapi.operations, spec.callable, code)
+        document = openapi.document(spec.callable, spec.name, found)
+        await respond.answer(200, json.dumps(document, indent=2).encode())
+
+    async def _docs(self, request: Request, respond: Responder) -> None:
+        from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
+
+        spec, code = self._spec(), self._supervisor.code
+        found = await asyncio.to_thread(openapi.operations, spec.callable, code)
+        base = f"http://{request.headers.get('host', '')}"
+        text = openapi.page(spec.callable, spec.name, found, base)
+        await respond.answer(200, text.encode(), "text/html; charset=utf-8")
+
+    async def _logs(self, request: Request, respond: Responder) -> None:
+        tail = _query(request, "tail") or str(TAIL)
+        if not tail.isascii() or not tail.isdigit():
+            raise refusal(400, f"tail is {tail[:40]!r}; it must be a number of lines")
+        count = min(int(tail[:9]), _TAIL_LIMIT)
+        if _query(request, "follow") not in ("1", "true"):
+            lines = await asyncio.to_thread(self._log.tail, count)
+            await respond.answer(200, b"".join(lines), NDJSON)
+            return
+        await respond.begin(200, NDJSON)
+        gone = asyncio.ensure_future(request.disconnected())
+        follower = self._log.follow(count)
+        gone.add_done_callback(lambda _: follower.close())
+        try:
+            async for piece in follower:
+                await respond.write(piece)
+            await respond.write(b"", more=False)
+        finally:
+            gone.cancel()
+            follower.close()
+
+    def _spec(self) -> WorkloadSpec:
+        if self._calls.spec is None:
+            raise CallRefusedError("nothing is deployed on this pod yet")
+        return self._calls.spec
+
+
+def _target(path: str) -> tuple[str, str | None]:
+    """Callable and method in a path."""
+    name, _, method = path[1:].partition("/")
+    if not name or "/" in method:
+        raise refusal(
+            404, f"there is nothing to call at {path[:200]!r}", hint="POST /<callable>[/<method>]"
+        )
+    return name, method or None
+
+
+def _target_name(path: str) -> str:
+    return path[1:].partition("/")[0]
+
+
+def _query(request: Request, name: str) -> str | None:
+    found = parse_qs(request.query.decode("latin-1")).get(name)
+    return found[-1] if found else None
+
+
+def _metric(name: str, kind: str, text: str, value: float) -> list[str]:
+    full = f"kubetorch_{name}"
+    return [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {value}"]

@@ -1,0 +1,284 @@
+"""`POST /{callable}[/{method}]`: one call by plain HTTP, for curl and every other language."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import functools
+import json
+import os
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from kubetorch.errors import ProtocolError
+from kubetorch.pod.asgi import JSON, NDJSON, Request, Responder
+from kubetorch.pod.call import Call
+from kubetorch.pod.calls import Calls
+from kubetorch.pod.lines import Line
+from kubetorch.pod.relay import GRANT_COUNT
+from kubetorch.pod.workers import OwnedPayload, Payload
+from kubetorch.wire import codecs, failures, routes
+from kubetorch.wire.calls import Outcome, Raised, Returned, new_call_id
+from kubetorch.wire.frames import Body, Open
+
+#: Bytes that the body of a `POST` may have, decompressed; streams take more.
+BODY_LIMIT = 64 * 1024 * 1024
+
+
+class _Arguments(msgspec.Struct):
+    """The body of a request. Other keys belong to options that are not taken here."""
+
+    args: msgspec.Raw = msgspec.Raw(b"[]")
+    kwargs: msgspec.Raw = msgspec.Raw(b"{}")
+    data: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Arguments | str)
+
+
+async def call(
+    request: Request, respond: Responder, calls: Calls, name: str, method: str | None
+) -> None:
+    """Run the call that a request describes, and answer with what it comes to.
+
+    Raises:
+        KubetorchError: It is refused.
+    """
+    codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
+    calls.check_target(name, codec)
+    arguments = parse_arguments(await request.body(BODY_LIMIT), codec)
+    opening = Open(
+        id=new_call_id(),
+        callable=name,
+        body=Body(codec, (len(arguments),), len(arguments)),
+        method=method,
+        request_id=request.headers[routes.REQUEST_ID.lower()],
+        timeout=_timeout(request.headers.get(routes.TIMEOUT.lower())),
+        idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
+        stream_logs=False,
+        traceparent=request.headers.get("traceparent"),
+    )
+    caller = HttpCaller()
+    running = _open(calls, opening, caller, arguments)
+    watch = asyncio.ensure_future(request.disconnected())
+    watch.add_done_callback(lambda _: caller.on_gone())
+    try:
+        await _relay(caller, running, respond)
+    finally:
+        watch.cancel()
+        if running is not None:
+            running.leave(caller)
+
+
+def request_id(headers: dict[str, str]) -> str:
+    """The identity of a request: what the client says, or a new one of 10 hex digits."""
+    given = headers.get(routes.REQUEST_ID.lower(), "").strip()
+    return given if given.isprintable() and 0 < len(given) <= 200 else os.urandom(5).hex()
+
+
+def parse_arguments(body: bytes, codec: str) -> bytes:
+    """The encoded arguments in the body of a request; nothing of them is decoded.
+
+    Raises:
+        ProtocolError: The body is not what the contract says.
+    """
+    if not body.strip():
+        if codec == "pickle":
+            return pickle.dumps({"args": [], "kwargs": {}})
+        return b'{"args":[],"kwargs":{}}'
+    try:
+        found = _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(
+            f"the body is not JSON of the form {_FORM}: {error}",
+            hint="with Content-Type: application/json",
+        ) from error
+    if codec == "pickle":
+        data = found if isinstance(found, str) else found.data
+        if data is None:
+            raise ProtocolError('the body has no "data": the pickled arguments in base64')
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ProtocolError(f'"data" is not base64: {error}') from error
+    if isinstance(found, str):
+        raise ProtocolError(f"the body is a string; it must be {_FORM}")
+    args, kwargs = bytes(found.args), bytes(found.kwargs)
+    if not args.startswith(b"[") or not kwargs.startswith(b"{"):
+        raise ProtocolError(f'"args" must be a list and "kwargs" an object: {_FORM}')
+    return b'{"args":%b,"kwargs":%b}' % (args, kwargs)
+
+
+_FORM = '{"args": [...], "kwargs": {...}}'
+
+
+def _timeout(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ProtocolError(f"{routes.TIMEOUT} is {text[:40]!r}; it must be seconds") from error
+
+
+def _open(calls: Calls, opening: Open, caller: HttpCaller, arguments: bytes) -> Call | None:
+    earlier = calls.repeated(opening)
+    if isinstance(earlier, Call):
+        earlier.join(caller)
+        return earlier
+    if earlier is not None:
+        caller.on_outcome(earlier)
+        return None
+    running = calls.open(opening, caller)
+    running.begin(OwnedPayload(arguments))
+    return running
+
+
+async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -> None:
+    """Pass on what the call produces."""
+    granted = 0
+    while True:
+        event = await caller.next()
+        if event is None:
+            return
+        if isinstance(event, _Yielded):
+            if not respond.has_begun:
+                await respond.begin(200, NDJSON)
+            await respond.write(_line("yield", event.codec, event.segments))
+            granted += 1
+            if granted == GRANT_COUNT and running is not None:
+                granted = 0
+                running.grant(GRANT_COUNT)
+        elif isinstance(event, bytes):
+            if respond.has_begun:
+                await respond.write(event + b"\n", more=False)
+            else:
+                await respond.answer_failure(failures.parse_json(event))
+            return
+        else:
+            await _answer(event, respond)
+            return
+
+
+async def _answer(result: _Returned, respond: Responder) -> None:
+    codec, segments = result.codec, result.segments
+    if result.streamed or respond.has_begun:
+        if not respond.has_begun:
+            await respond.begin(200, NDJSON)
+        await respond.write(_line("return", codec, segments), more=False)
+    elif codec == "none" and len(segments) == 2:
+        # Raw content and its type, which the user's code made itself.
+        await respond.answer(200, segments[0], bytes(segments[1]).decode("latin-1"))
+    else:
+        await respond.answer(200, _json(codec, segments), JSON)
+
+
+def _line(key: str, codec: str, segments: Sequence[memoryview]) -> bytes:
+    return b'{"%b":%b}\n' % (key.encode(), _json(codec, segments))
+
+
+def _json(codec: str, segments: Sequence[memoryview]) -> bytes:
+    """A value as JSON text; a pickled one in base64."""
+    if codec == "pickle":
+        data = base64.b64encode(in_band(segments)).decode()
+        return json.dumps({"data": data}).encode()
+    if codec == "none" and len(segments) == 2:
+        return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
+    return bytes(segments[0]) if segments and len(segments[0]) else b"null"
+
+
+def in_band(segments: Sequence[memoryview]) -> bytes:
+    """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
+
+    `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
+    """
+    if len(segments) == 1:
+        return bytes(segments[0])
+    return pickle.dumps(_Rebuild(segments), protocol=5)
+
+
+class _Rebuild:
+    def __init__(self, segments: Sequence[memoryview]) -> None:
+        self._segments = segments
+
+    def __reduce__(self) -> tuple[object, ...]:
+        stream, *buffers = self._segments
+        # Writable where they were writable: arrays that are rebuilt on them can be changed.
+        loads = functools.partial(pickle.loads, buffers=[bytearray(item) for item in buffers])
+        return loads, (bytes(stream),)
+
+
+class _Yielded(NamedTuple):
+    """A value that a generator yielded, still encoded, in memory that stays."""
+
+    codec: str
+    segments: list[memoryview]
+
+
+class _Returned(NamedTuple):
+    """The value that a call returned, still encoded, in memory that stays."""
+
+    codec: str
+    segments: list[memoryview]
+    streamed: bool
+
+
+_Event = _Yielded | _Returned | bytes | None
+
+
+class HttpCaller:
+    """The caller of a call that came by HTTP: events in, one reader."""
+
+    def __init__(self) -> None:
+        # At most as many values as a generator may be ahead of its grants.
+        self._events: deque[_Event] = deque()
+        self._arrived = asyncio.Event()
+
+    async def next(self) -> _Event:
+        """A value, the result, a failure as JSON, or `None` when the client is gone."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._events.popleft()
+
+    def on_gone(self) -> None:
+        """The client closed the connection."""
+        self._put(None)
+
+    def on_log(self, line: Line) -> None:
+        """The pod's log has it."""
+
+    def on_progress(self, current: float, total: float | None, message: str | None) -> None:
+        """There is no place for it in a response."""
+
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        """See `Caller`."""
+        self._put(_Yielded(codec, codecs.split(payload.view, sizes)))
+        payload.release()
+
+    def on_result(self, result: Returned, payload: Payload | None) -> None:
+        """See `Caller`."""
+        segments = codecs.split(memoryview(result.payload), result.sizes)
+        self._put(_Returned(result.codec, segments, result.streamed))
+        if payload is not None:
+            payload.release()
+
+    def on_failure(self, failure: bytes) -> None:
+        """See `Caller`."""
+        self._put(failure)
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """How a call ended that came before, with the same idempotency key."""
+        if isinstance(outcome, Raised):
+            self.on_failure(outcome.failure.to_json())
+        else:
+            self.on_result(outcome, None)
+
+    def _put(self, event: _Event) -> None:
+        self._events.append(event)
+        self._arrived.set()

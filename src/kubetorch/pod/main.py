@@ -1,0 +1,258 @@
+"""The agent: reads who it is, builds everything, runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from kubetorch._version import __version__
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.lib import memory, processes
+from kubetorch.pod.app import App
+from kubetorch.pod.auth import Credentials, Guard
+from kubetorch.pod.calls import Calls
+from kubetorch.pod.lines import Line
+from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.results import Results
+from kubetorch.pod.server import Server, bind
+from kubetorch.pod.session import Session
+from kubetorch.pod.streams import Streams
+from kubetorch.pod.supervisor import Supervisor
+from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.workers import Worker, WorkerHost
+from kubetorch.wire import tokens, versions
+from kubetorch.wire.messages import Activity, FromController, Hello, Members, Reload, Terminate
+from kubetorch.wire.podenv import PodEnv
+
+#: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
+TERM_GRACE = 25.0
+#: Seconds that workers have to end after their calls.
+WORKER_GRACE = 2.0
+#: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
+UPLOAD_GRACE = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Run the agent; its exit status."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=environ.get("KT_LOG_LEVEL", "info").upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        pod = PodEnv.read(environ)
+        credentials = Credentials.read(pod.credentials_file)
+        sock = bind(pod.host, pod.port)
+    except (ConfigError, OSError) as error:
+        _log.error("agent not started error=%s", error)
+        return 1
+    processes.become_subreaper()
+    with sock:
+        uvloop.run(_run(pod, credentials, environ, sock))
+    return 0
+
+
+async def _run(
+    pod: PodEnv, credentials: Credentials, environ: Mapping[str, str], sock: socket.socket
+) -> None:
+    agent = Agent(pod, credentials, environ)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
+    await agent.run(sock)
+
+
+class Agent:
+    """Everything that an agent consists of, put together.
+
+    Args:
+        pod: Who the pod is.
+        credentials: What it checks tokens with, and shows to the controller.
+        environ: The environment that workers inherit.
+    """
+
+    def __init__(self, pod: PodEnv, credentials: Credentials, environ: Mapping[str, str]) -> None:
+        self._pod = pod
+        self._incarnation = os.urandom(8).hex()
+        self._stopped: asyncio.Future[tuple[str, float]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        root = Path(pod.root)
+        store = BlobStore(root / "blobs")
+        self._log = PodLog(root / "log", stdout=sys.stdout.fileno())
+        self._transfers = Transfers(
+            store, controller_file=pod.controller_file, token=credentials.session
+        )
+        self._session = Session(
+            controller_file=pod.controller_file,
+            token=credentials.session,
+            hello=self._hello,
+            activity=self._activity,
+            on_message=self._on_message,
+        )
+        self._results = Results(
+            root / "results",
+            pod_name=pod.pod,
+            upload=self._transfers.upload,
+            report=self._session.call,
+        )
+        self._calls = Calls(
+            pod_name=pod.pod,
+            records=self._results,
+            on_change=self._session.activity_changed,
+            clock=time.monotonic,
+        )
+        self._supervisor = Supervisor(
+            pod=pod,
+            environ=environ,
+            host=WorkerHost(pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit),
+            store=store,
+            blobs=self._transfers,
+            calls=self._calls,
+            reporter=self._session,
+        )
+        audience = tokens.audience(pod.namespace, pod.workload)
+        guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
+        self._streams = Streams(
+            incarnation=self._incarnation,
+            pod_name=pod.pod,
+            calls=self._calls,
+            guard=guard,
+            allocate=memory.allocate,
+        )
+        app = App(
+            pod_name=pod.pod,
+            guard=guard,
+            calls=self._calls,
+            supervisor=self._supervisor,
+            log=self._log,
+        )
+        self._server = Server(app, self._streams.accept)
+
+    # --------------------------------------------------------------------------------- its life
+
+    def stop(self, reason: str, grace: float) -> None:
+        """End soon: calls have `grace` seconds."""
+        if not self._stopped.done():
+            self._stopped.set_result((reason, grace))
+
+    async def run(self, sock: socket.socket) -> None:
+        """Serve until `stop`."""
+        loop = asyncio.get_running_loop()
+        lines = _AgentLines(self._log, self._pod.pod, loop)
+        logging.getLogger("kubetorch").addHandler(lines)
+        # The session is opened while the port is: the socket takes connections already.
+        session = loop.create_task(self._session.run())
+        await self._server.listen(sock)
+        self._results.recover()
+        _log.info("agent started pod=%s port=%s", self._pod.pod, self._pod.port)
+        # What is here now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        try:
+            reason, grace = await self._stopped
+            await self._drain(reason, grace)
+        finally:
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            logging.getLogger("kubetorch").removeHandler(lines)
+            self._log.close()
+
+    async def _drain(self, reason: str, grace: float) -> None:
+        _log.info("agent stops reason=%s grace=%s", reason, grace)
+        self._streams.go_away(reason)
+        await self._calls.drain(grace, reason)
+        await self._server.close()
+        await asyncio.gather(
+            self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
+        )
+        self._transfers.close()
+
+    # ----------------------------------------------------------------------------- the session
+
+    def _hello(self) -> Hello:
+        pod = self._pod
+        host = f"[{pod.host}]" if ":" in pod.host else pod.host
+        spec = self._calls.spec
+        return Hello(
+            namespace=pod.namespace,
+            workload=pod.workload,
+            pod=pod.pod,
+            incarnation=self._incarnation,
+            url=f"http://{host}:{pod.port}",
+            protocol=versions.PROTOCOL,
+            version=__version__,
+            generation=self._supervisor.generation,
+            python=(spec.runtime.version if spec else None) or platform.python_version(),
+        )
+
+    def _activity(self) -> Activity:
+        return Activity(
+            calls=self._calls.running, last=self._calls.last, workers=self._supervisor.workers
+        )
+
+    def _on_message(self, message: FromController) -> None:
+        match message:
+            case Reload():
+                self._supervisor.on_reload(message)
+            case Terminate(grace=grace, reason=reason):
+                self.stop(reason, grace)
+            case Members():
+                # Calls that run on several pods at once are what needs them.
+                _log.debug("members epoch=%s", message.epoch)
+
+    # ----------------------------------------------------------------------------- the workers
+
+    def _on_line(self, line: Line, worker: Worker) -> None:
+        call = self._calls.by_number(worker.pid, line.call) if line.call is not None else None
+        self._log.write(
+            LogLine(
+                line.time,
+                self._pod.pod,
+                line.text,
+                line.source,
+                line.level,
+                call.request.request_id if call is not None else None,
+                worker.generation,
+            )
+        )
+        self._supervisor.on_line(line, worker)
+
+    def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
+        self._supervisor.on_exit(worker, error)
+
+
+class _AgentLines(logging.Handler):
+    """Puts the agent's own lines into the pod's log too."""
+
+    def __init__(self, log: PodLog, pod_name: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._log = log
+        self._pod_name = pod_name
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called in any thread."""
+        line = LogLine(
+            record.created, self._pod_name, record.getMessage(), "agent", record.levelname
+        )
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._write, line)
+
+    def _write(self, line: LogLine) -> None:
+        self._log.write(line, echo=False)

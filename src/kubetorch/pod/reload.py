@@ -1,0 +1,225 @@
+"""Which generation a pod serves: a state machine, events in, effects out.
+
+                 ┌───────────── Asked ─────────────┐
+                 ▼                                 │
+    idle ──► loading N ── Loaded ──► serving N ────┤
+                 │                     │  ▲        │
+                 └─ Failed ──► what was│  │Loaded  │
+                    served before      │  │        │
+                                  Died ▼  │        │
+                                 restarting N ─────┘
+
+A generation that fails to load changes nothing: the one before it goes on. A worker that dies is
+replaced by one of the same generation. A newer generation that is asked for supersedes what is
+being loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Delays until a worker that died young, or failed to load, is started again, in seconds.
+DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: A worker that dies by itself within so many seconds died young.
+YOUNG = 10.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The controller wants this generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A worker of this generation can take calls."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No worker of this generation could be made."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker that served ended.
+
+    Attributes:
+        generation: Its generation.
+        lived: Seconds since it was loaded.
+        had_calls: Whether calls ran on it: then one of them may have ended it.
+    """
+
+    generation: int
+    lived: float
+    had_calls: bool
+
+
+@dataclass(frozen=True)
+class RestartDue:
+    """The delay before a restart is over."""
+
+    generation: int
+
+
+Event = Asked | Loaded | Failed | Died | RestartDue
+
+
+@dataclass(frozen=True)
+class Load:
+    """Make a worker of this generation; ends in `Loaded` or `Failed`."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Stop making a worker of this generation; neither `Loaded` nor `Failed` is to follow."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Calls go to the worker that was made last; the one before it is drained."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Calls wait for a worker of this generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Calls are refused with the reason that this generation failed with."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """`RestartDue` is to come after so many seconds."""
+
+    generation: int
+    delay: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the controller what became of a generation.
+
+    Attributes:
+        generation: The generation that was asked for.
+        serving: The generation that serves calls; 0 when none does.
+        is_failure: Whether it failed.
+    """
+
+    generation: int
+    serving: int
+    is_failure: bool = False
+
+
+Effect = Load | Abandon | Switch | Hold | Refuse | Restart | Report
+
+
+class Reconciler:
+    """Decides what a pod does to serve what it is asked to serve.
+
+    Attributes:
+        serving: Generation that calls go to, or wait for while its worker is replaced; 0 for none.
+        loading: Generation that a worker is being made of.
+        has_worker: Whether a worker of `serving` lives.
+        restarts: Workers that were replaced after they died.
+    """
+
+    def __init__(self) -> None:
+        self.serving = 0
+        self.loading: int | None = None
+        self.has_worker = False
+        self.restarts = 0
+        self._attempts = 0
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What is to be done about an event, in this order."""
+        match event:
+            case Asked(generation):
+                return self._asked(generation)
+            case Loaded(generation):
+                return self._loaded(generation)
+            case Failed(generation):
+                return self._failed(generation)
+            case Died():
+                return self._died(event)
+            case RestartDue(generation):
+                return self._restart_due(generation)
+
+    def _asked(self, generation: int) -> list[Effect]:
+        if generation == self.loading:
+            return []
+        effects: list[Effect] = []
+        if self.loading is not None:
+            effects.append(Abandon(self.loading))
+            self.loading = None
+        if generation == self.serving and self.has_worker:
+            return [*effects, Report(generation, serving=generation)]
+        if not self.has_worker:
+            effects.append(Hold(generation))
+        self.loading = generation
+        self._attempts = 0
+        return [*effects, Load(generation)]
+
+    def _loaded(self, generation: int) -> list[Effect]:
+        if generation != self.loading:
+            return []
+        if generation != self.serving:
+            self._attempts = 0
+        self.serving, self.loading, self.has_worker = generation, None, True
+        return [Switch(generation), Report(generation, serving=generation)]
+
+    def _failed(self, generation: int) -> list[Effect]:
+        if generation != self.loading:
+            return []
+        self.loading = None
+        serving = self.serving if self.has_worker else 0
+        effects: list[Effect] = [Report(generation, serving=serving, is_failure=True)]
+        if self.has_worker:
+            return effects
+        if self.serving not in (0, generation):
+            # The worker of the generation before died meanwhile.
+            return [*effects, Hold(self.serving), Restart(self.serving, self._next_delay())]
+        effects.append(Refuse(generation))
+        if self.serving:
+            effects.append(Restart(generation, self._next_delay()))
+        return effects
+
+    def _died(self, event: Died) -> list[Effect]:
+        if event.generation != self.serving or not self.has_worker:
+            return []
+        self.has_worker = False
+        self.restarts += 1
+        if event.lived >= YOUNG or event.had_calls:
+            self._attempts = 0
+        if self.loading is not None:
+            # The one that is being made takes its place; if that fails, it is started again.
+            return [Hold(self.loading)]
+        return [Hold(event.generation), Restart(event.generation, self._next_delay())]
+
+    def _restart_due(self, generation: int) -> list[Effect]:
+        if generation != self.serving or self.has_worker or self.loading is not None:
+            return []
+        self.loading = generation
+        return [Hold(generation), Load(generation)]
+
+    def _next_delay(self) -> float:
+        delay = DELAYS[min(self._attempts, len(DELAYS) - 1)]
+        self._attempts += 1
+        return delay

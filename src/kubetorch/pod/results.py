@@ -1,0 +1,185 @@
+"""Spawned calls: what becomes of them survives the caller, and the agent.
+
+    <root>/results/<id>.json    a call that began, or ended and is not reported yet
+    <root>/results/<id>.blob    its packed outcome, until the controller has it
+
+A call is recorded before it runs. When the agent finds a running one on its disk after a restart,
+the process that ran it is gone, and it is reported as failed. Outcomes are uploaded to the
+controller, which keeps them; a report is repeated until it was sent on a session that lived on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from kubetorch.errors import AgentDiedError, KubetorchError
+from kubetorch.pod.call import Call
+from kubetorch.wire import failures
+from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
+from kubetorch.wire.messages import CallReport
+
+#: Seconds until a failed upload is tried again, doubled each time up to the second number.
+RETRY_DELAYS = (0.5, 30.0)
+#: Bytes of outcomes that wait for the controller; beyond, the oldest are lost.
+WAITING_BYTES = 1024**3
+
+_log = logging.getLogger(__name__)
+_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
+
+
+class Results:
+    """Records of detached calls; `kubetorch.pod.calls.Records`.
+
+    Args:
+        folder: Where they lie.
+        pod_name: Name of the pod.
+        upload: Stores a blob in the controller and returns its digest.
+        report: Sends a report to the controller, now or when there is a session.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        pod_name: str,
+        upload: Callable[[bytes], Awaitable[str]],
+        report: Callable[[CallReport], None],
+    ) -> None:
+        self._folder = folder
+        self._pod_name = pod_name
+        self._upload = upload
+        self._report = report
+        self._uploads: dict[str, asyncio.Task[None]] = {}
+        # Bytes of each outcome that the controller does not have.
+        self._waiting: dict[str, int] = {}
+
+    def recover(self) -> None:
+        """Report what an earlier process of this agent left behind."""
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                report = msgspec.json.decode(path.read_bytes(), type=CallReport)
+            except (OSError, msgspec.MsgspecError):
+                path.unlink(missing_ok=True)
+                continue
+            if not _ID.fullmatch(report.id):
+                path.unlink(missing_ok=True)
+            elif report.ended is None:
+                self._lost(report)
+            else:
+                self._start(report, self._blob(report.id).read_bytes)
+
+    def on_begin(self, call: Call) -> None:  # noqa: D102  # Records'
+        report = CallReport(
+            id=call.request.id, callable=call.name, state="running", started=call.opened
+        )
+        self._write(self._record(report.id), msgspec.json.encode(report))
+        self._report(report)
+
+    def on_end(self, call: Call, outcome: Outcome) -> None:  # noqa: D102  # Records'
+        self._end(
+            CallReport(
+                id=call.request.id,
+                callable=call.name,
+                state=_state(call, outcome),
+                started=call.opened,
+                ended=time.time(),
+            ),
+            outcome,
+        )
+
+    async def close(self, timeout: float) -> None:
+        """Wait for uploads that are under way, for so many seconds; the rest stays on disk."""
+        tasks = list(self._uploads.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _lost(self, report: CallReport) -> None:
+        error = AgentDiedError(self._pod_name, "the agent was started again")
+        failure = failures.describe(error, pod_name=self._pod_name)
+        ended = msgspec.structs.replace(report, state="failed", ended=time.time())
+        self._end(ended, Raised(failure))
+
+    def _end(self, report: CallReport, outcome: Outcome) -> None:
+        self._start(report, lambda: self._store(report, outcome))
+
+    def _start(self, report: CallReport, load: Callable[[], bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        self._uploads[report.id] = loop.create_task(self._deliver(report, load))
+
+    def _store(self, report: CallReport, outcome: Outcome) -> bytes:
+        """Write down how a call ended; runs in a thread, since outcomes may be large."""
+        blob = pack_outcome(outcome)
+        self._write(self._blob(report.id), blob)
+        self._write(self._record(report.id), msgspec.json.encode(report))
+        return blob
+
+    async def _deliver(self, report: CallReport, load: Callable[[], bytes]) -> None:
+        """Bring an outcome to the controller, however long that takes."""
+        try:
+            blob = await asyncio.to_thread(load)
+        except OSError as error:
+            _log.warning("outcome not readable call=%s error=%s", report.id, error)
+            self._drop(report.id)
+            return
+        self._waiting[report.id] = len(blob)
+        while sum(self._waiting.values()) > WAITING_BYTES and len(self._waiting) > 1:
+            self._drop(next(iter(self._waiting)))
+        for delay in _delays():
+            try:
+                digest = await self._upload(blob)
+            except (KubetorchError, OSError) as error:
+                _log.warning("upload failed call=%s error=%s delay=%s", report.id, error, delay)
+                await asyncio.sleep(delay)
+                continue
+            self._report(msgspec.structs.replace(report, result=digest, result_bytes=len(blob)))
+            break
+        self._drop(report.id)
+
+    def _drop(self, call_id: str) -> None:
+        self._waiting.pop(call_id, None)
+        task = self._uploads.pop(call_id, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        self._record(call_id).unlink(missing_ok=True)
+        self._blob(call_id).unlink(missing_ok=True)
+
+    def _record(self, call_id: str) -> Path:
+        return self._folder / f"{call_id}.json"
+
+    def _blob(self, call_id: str) -> Path:
+        return self._folder / f"{call_id}.blob"
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a file at once or not at all. A full disk costs the record, not the call."""
+        temporary = path.with_suffix(f".{os.getpid()}.new")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError as error:
+            _log.warning("record not written path=%s error=%s", path, error)
+            temporary.unlink(missing_ok=True)
+
+
+def _state(call: Call, outcome: Outcome) -> str:
+    if isinstance(outcome, Returned):
+        return "succeeded"
+    return "cancelled" if call.cancelled is not None else "failed"
+
+
+def _delays() -> Iterator[float]:
+    delay, most = RETRY_DELAYS
+    while True:
+        yield delay
+        delay = min(2 * delay, most)

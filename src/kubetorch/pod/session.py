@@ -1,0 +1,252 @@
+"""The agent's end of its session: the WebSocket to the controller.
+
+The session is opened again whenever it breaks, for as long as the agent lives: a pod serves calls
+without a controller too. What the controller must know is kept as state, not as a queue: on each
+connect the agent says what it serves, what the last reload came to, and which spawned calls have
+news. So nothing depends on what an earlier connection delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kubetorch.errors import ProtocolError
+from kubetorch.lib import connections, websocket
+from kubetorch.lib.connections import Connection
+from kubetorch.wire import messages, routes, versions
+from kubetorch.wire.messages import (
+    Activity,
+    CallReport,
+    FromAgent,
+    FromController,
+    Hello,
+    LogReport,
+    Observed,
+    StageReport,
+)
+
+#: Seconds between two signs of life.
+HEARTBEAT = 5.0
+#: Least seconds between two reports that the pod became busy or idle.
+EDGE_INTERVAL = 0.2
+#: First and longest delay until the next attempt to connect, in seconds.
+DELAYS = (0.1, 2.0)
+#: Seconds until an attempt to connect is given up.
+CONNECT_TIMEOUT = 10.0
+#: Seconds after which a report that was written to a session has certainly arrived.
+REPORT_SETTLED = 60.0
+#: Longest message of a controller.
+MESSAGE_LIMIT = 16 * 1024 * 1024
+#: Lines of a loading worker that wait for the session.
+LOG_LIMIT = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """Keeps the session.
+
+    Args:
+        controller_file: File with the controller's base URL, read at each attempt.
+        token: The session's token.
+        hello: Says what the agent runs now.
+        activity: Says how busy it is now.
+        on_message: Told what the controller wants.
+    """
+
+    def __init__(
+        self,
+        *,
+        controller_file: str,
+        token: str,
+        hello: Callable[[], Hello],
+        activity: Callable[[], Activity],
+        on_message: Callable[[FromController], None],
+    ) -> None:
+        self._controller_file = Path(controller_file)
+        self._headers = {
+            routes.AUTHORIZATION: f"Bearer {token}",
+            routes.PROTOCOL: str(versions.PROTOCOL),
+        }
+        self._hello = hello
+        self._activity = activity
+        self._on_message = on_message
+        self._link: _Link | None = None
+        self._observed: Observed | None = None
+        # Reports by call, and when they were written to a session.
+        self._reports: dict[str, tuple[CallReport, float | None]] = {}
+        self._edge: asyncio.TimerHandle | None = None
+        self._had_calls = False
+        self._logs_left = 0
+
+    # --------------------------------------------------------------------------------- to send
+
+    def observed(self, message: Observed) -> None:
+        """What a reload came to."""
+        self._observed = message
+        self._send(message)
+
+    def stage(self, message: StageReport) -> None:
+        """How far a reload is; lost without a session."""
+        self._logs_left = LOG_LIMIT
+        self._send(message)
+
+    def log(self, message: LogReport) -> None:
+        """A line of a loading worker; lost without a session, and beyond a limit per stage."""
+        self._logs_left -= 1
+        if self._logs_left == 0:
+            text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
+            self._send(LogReport(generation=message.generation, text=text, source="stderr"))
+        elif self._logs_left > 0:
+            self._send(message)
+
+    def call(self, message: CallReport) -> None:
+        """News of a spawned call; repeated on later sessions until it has certainly arrived."""
+        is_sent = self._send(message)
+        self._reports[message.id] = (message, time.monotonic() if is_sent else None)
+        self._forget_settled()
+
+    def activity_changed(self) -> None:
+        """The number of running calls changed."""
+        if self._edge is None and self._link is not None:
+            loop = asyncio.get_running_loop()
+            self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
+
+    def _send_edge(self) -> None:
+        self._edge = None
+        activity = self._activity()
+        if bool(activity.calls) != self._had_calls:
+            self._had_calls = bool(activity.calls)
+            self._send(activity)
+
+    def _send(self, message: FromAgent) -> bool:
+        return self._link is not None and self._link.send(message)
+
+    def _forget_settled(self) -> None:
+        now = time.monotonic()
+        for call_id, (report, sent) in list(self._reports.items()):
+            is_over = report.ended is not None
+            if is_over and sent is not None and now - sent > REPORT_SETTLED:
+                del self._reports[call_id]
+
+    # --------------------------------------------------------------------------------- to run
+
+    async def run(self) -> None:
+        """Keep a session until this is cancelled."""
+        delays = _delays()
+        while True:
+            try:
+                await self._run_once()
+                delays = _delays()
+            except connections.UpgradeRefusedError as error:
+                _log.warning(
+                    "session refused status=%s body=%s",
+                    error.status,
+                    error.body[:500].decode("utf-8", "replace"),
+                )
+            except (OSError, TimeoutError, asyncio.TimeoutError, websocket.WebSocketError) as error:
+                _log.info("no session error=%s", error)
+            await asyncio.sleep(next(delays))
+
+    async def _run_once(self) -> None:
+        """One session, from its connect to its end."""
+        url = self._controller_file.read_text().strip()
+        link = _Link(self._on_text)
+        await connections.connect(
+            url.rstrip("/") + routes.SESSIONS,
+            link,
+            headers=self._headers,
+            max_message=MESSAGE_LIMIT,
+            timeout=CONNECT_TIMEOUT,
+        )
+        link.send(self._hello())
+        if self._observed is not None:
+            link.send(self._observed)
+        self._link = link
+        self._forget_settled()
+        for report, _ in list(self._reports.values()):
+            self.call(report)
+        try:
+            while not link.is_closed:
+                self._had_calls = bool(self._activity().calls)
+                link.send(self._activity())
+                await link.wait_closed(HEARTBEAT)
+        finally:
+            self._link = None
+            link.close()
+        _log.info("session ended reason=%s", link.reason)
+
+    def _on_text(self, text: memoryview) -> None:
+        message: FromController
+        try:
+            message = messages.decode(FromController, text)  # type: ignore[arg-type]  # a union
+        except ProtocolError as error:  # a newer controller may say what this agent does not know
+            _log.warning("message ignored error=%s", error)
+            return
+        self._on_message(message)
+
+
+class _Link:
+    """The endpoint of one session."""
+
+    def __init__(self, on_text: Callable[[memoryview], None]) -> None:
+        self._on_text = on_text
+        self._connection: Connection | None = None
+        self._closed = asyncio.Event()
+        self.reason = ""
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    async def wait_closed(self, timeout: float) -> None:
+        """Wait until the session has ended, at most so many seconds."""
+        waiter = asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait([waiter], timeout=timeout)
+        finally:
+            waiter.cancel()
+
+    def send(self, message: FromAgent) -> bool:
+        """Whether it was written."""
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return False
+        connection.send(messages.encode(message), opcode=websocket.TEXT)
+        return True
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close(websocket.GOING_AWAY)
+
+    def on_open(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        self._on_text(payload)
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self._on_text(memoryview(head + rest))
+
+    def on_writable(self) -> None:
+        return None
+
+    def on_close(self, reason: str) -> None:
+        self.reason = reason
+        self._closed.set()
+
+
+def _delays() -> Iterator[float]:
+    """Delays with jitter, so that a thousand agents do not come back at once."""
+    delay, most = DELAYS
+    while True:
+        yield delay * random.uniform(0.5, 1.0)
+        delay = min(2 * delay, most)
