@@ -3,32 +3,31 @@
 For each name the first of these decides that says anything about it:
 
 1. `.ktignore` files, from the name's own folder up to the project: syntax of `.gitignore`;
-2. `.gitignore` files, in the same order, and on to the top of the git repository that the project
-   is a part of;
-3. `BUILT_IN`, and every folder that is a virtual environment (it has a `pyvenv.cfg`).
+2. `BUILT_IN`, and every folder that is a virtual environment (it has a `pyvenv.cfg`); only a
+   pattern of a `.ktignore` that has the very name in it goes before these, as `!node_modules/`;
+3. `.gitignore` files, from the name's own folder up to the top of the git repository.
 
 So `!name` in a `.ktignore` makes travel what the others leave out. A folder that does not travel is
 not looked into. Filters of the `KT_RSYNC_FILTERS` variable replace all of this.
 """
 
+# Names are text: a Path for each of thousands of files costs more than everything else here.
+# ruff: noqa: PTH110, PTH116, PTH120, PTH123
+
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from kubetorch.datastore.patterns import Pattern, Patterns
 from kubetorch.errors import SpecError
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 KT_IGNORE = ".ktignore"
 GIT_IGNORE = ".gitignore"
 IGNORE_FILES = (KT_IGNORE, GIT_IGNORE)
 
-#: Names that never travel unless a `.ktignore` says so: byte code, version control, environments,
-#: and caches that tools write beside the code, which would make every test run a new generation.
+#: Byte code, version control, environments, and caches that tools write beside the code, which
+#: would make every run of the tests a new generation.
 BUILT_IN = frozenset(
     {
         "__pycache__",
@@ -61,22 +60,23 @@ class IgnoreRules:
     def __init__(self, root: str, filters: tuple[str, ...] | None = None) -> None:
         self._root = root
         self._filters = filters
-        self._filter_spec: GitIgnoreSpec | None = None
-        self._specs: dict[tuple[str, str], GitIgnoreSpec | None] = {}
-        self._above = None if filters is not None else _above(root)
+        self._filter_patterns = None if filters is None else Patterns(filters)
+        self._files: dict[str, Patterns] = {}
+        self._above = _above(root) if filters is None else []
 
     def signature(self) -> list[str]:
         """Changes when the rules change that do not come from files in the project."""
         if self._filters is not None:
             return ["filters", *self._filters]
         signature = []
-        for folder in self._above or ():
+        for folder in self._above:
             path = f"{folder}/{GIT_IGNORE}"
             try:
-                facts = os.stat(path)  # noqa: PTH116  # names are text here
+                facts = os.stat(path)
             except OSError:
                 continue
-            signature.append(f"{path} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}")
+            stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
+            signature.append(f"{path} {stamp}")
         return signature
 
     def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
@@ -88,60 +88,86 @@ class IgnoreRules:
             is_folder: Whether it is a folder, and no link to one.
         """
         path = f"{folder}/{name}" if folder else name
-        marked = f"{path}/" if is_folder else path
-        if self._filters is not None:
-            return bool(self._matches(self._filter_rules(self._filters), marked))
-        for file in IGNORE_FILES:
-            found = self._decide(file, folder, marked)
-            if found is not None:
-                return found
+        if self._filter_patterns is not None:
+            found = self._filter_patterns.decide(path, is_folder=is_folder)
+            return found is not None and found.is_excluding
+        own = self._decide(KT_IGNORE, folder, path, is_folder=is_folder)
+        if own is not None and (own.is_excluding or name in own.text):
+            return own.is_excluding
+        if self._is_built_in(path, name, is_folder=is_folder):
+            return True
+        if own is None:
+            own = self._decide(GIT_IGNORE, folder, path, is_folder=is_folder)
+            own = own or self._decide_above(path, is_folder=is_folder)
+        return own is not None and own.is_excluding
+
+    def _is_built_in(self, path: str, name: str, *, is_folder: bool) -> bool:
         if name in BUILT_IN or name.endswith(_BUILT_IN_SUFFIX):
             return True
-        return is_folder and os.path.exists(  # noqa: PTH110  # names are text here
-            f"{self._root}/{path}/{_ENVIRONMENT_MARK}"
-        )
+        return is_folder and os.path.exists(f"{self._root}/{path}/{_ENVIRONMENT_MARK}")
 
-    def _decide(self, file: str, folder: str, marked: str) -> bool | None:
+    def _decide(self, file: str, folder: str, path: str, *, is_folder: bool) -> Pattern | None:
         while True:
-            spec = self._spec(file, folder)
-            if spec is not None:
-                inner = marked[len(folder) + 1 :] if folder else marked
-                found = self._matches(spec, inner)
-                if found is not None:
-                    return found
-            if not folder:
-                break
+            base = f"{folder}/" if folder else ""
+            patterns = self._read(f"{self._root}/{base}{file}")
+            found = patterns.decide(path[len(base) :], is_folder=is_folder) if patterns else None
+            if found is not None or not folder:
+                return found
             folder = folder.rpartition("/")[0]
-        return self._decide_above(marked) if file == GIT_IGNORE else None
 
-    def _decide_above(self, marked: str) -> bool | None:
-        for folder in self._above or ():
-            spec = self._spec(GIT_IGNORE, folder, is_above=True)
-            if spec is None:
-                continue
+    def _decide_above(self, path: str, *, is_folder: bool) -> Pattern | None:
+        for folder in self._above:
+            patterns = self._read(f"{folder}/{GIT_IGNORE}")
             inner = self._root[len(folder) :].strip("/")
-            # Rules that leave out the whole project are not meant for whoever deploys it.
-            if not self._matches(spec, f"{inner}/"):
-                found = self._matches(spec, f"{inner}/{marked}")
-                if found is not None:
-                    return found
+            # Whoever deploys a project wants it, even if its repository ignores it as a whole.
+            if not patterns or _ignores(patterns, inner):
+                continue
+            found = patterns.decide(f"{inner}/{path}", is_folder=is_folder)
+            if found is not None:
+                return found
         return None
 
-    def _spec(self, file: str, folder: str, *, is_above: bool = False) -> GitIgnoreSpec | None:
-        key = (file, f"\0{folder}" if is_above else folder)
-        if key not in self._specs:
-            base = folder if is_above else f"{self._root}/{folder}"
-            self._specs[key] = _read(f"{base}/{file}")
-        return self._specs[key]
+    def _read(self, path: str) -> Patterns:
+        """The patterns in a file; none if there is no such file."""
+        if path not in self._files:
+            self._files[path] = Patterns(_lines(path))
+        return self._files[path]
 
-    def _filter_rules(self, filters: tuple[str, ...]) -> GitIgnoreSpec:
-        if self._filter_spec is None:
-            self._filter_spec = _compile(filters)
-        return self._filter_spec
 
-    @staticmethod
-    def _matches(spec: GitIgnoreSpec, path: str) -> bool | None:
-        return spec.check_file(path).include
+def _ignores(patterns: Patterns, folder: str) -> bool:
+    """Whether a folder, or one above it, is ignored."""
+    while folder:
+        found = patterns.decide(folder, is_folder=True)
+        if found is not None and found.is_excluding:
+            return True
+        folder = folder.rpartition("/")[0]
+    return False
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            return file.readlines()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return []
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _above(root: str) -> list[str]:
+    """The folders above the project in its git repository, the nearest first."""
+    folders: list[str] = []
+    folder = root
+    while not os.path.exists(f"{folder}/.git"):
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return []
+        folders.append(parent)
+        folder = parent
+    return folders
+
+
+# ---------------------------------------------------------------------------- KT_RSYNC_FILTERS
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
@@ -157,7 +183,7 @@ def parse_filters(text: str) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise SpecError(f"KT_RSYNC_FILTERS is {text!r}: {error}") from error
-    lines = []
+    lines: list[str] = []
     while words:
         option, equals, pattern = words.pop(0).partition("=")
         if option not in ("--exclude", "--include"):
@@ -165,55 +191,23 @@ def parse_filters(text: str) -> tuple[str, ...]:
                 f"KT_RSYNC_FILTERS has {option!r}; it may have --exclude=PATTERN and "
                 "--include=PATTERN"
             )
-        if not equals:
-            pattern = words.pop(0) if words else ""
+        if not equals and words:
+            pattern = words.pop(0)
         if not pattern:
             raise SpecError(f"KT_RSYNC_FILTERS has {option} without a pattern")
-        lines.append(("!" if option == "--include" else "") + _translated(pattern))
+        lines.extend(_translated(pattern, "!" if option == "--include" else ""))
     # rsync: the first that matches; .gitignore: the last.
     return tuple(reversed(lines))
 
 
-def _translated(pattern: str) -> str:
-    """A pattern of rsync as one of `.gitignore`."""
-    pattern = pattern.removesuffix("***")
+def _translated(pattern: str, sign: str) -> list[str]:
+    """A pattern of rsync as patterns of `.gitignore`."""
+    if pattern.endswith("/***"):  # a folder, and everything in it
+        folder = pattern.removesuffix("***")
+        return [*_translated(f"{folder}**", sign), *_translated(folder, sign)]
     # A slash in the middle anchors a pattern of .gitignore, not one of rsync.
     if "/" in pattern.rstrip("/") and not pattern.startswith(("/", "**/")):
         pattern = f"**/{pattern}"
-    return f"\\{pattern}" if pattern.startswith(("#", "!")) else pattern
-
-
-def _read(path: str) -> GitIgnoreSpec | None:
-    """The rules in a file, if there are any."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-            lines = [line.rstrip("\n") for line in file]
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
-    if not any(line.strip() and not line.startswith("#") for line in lines):
-        return None
-    return _compile(lines, path)
-
-
-def _compile(lines: Iterable[str], path: str = "KT_RSYNC_FILTERS") -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415  # 24 ms, for new names only
-
-    try:
-        return GitIgnoreSpec.from_lines(lines)
-    except ValueError as error:
-        raise SpecError(f"{path} has a pattern that cannot be used: {error}") from error
-
-
-def _above(root: str) -> list[str]:
-    """The folders above the project in its git repository, the nearest first."""
-    folders: list[str] = []
-    folder = root
-    while not os.path.exists(f"{folder}/.git"):  # noqa: PTH110  # names are text here
-        parent = os.path.dirname(folder)  # noqa: PTH120  # names are text here
-        if parent == folder:
-            return []
-        folders.append(parent)
-        folder = parent
-    return folders
+    if not sign and pattern.startswith(("#", "!")):
+        pattern = f"\\{pattern}"
+    return [sign + pattern]
