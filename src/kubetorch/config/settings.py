@@ -68,7 +68,11 @@ class Setting(Generic[T]):
 class _Namespace(Setting[str]):
     """The namespace: an `install_namespace` of one's own goes before all others."""
 
-    def __get__(  # type: ignore[override]  # the class itself is never asked
+    @overload
+    def __get__(self, config: None, owner: type[KubetorchConfig]) -> Setting[str]: ...
+    @overload
+    def __get__(self, config: KubetorchConfig, owner: type[KubetorchConfig]) -> str: ...
+    def __get__(
         self, config: KubetorchConfig | None, owner: type[KubetorchConfig]
     ) -> Setting[str] | str:
         if config is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from kubetorch.errors import ConfigError
@@ -73,7 +74,8 @@ class SettingsFile:
             temporary.write_text(content, encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
         self._stamp = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -146,7 +147,8 @@ class ListingCache:
             temporary.write_bytes(_encoder.encode(listings))
             temporary.replace(self._path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     def _remove_unused(self) -> None:
         assert self._path is not None

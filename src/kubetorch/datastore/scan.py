@@ -125,7 +125,7 @@ def scan(root: Path, options: Options | None = None) -> Scan:
         walk.run()
     else:
         walk.run_single(options.only)
-    _read_all(walk)
+    read_all(walk)
     if options.only is not None and not _digests(walk.folders):
         raise SpecError(f"{base}/{options.only} is no file that can be read")
     if last is not None and walk.folders == last.folders:
@@ -158,7 +158,12 @@ def _tree(folders: list[FolderRecord]) -> Tree:
 # ---------------------------------------------------------------------------------------- reading
 
 
-def _read_all(walk: Walk) -> None:
+def read_all(walk: Walk) -> None:
+    """Read the files that a walk found new or changed.
+
+    Raises:
+        SpecError: One cannot be read; the message names it.
+    """
     for item in walk.pending:
         found = _read(item)
         if found is not None:
@@ -182,7 +187,7 @@ def _read(item: Pending) -> FileRecord | None:
                 facts = os.fstat(file.fileno())
                 digest, length = _hash(file, facts.st_size)
                 after = os.fstat(file.fileno())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             raise unreadable(item.path, error) from error

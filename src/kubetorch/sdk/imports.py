@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -215,7 +216,8 @@ class _Search:
             temporary.write_bytes(msgspec.msgpack.encode(self._read))
             temporary.replace(self._cache)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
 
 def _installed(top: str) -> list[str] | None:

@@ -1,0 +1,47 @@
+"""Variables of the environment that are no settings of `kt.config`: one function for each use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: Where CI systems say which branch they build, the most specific first.
+_BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
+
+
+def launch_timeout() -> str | None:
+    """What `launch_timeout` is when a `kt.Compute` does not say."""
+    return os.environ.get("KT_LAUNCH_TIMEOUT") or None
+
+
+def allowed_serialization() -> list[str] | None:
+    """What `allowed_serialization` is when a `kt.Compute` does not say."""
+    given = os.environ.get("KT_ALLOWED_SERIALIZATION")
+    if not given:
+        return None
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def branch_of_build() -> str | None:
+    """The git branch that a CI system says it builds."""
+    return next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), None)
+
+
+def pod_backend() -> str | None:
+    """The backend of the pod that this process runs in; none outside of pods."""
+    return os.environ.get("KT_BACKEND") if os.environ.get("KT_POD_NAME") else None
+
+
+def deployed_file() -> str | None:
+    """The file whose import a worker ends early, in a worker and the processes it starts."""
+    return os.environ.get("KT_DEPLOYED_FILE")
+
+
+def cache_dir() -> Path:
+    """Folder for what can be computed again: `KT_CACHE_DIR`, or `~/.kt/cache`."""
+    return Path(os.environ.get("KT_CACHE_DIR") or "~/.kt/cache").expanduser()
+
+
+def local_dir() -> Path:
+    """Home of the local service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
+    return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
