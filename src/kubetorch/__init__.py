@@ -4,4 +4,172 @@ Public names are resolved when they are first used, so that importing this packa
 it stands in every user module, and so in every worker.
 """
 
+import sys
+
 from kubetorch._version import __version__ as __version__
+
+# Type checkers take this name for `typing.TYPE_CHECKING`, whose module costs more than this one.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kubetorch.config.settings import config as config
+    from kubetorch.errors import EXCEPTION_REGISTRY as EXCEPTION_REGISTRY
+    from kubetorch.errors import AgentDiedError as AgentDiedError
+    from kubetorch.errors import AutoScalingError as AutoScalingError
+    from kubetorch.errors import CallableNotFoundError as CallableNotFoundError
+    from kubetorch.errors import CallCancelledError as CallCancelledError
+    from kubetorch.errors import CallError as CallError
+    from kubetorch.errors import CallLostError as CallLostError
+    from kubetorch.errors import CallRefusedError as CallRefusedError
+    from kubetorch.errors import CallTimeoutError as CallTimeoutError
+    from kubetorch.errors import ConfigError as ConfigError
+    from kubetorch.errors import ControllerError as ControllerError
+    from kubetorch.errors import ControllerRequestError as ControllerRequestError
+    from kubetorch.errors import ControllerUnavailableError as ControllerUnavailableError
+    from kubetorch.errors import DataStoreError as DataStoreError
+    from kubetorch.errors import ForeignOriginError as ForeignOriginError
+    from kubetorch.errors import ImagePullError as ImagePullError
+    from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
+    from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
+    from kubetorch.errors import KubetorchError as KubetorchError
+    from kubetorch.errors import NotebookError as NotebookError
+    from kubetorch.errors import OutOfMemoryError as OutOfMemoryError
+    from kubetorch.errors import PodContainerError as PodContainerError
+    from kubetorch.errors import PodTerminatedError as PodTerminatedError
+    from kubetorch.errors import ProjectTooLargeError as ProjectTooLargeError
+    from kubetorch.errors import ProtocolError as ProtocolError
+    from kubetorch.errors import RemoteError as RemoteError
+    from kubetorch.errors import RemoteTraceback as RemoteTraceback
+    from kubetorch.errors import ResourceNotAvailableError as ResourceNotAvailableError
+    from kubetorch.errors import ResultExpiredError as ResultExpiredError
+    from kubetorch.errors import RsyncError as RsyncError
+    from kubetorch.errors import SecretNotFound as SecretNotFound
+    from kubetorch.errors import SerializationError as SerializationError
+    from kubetorch.errors import ServiceHealthError as ServiceHealthError
+    from kubetorch.errors import ServiceNotFoundError as ServiceNotFoundError
+    from kubetorch.errors import ServiceTimeoutError as ServiceTimeoutError
+    from kubetorch.errors import SpecError as SpecError
+    from kubetorch.errors import StartupError as StartupError
+    from kubetorch.errors import StorageFullError as StorageFullError
+    from kubetorch.errors import UnauthorizedError as UnauthorizedError
+    from kubetorch.errors import VersionMismatchError as VersionMismatchError
+    from kubetorch.errors import WorkerDiedError as WorkerDiedError
+    from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
+    from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
+    from kubetorch.errors import WorkloadError as WorkloadError
+    from kubetorch.sdk import services as globals
+    from kubetorch.sdk.cls import Cls as Cls
+    from kubetorch.sdk.cls import cls as cls
+    from kubetorch.sdk.compute import Compute as Compute
+    from kubetorch.sdk.fn import Fn as Fn
+    from kubetorch.sdk.fn import fn as fn
+    from kubetorch.sdk.handles import CallHandle as CallHandle
+    from kubetorch.sdk.module import Module as Module
+    from kubetorch.sdk.progress import progress as progress
+    from kubetorch.specs.logging import LoggingConfig as LoggingConfig
+
+__all__ = [
+    "EXCEPTION_REGISTRY",
+    "AgentDiedError",
+    "AutoScalingError",
+    "CallCancelledError",
+    "CallError",
+    "CallHandle",
+    "CallLostError",
+    "CallRefusedError",
+    "CallTimeoutError",
+    "CallableNotFoundError",
+    "Cls",
+    "Compute",
+    "ConfigError",
+    "ControllerError",
+    "ControllerRequestError",
+    "ControllerUnavailableError",
+    "DataStoreError",
+    "Fn",
+    "ForeignOriginError",
+    "ImagePullError",
+    "KnativeServiceConflictError",
+    "KubernetesCredentialsError",
+    "KubetorchError",
+    "LoggingConfig",
+    "Module",
+    "NotebookError",
+    "OutOfMemoryError",
+    "PodContainerError",
+    "PodTerminatedError",
+    "ProjectTooLargeError",
+    "ProtocolError",
+    "RemoteError",
+    "RemoteTraceback",
+    "ResourceNotAvailableError",
+    "ResultExpiredError",
+    "RsyncError",
+    "SecretNotFound",
+    "SerializationError",
+    "ServiceHealthError",
+    "ServiceNotFoundError",
+    "ServiceTimeoutError",
+    "SpecError",
+    "StartupError",
+    "StorageFullError",
+    "UnauthorizedError",
+    "VersionMismatchError",
+    "WorkerDiedError",
+    "WorkerMembershipChanged",
+    "WorkerRecycledError",
+    "WorkloadError",
+    "__version__",
+    "cls",
+    "config",
+    "fn",
+    "globals",
+    "progress",
+]
+
+#: Where each name is defined, but for the errors.
+_MODULES = {
+    "CallHandle": "kubetorch.sdk.handles",
+    "Cls": "kubetorch.sdk.cls",
+    "Compute": "kubetorch.sdk.compute",
+    "Fn": "kubetorch.sdk.fn",
+    "LoggingConfig": "kubetorch.specs.logging",
+    "Module": "kubetorch.sdk.module",
+    "cls": "kubetorch.sdk.cls",
+    "config": "kubetorch.config.settings",
+    "fn": "kubetorch.sdk.fn",
+    "globals": "kubetorch.sdk.services",
+    "progress": "kubetorch.sdk.progress",
+}
+
+# A type checker would take a module with `__getattr__` for one that has every name.
+if not TYPE_CHECKING:
+
+    def _load(name):
+        module = __import__(_MODULES.get(name, "kubetorch.errors"), fromlist=[name])
+        return module if name == "globals" else getattr(module, name)
+
+    class _Package(type(sys)):
+        """This package: its `config` is the settings, not the subpackage of that name."""
+
+        @property
+        def config(self):
+            return _load("config")
+
+        @config.setter
+        def config(self, value):
+            # The import of the subpackage binds its name here.
+            if not isinstance(value, type(sys)):
+                raise AttributeError("kt.config cannot be replaced; set its attributes")
+
+    sys.modules[__name__].__class__ = _Package
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = _load(name)
+        # Not into globals(), which is a name of this package once it was used.
+        setattr(sys.modules[__name__], name, value)
+        return value
+
+    def __dir__():
+        return __all__

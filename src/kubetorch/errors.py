@@ -226,8 +226,11 @@ class WorkloadError(KubetorchError):
     code = "workload"
 
 
-class ServiceNotFoundError(WorkloadError, LookupError):
-    """There is no workload of that name, or it was torn down."""
+class ServiceNotFoundError(WorkloadError, LookupError, ValueError):
+    """There is no workload of that name, or it was torn down.
+
+    It is a `ValueError` too, which programs expect of a name that leads nowhere.
+    """
 
     code = "service_not_found"
     status = 404

@@ -12,9 +12,11 @@ that was new is never sent again.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -301,6 +303,13 @@ class Response:
         if connection is not None:
             self._raw.close()
             connection.close()
+
+    def abort(self) -> None:
+        """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _finish_if_read(self) -> None:
         """Give the connection back once nothing of the body is left on it."""

@@ -1,0 +1,145 @@
+"""`kt.cls`: a class as a service; its instance keeps its state between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from kubetorch.sdk import parameters
+from kubetorch.sdk.module import Module
+from kubetorch.sdk.remote import RemoteCallable
+from kubetorch.sdk.source import Placement, Pointers
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.invoke import Caller
+
+T = TypeVar("T")
+
+
+class Cls(Module[T], Generic[T]):
+    """A class that is, or can be, deployed as a service; `kt.cls(...)` makes one.
+
+    Its attributes are the methods of the class: `remote.add(2)` calls `add` in a pod. What `.to()`
+    returns is this object, typed as an instance of the class, so that type checkers know the
+    methods; `.options`, `.map` and `.spawn` of a method are typed on this object.
+
+    Args:
+        name: See `kt.Module`.
+        pointers: See `kt.Module`.
+        init_args: Arguments of the constructor, by name.
+        sync_dir: See `kt.Module`.
+        remote_dir: See `kt.Module`.
+        remote_import_path: See `kt.Module`.
+    """
+
+    kind = "cls"
+
+    def __init__(  # the documented constructor
+        self,
+        name: str,
+        pointers: Pointers | None = None,
+        init_args: Mapping[str, Any] | None = None,
+        sync_dir: str | Path | bool | None = None,
+        remote_dir: str | None = None,
+        remote_import_path: str | None = None,
+    ) -> None:
+        super().__init__(name, pointers, sync_dir, remote_dir, remote_import_path)
+        self.init_args = init_args
+
+    @property
+    def init_args(self) -> dict[str, Any] | None:
+        """Arguments of the constructor, as this program gave them."""
+        return None if self._init_args is None else dict(self._init_args)
+
+    @init_args.setter
+    def init_args(self, value: Mapping[str, Any] | None) -> None:
+        self._init_args = None if value is None else parameters.init_args(value)
+
+    def __getattr__(self, name: str) -> Method:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return Method(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
+        """Call the instance itself, whose class has a `__call__`."""
+        return Method(self, None)(*args, **kwargs)
+
+
+class Method(RemoteCallable[..., Any]):
+    """A method of a class that is a service."""
+
+    __slots__ = ("_module", "_name")
+
+    def __init__(self, module: Cls[Any], name: str | None) -> None:
+        self._module = module
+        self._name = name
+
+    def _caller(self) -> Caller:
+        module, name = self._module, self._name
+        return module._callers.get(name) or module._make_caller(name)
+
+    def __repr__(self) -> str:
+        return f"{self._module!r}.{self._name}"
+
+
+@overload
+def cls(
+    class_obj: type[T],
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Cls[T]: ...
+@overload
+def cls(
+    class_obj: None = None,
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Cls[Any]: ...
+def cls(  # the documented parameters
+    class_obj: type[Any] | None = None,
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Cls[Any]:
+    """Make a service of a class, or get the handle of one that exists.
+
+    With a class nothing is sent anywhere until `.to(compute)`, or until the first call of one that
+    was deployed before. With a name alone the service is looked up at once.
+
+    Args:
+        class_obj: The class: at the top level of a file, or of a notebook.
+        name: Name of the service; that of the class if not given.
+        get_if_exists: Whether a service that exists may be taken, when there is no class.
+        reload_prefixes: Whose service it is: prefixes of its name, instead of one's own user name,
+            the git branch, and none.
+        sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
+        remote_dir: Folder in the container that has the code already; then none is sent.
+        remote_import_path: Dotted name of the module in `remote_dir`.
+
+    Raises:
+        SpecError: There is neither a class nor a name, or a pod could not import the class.
+        TypeError: It is no class.
+        ServiceNotFoundError: There is no service of that name.
+    """
+    given: object = class_obj
+    if not (given is None or isinstance(given, type)):
+        hint = "; use kt.fn for a function" if callable(given) else ""
+        raise TypeError(f"kt.cls needs a class; this is {given!r}{hint}")
+    return Cls._made(
+        class_obj,
+        Placement(sync_dir, remote_dir, remote_import_path),
+        name=name,
+        get_if_exists=get_if_exists,
+        reload_prefixes=reload_prefixes,
+    )

@@ -1,0 +1,236 @@
+"""Typed requests to a controller; blocking, for the SDK and the CLI.
+
+Every method raises what the controller answered: one of our own errors as itself, anything else as
+`ControllerRequestError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+from urllib.parse import urlencode
+
+from kubetorch.errors import ControllerRequestError, KubetorchError
+from kubetorch.lib.http import HttpClient, Response
+from kubetorch.wire import blobs, failures, messages, routes
+from kubetorch.wire.messages import (
+    CallView,
+    Deploy,
+    DeployEvent,
+    DeployLog,
+    StatusView,
+    TokenView,
+    WorkloadView,
+)
+
+_T = TypeVar("_T")
+Body = bytes | Iterable[bytes] | None
+
+#: Content type of a stream of JSON lines.
+NDJSON = "application/x-ndjson"
+
+
+class Controller:
+    """A controller, over HTTP.
+
+    Args:
+        http: Requests to it.
+    """
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return self._http.base_url
+
+    def close(self) -> None:
+        """Close its idle connections."""
+        self._http.close()
+
+    def get_status(self) -> StatusView:
+        """The controller itself."""
+        return self._get(StatusView, routes.STATUS)
+
+    # --------------------------------------------------------------------------------- workloads
+
+    def list_workloads(self, namespace: str | None = None) -> list[WorkloadView]:
+        """The workloads of a namespace, or of all."""
+        path = routes.WORKLOADS if namespace is None else routes.workloads(namespace)
+        return self._get(list[WorkloadView], path)
+
+    def get_workload(self, namespace: str, name: str) -> WorkloadView:
+        """One workload.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
+        return self._get(WorkloadView, routes.workload(namespace, name))
+
+    def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> None:
+        """Stop a workload and forget it.
+
+        Args:
+            namespace: Its namespace.
+            name: Its name.
+            grace: Seconds that running calls have to end; the controller's choice if not given.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
+        query = "" if grace is None else f"?grace={grace:g}"
+        self._call("DELETE", routes.workload(namespace, name) + query)
+
+    def get_token(self, namespace: str, name: str, *, ttl: float | None = None) -> TokenView:
+        """A token for calls of one workload, good for `ttl` seconds."""
+        body = json.dumps({} if ttl is None else {"ttl": ttl}).encode()
+        answer = self._call("POST", routes.workload(namespace, name, "token"), body=body)
+        return messages.decode(TokenView, answer)
+
+    def stream_logs(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        pod: str | None = None,
+    ) -> Iterator[DeployLog]:
+        """The lines that the pods of a workload wrote, the oldest first.
+
+        Args:
+            namespace: Its namespace.
+            name: Its name.
+            follow: Go on with new lines; the iterator then ends only with the workload.
+            tail: Only so many of the lines that are there.
+            pod: Only lines of this pod.
+        """
+        given = {"follow": str(follow).lower(), "tail": tail, "pod": pod}
+        query = {key: value for key, value in given.items() if value is not None}
+        path = f"{routes.workload(namespace, name, 'logs')}?{urlencode(query)}"
+        with self._request("GET", path, timeout=None if follow else 60.0) as response:
+            for line in response.iter_lines():
+                if line:
+                    yield messages.decode(DeployLog, line)
+
+    # ------------------------------------------------------------------------------------ deploy
+
+    def deploy(self, deploy: Deploy, packed: Iterable[bytes], *, silence: float) -> EventStream:
+        """Deploy a workload.
+
+        Args:
+            deploy: What is deployed.
+            packed: Blobs that the controller may lack, as `datastore.transfer.compressed` has them.
+            silence: Seconds without any event after which the controller is given up.
+
+        Returns:
+            The events, of which the last is `Missing`, `Ready` or `Failed`.
+        """
+        path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
+        head = messages.encode(deploy) + b"\n"
+        body = _chain(head, packed)
+        headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
+        return EventStream(self._request("POST", path, body=body, headers=headers, timeout=silence))
+
+    def upload(self, packed: Iterable[bytes]) -> None:
+        """Store blobs, as `datastore.transfer.compressed` has them."""
+        headers = {"Content-Type": blobs.CONTENT_TYPE}
+        self._call("POST", routes.BLOBS, body=packed, headers=headers)
+
+    # ------------------------------------------------------------------------------ spawned calls
+
+    def list_calls(
+        self, namespace: str | None = None, workload: str | None = None
+    ) -> list[CallView]:
+        """Spawned calls, of a namespace or of one workload in it."""
+        given = {"namespace": namespace, "workload": workload}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
+
+    def get_call(self, call_id: str) -> CallView:
+        """One spawned call.
+
+        Raises:
+            ResultExpiredError: It is unknown, or forgotten.
+        """
+        return self._get(CallView, routes.call(call_id))
+
+    def get_result(self, call_id: str) -> bytes:
+        """The packed outcome of a spawned call that ended (`kubetorch.wire.calls`).
+
+        Raises:
+            ResultExpiredError: It is not kept any more.
+        """
+        return self._call("GET", routes.call(call_id, "result"))
+
+    def cancel_call(self, call_id: str) -> None:
+        """Cancel a spawned call, if it still runs.
+
+        Raises:
+            ResultExpiredError: It is unknown, or forgotten.
+        """
+        self._call("POST", routes.call(call_id, "cancel"))
+
+    # ---------------------------------------------------------------------------------- requests
+
+    def _get(self, kind: type[_T], path: str) -> _T:
+        return messages.decode(kind, self._call("GET", path))
+
+    def _call(
+        self, method: str, path: str, *, body: Body = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        with self._request(method, path, body=body, headers=headers) as response:
+            return response.read()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Body = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Response:
+        response = self._http.request(method, path, body=body, headers=headers, timeout=timeout)
+        if 200 <= response.status < 300:
+            return response
+        with response:
+            raise _refusal(method, self.base_url + path, response.status, response.read())
+
+
+class EventStream:
+    """The events of a deploy, as they come."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[DeployEvent]:
+        for line in self._response.iter_lines():
+            if line:
+                yield messages.decode(DeployEvent, line)  # type: ignore[arg-type]  # a union
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
+
+    def abort(self) -> None:
+        """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
+        self._response.abort()
+
+
+def _chain(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from pieces
+
+
+def _refusal(method: str, url: str, status: int, body: bytes) -> Exception:
+    failure = failures.parse_json(body)
+    if failure.code is not None:
+        error = failures.rebuild(failure)
+        if isinstance(error, KubetorchError):
+            return error
+    return ControllerRequestError(method, url, status, failure.message)

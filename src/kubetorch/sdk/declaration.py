@@ -1,0 +1,221 @@
+"""What the user has said about a service: its names, its code, how it is called and logs.
+
+Nothing heavy is imported here: every user module that says `kt.fn(...)` at its top level imports
+this file in every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kubetorch.config.settings import config
+from kubetorch.errors import SpecError
+from kubetorch.sdk import naming, options, parameters
+from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.source import Source
+from kubetorch.specs import names
+from kubetorch.specs.callable import CallableKind, CallableRef
+from kubetorch.specs.logging import LoggingConfig
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.invoke import Caller
+
+
+class Declaration:
+    """A function or class, and what its service is to be.
+
+    Args:
+        name: What the user calls it.
+        source: The callable, if its code is known.
+    """
+
+    kind: ClassVar[CallableKind]
+
+    def __init__(self, name: str, source: Source | None) -> None:
+        self._name = names.name(name)
+        self._source = source
+        # Of a service that exists: what is deployed there, and under which name.
+        self._found: CallableRef | None = None
+        self._service_name: str | None = None
+        self._namespace: str | None = None
+        self._compute: Compute | None = None
+        self._init_args: dict[str, Any] | None = None
+        self._reload_prefixes: list[str] = []
+        self._options = options.CallOptions(serialization="json", async_=False)
+        self._stream_logs: bool | None = None
+        self._logging_config: LoggingConfig | None = None
+        self._callers: dict[str | None, Caller] = {}
+
+    def _forget(self) -> None:
+        """Look the service up again before the next call."""
+        self._found = None
+        self._callers.clear()
+
+    # ------------------------------------------------------------------------------------ names
+
+    @property
+    def name(self) -> str:
+        """Name that the user gave, cleaned."""
+        return self._name
+
+    @property
+    def service_name(self) -> str:
+        """Name of the service: with the configured user name in front, but for reload prefixes."""
+        if self._service_name is not None:
+            return self._service_name
+        return names.service_name(
+            self._name, username=config.username, prefixed=not self._reload_prefixes
+        )
+
+    @service_name.setter
+    def service_name(self, value: str) -> None:
+        self._service_name = names.service_name(value)
+        self._forget()
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the service."""
+        if self._compute is not None:
+            return self._compute.namespace
+        return self._namespace or config.namespace
+
+    @property
+    def reload_prefixes(self) -> list[str]:
+        """Whose service it is: prefixes to look for, instead of one's own user name and branch."""
+        return list(self._reload_prefixes)
+
+    @reload_prefixes.setter
+    def reload_prefixes(self, value: str | Sequence[str] | None) -> None:
+        self._reload_prefixes = naming.parse_prefixes(value)
+        self._forget()
+
+    # ------------------------------------------------------------------------------------- code
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The callable of this program, for whoever unwraps."""
+        if self._source is None or self._source.callable_object is None:
+            raise AttributeError("__wrapped__")
+        return self._source.callable_object
+
+    @property
+    def _ref(self) -> CallableRef:
+        if self._found is not None:
+            return self._found
+        if self._source is None:
+            raise SpecError(
+                f"{self.name} is a service that was not looked up yet",
+                hint="call it, or kt.fn(name=...) / kt.cls(name=...) looks it up at once",
+            )
+        return self._source.ref()
+
+    @property
+    def callable_name(self) -> str:
+        """Qualified name of the function or class."""
+        return self._ref.qualname
+
+    @property
+    def remote_import_path(self) -> str:
+        """Dotted name of the module in the pods."""
+        return self._ref.module
+
+    @property
+    def container_project_root(self) -> str | None:
+        """Folder of the project in the pods, from their working directory if that is unset."""
+        if self._ref.project is None:
+            return None
+        working_dir = self._compute.working_dir if self._compute is not None else None
+        return str(PurePosixPath(working_dir or "", self._ref.project))
+
+    @property
+    def remote_root_path(self) -> str | None:
+        """Entry of `sys.path` in the pods that the callable is imported from."""
+        root = self.container_project_root
+        return self._ref.remote_dir if root is None else str(PurePosixPath(root, self._ref.root))
+
+    @property
+    def sync_dir(self) -> str | Path | bool | None:
+        """Folder whose files go to the pods, as the user gave it."""
+        return None if self._source is None else self._source.placement.sync_dir
+
+    # --------------------------------------------------------------------------------- settings
+
+    @property
+    def compute(self) -> Compute | None:
+        """What it runs on; set by `.to()`."""
+        return self._compute
+
+    @compute.setter
+    def compute(self, value: Compute) -> None:
+        if not isinstance(value, Compute):
+            raise TypeError(f"compute is {value!r}; it must be a kt.Compute")
+        self._compute = value.for_service(self.service_name)
+        self._forget()
+
+    @property
+    def serialization(self) -> str:
+        """How arguments and results travel, unless a call says otherwise."""
+        return self._options.serialization or "json"
+
+    @serialization.setter
+    def serialization(self, value: str) -> None:
+        self._options = replace(self._options, serialization=options.serialization(value))
+        self._callers.clear()
+
+    @property
+    def async_(self) -> bool:
+        """Whether calls return awaitables, unless a call says otherwise."""
+        return bool(self._options.async_)
+
+    @async_.setter
+    def async_(self, value: bool) -> None:
+        self._options = replace(self._options, async_=options.boolean("async_", value))
+        self._callers.clear()
+
+    @property
+    def logging_config(self) -> LoggingConfig:
+        """What of the service's logs is shown; that of the compute unless it was set."""
+        if self._logging_config is not None:
+            return self._logging_config
+        return LoggingConfig() if self._compute is None else self._compute.logging_config
+
+    @logging_config.setter
+    def logging_config(self, value: LoggingConfig) -> None:
+        self._logging_config = parameters.logging(value)
+        self._callers.clear()
+
+    @property
+    def stream_logs(self) -> bool:
+        """Whether calls and deploys show logs, unless a call says otherwise."""
+        for given in (self._stream_logs, self.logging_config.stream_logs):
+            if given is not None:
+                return given
+        return config.stream_logs
+
+    @stream_logs.setter
+    def stream_logs(self, value: bool | None) -> None:
+        self._stream_logs = None if value is None else options.boolean("stream_logs", value)
+        self._callers.clear()
+
+    # ----------------------------------------------------------------------------------- pickle
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to find the service."""
+        return {
+            "_name": self._name,
+            "_service_name": self._service_name,
+            "_namespace": self.namespace,
+            "_compute": self._compute,
+            "_found": self._found if self._source is None else self._source.ref(),
+            "_init_args": self._init_args,
+            "_reload_prefixes": self._reload_prefixes,
+            "_options": replace(self._options, on_progress=None),
+            "_stream_logs": self._stream_logs,
+            "_logging_config": self._logging_config,
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.service_name!r}, namespace={self.namespace!r})"

@@ -1,0 +1,107 @@
+"""`kt.fn`: a function as a service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from kubetorch.sdk.module import Module
+from kubetorch.sdk.remote import RemoteCallable
+from kubetorch.sdk.source import Placement
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.invoke import Caller
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Y = TypeVar("Y")
+
+
+class Fn(Module["Fn[P, R]"], RemoteCallable[P, R], Generic[P, R]):
+    """A function that is, or can be, deployed as a service; `kt.fn(...)` makes one."""
+
+    kind = "fn"
+
+    def _caller(self) -> Caller:
+        return self._callers.get(None) or self._make_caller(None)
+
+
+@overload
+def fn(
+    function_obj: Callable[P, Coroutine[Any, Any, R]],
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Fn[P, R]: ...
+@overload
+def fn(
+    function_obj: Callable[P, AsyncIterator[Y]],
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Fn[P, Iterator[Y]]: ...
+@overload
+def fn(
+    function_obj: Callable[P, R],
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Fn[P, R]: ...
+@overload
+def fn(
+    function_obj: None = None,
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Fn[..., Any]: ...
+def fn(  # the documented parameters
+    function_obj: Callable[..., Any] | None = None,
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> Fn[..., Any]:
+    """Make a service of a function, or get the handle of one that exists.
+
+    With a function nothing is sent anywhere until `.to(compute)`, or until the first call of one
+    that was deployed before. With a name alone the service is looked up at once.
+
+    Args:
+        function_obj: The function: at the top level of a file, or of a notebook.
+        name: Name of the service; that of the function if not given.
+        get_if_exists: Whether a service that exists may be taken, when there is no function.
+        reload_prefixes: Whose service it is: prefixes of its name, instead of one's own user name,
+            the git branch, and none.
+        sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
+        remote_dir: Folder in the container that has the code already; then none is sent.
+        remote_import_path: Dotted name of the module in `remote_dir`.
+
+    Raises:
+        SpecError: There is neither a function nor a name, or a pod could not import the function.
+        TypeError: It is no function.
+        ServiceNotFoundError: There is no service of that name.
+    """
+    if isinstance(function_obj, type):
+        raise TypeError(f"{function_obj.__name__} is a class; use kt.cls({function_obj.__name__})")
+    return Fn._made(
+        function_obj,
+        Placement(sync_dir, remote_dir, remote_import_path),
+        name=name,
+        get_if_exists=get_if_exists,
+        reload_prefixes=reload_prefixes,
+    )

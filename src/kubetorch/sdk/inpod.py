@@ -1,0 +1,62 @@
+"""What is different in a pod, where user modules are imported that may deploy and call themselves.
+
+The file that was deployed often is the program that deployed it, with `.to()` and calls at module
+level. While a worker imports it, the first such statement ends the import, if the callable of the
+worker is defined by then; else the statement does nothing (see `docs/design/deploy.md`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from typing import Any
+
+from kubetorch.config import environment
+
+#: A worker has this module loaded; looking it up spares everybody else the import.
+_IMPORTING = "kubetorch.pod.worker.importing"
+
+
+def is_worker() -> bool:
+    """Whether this process runs user code of a pod."""
+    return _IMPORTING in sys.modules
+
+
+def is_deploying() -> bool:
+    """Whether the statement that asks, which deploys or calls, is to have no effect.
+
+    Where it ends the import of the deployed file, this does not return.
+    """
+    importing = sys.modules.get(_IMPORTING)
+    if importing is None:
+        if environment.deployed_file() is None:
+            return False
+        # A process that user code started imports the deployed file again.
+        importing = import_module(_IMPORTING)
+    return bool(importing.is_deploying())
+
+
+class Inert:
+    """What makes the calls of a handle while such a file is imported: nothing happens."""
+
+    def options(self, **_changes: Any) -> Inert:  # noqa: ANN401  # as the real one has it
+        """The same."""
+        return self
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # as above
+        """No call."""
+
+    def map(self, *_args: Any, **_kwargs: Any) -> Iterator[Any]:  # noqa: ANN401  # as above
+        """No calls."""
+        return iter(())
+
+    async def map_async(self, *_args: Any, **_kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        """No calls."""
+        values: tuple[Any, ...] = ()
+        for value in values:
+            yield value
+
+    starmap = map
+    starmap_async = map_async
+    spawn = __call__

@@ -1,0 +1,39 @@
+"""The interpreter that this program runs in, as the pods of the local backend use it too."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kubetorch.specs.workload import RuntimeSpec
+
+
+def describe(project: Path | None, preload: Iterable[str]) -> RuntimeSpec:
+    """What of this process the pods need.
+
+    Args:
+        project: Folder that is synced; what lies in it is not the interpreter's.
+        preload: Third-party modules that the project imports.
+    """
+    own = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]  # noqa: PTH120
+    return RuntimeSpec(
+        python=sys.executable or None,
+        version=".".join(map(str, sys.version_info[:3])),
+        # The first is the folder of the program.
+        path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
+        preload=tuple(preload),
+    )
+
+
+def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
+    """The folders and archives among `entries` that lie in none of the folders `own`."""
+    known = [os.path.realpath(folder) for folder in own]
+    existing = (os.path.realpath(entry) for entry in entries if entry and os.path.exists(entry))  # noqa: PTH110
+    return tuple(
+        path
+        for path in dict.fromkeys(existing)
+        if not any(path == folder or path.startswith(folder + os.sep) for folder in known)
+    )

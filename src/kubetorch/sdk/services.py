@@ -1,0 +1,153 @@
+"""The controller of this process, and the services there that it knows; `kt.globals`.
+
+auto ── in a pod ─────────> the backend that the pod runs on
+  └──── anywhere else ────> local: one background service of the user, started on demand
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from kubetorch.config import environment
+from kubetorch.config.settings import config
+from kubetorch.errors import ConfigError, ServiceNotFoundError
+from kubetorch.lib.http import HttpClient
+from kubetorch.local import lifetime
+from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.route import Route
+from kubetorch.sdk.session import Session, location_of
+from kubetorch.wire.messages import WorkloadView
+
+__all__ = ["config", "controller_client", "service_url", "session"]
+
+
+class _Registry:
+    """What this process has open: a session for each home, a route for each service.
+
+    A forked child opens its own: locks and connections of the parent are of no use to it.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+        self.has_said_why = False
+        os.register_at_fork(after_in_child=self.clear)
+
+    def clear(self) -> None:
+        """Nothing is open."""
+        self.sessions: dict[Path, Session] = {}
+        self.routes: dict[tuple[Session, str, str], Route] = {}
+
+
+_registry = _Registry()
+
+
+def session() -> Session:
+    """The way to the controller of the configured backend.
+
+    Raises:
+        ConfigError: There is no such backend in this release.
+    """
+    backend = _choose_backend()
+    if backend != "local":
+        raise ConfigError(
+            f"the backend is {backend!r}, and this release has only 'local'",
+            hint="KT_BACKEND=local, or kt config set backend local",
+        )
+    home = environment.local_dir()
+    found = _registry.sessions.get(home)
+    if found is None:
+        found = _registry.sessions.setdefault(home, Session(_connect))
+    return found
+
+
+def _choose_backend() -> str:
+    chosen = config.backend
+    if chosen != "auto":
+        return chosen
+    inherited = environment.pod_backend()
+    if inherited is not None:
+        return inherited
+    if not _registry.has_said_why and sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write("kubetorch: pods run on this machine (KT_BACKEND is not set)\n")
+    _registry.has_said_why = True
+    return "local"
+
+
+def _connect() -> Controller:
+    service = lifetime.ensure()
+    return Controller(HttpClient(service.url, service.token, hint="kt local status"))
+
+
+def controller_client() -> Controller:
+    """The controller.
+
+    Raises:
+        ControllerUnavailableError: It cannot be reached or started.
+    """
+    return session().controller()
+
+
+def service_url() -> str:
+    """Base URL of the controller.
+
+    Raises:
+        ControllerUnavailableError: It cannot be reached or started.
+    """
+    return controller_client().base_url
+
+
+# ------------------------------------------------------------------------------------- workloads
+
+
+def find(namespace: str, names: Iterable[str]) -> WorkloadView | None:
+    """The first of these workloads that exists."""
+    for name in names:
+        try:
+            return _get(namespace, name)
+        except ServiceNotFoundError:
+            continue
+    return None
+
+
+def _get(namespace: str, name: str) -> WorkloadView:
+    return session().ask(lambda asked: asked.get_workload(namespace, name))
+
+
+def route(namespace: str, name: str) -> Route:
+    """The way to the pods of a workload, which all handles in this process share."""
+    opened = session()
+    key = (opened, namespace, name)
+    found = _registry.routes.get(key)
+    if found is None:
+
+        def resolve() -> Location:
+            return location_of(opened.ask(lambda asked: asked.get_workload(namespace, name)))
+
+        found = _registry.routes.setdefault(key, Route(name, resolve))
+    return found
+
+
+def remember(view: WorkloadView) -> None:
+    """Take note of where a workload is."""
+    route(view.spec.namespace, view.spec.name).locate(location_of(view))
+
+
+def forget(namespace: str, name: str) -> None:
+    """Close the connections to the pods of a workload."""
+    found = _registry.routes.pop((session(), namespace, name), None)
+    if found is not None:
+        found.close()
+
+
+def delete(namespace: str, name: str) -> None:
+    """Stop a workload and forget it.
+
+    Raises:
+        ServiceNotFoundError: There is none of that name.
+    """
+    session().ask(lambda asked: asked.delete_workload(namespace, name))
+    forget(namespace, name)

@@ -1,0 +1,90 @@
+"""The connection of this process to a controller: which one, reached once, reached again.
+
+auto ── in a pod ─────────> what the pod runs on
+  └──── anywhere else ────> local: one background service of the user, started on demand
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from kubetorch.errors import ControllerUnavailableError, KubetorchError
+from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.controller import Controller
+from kubetorch.wire.messages import WorkloadView
+
+_T = TypeVar("_T")
+
+
+class Session:
+    """A controller, and how to reach it again. Threads may share it.
+
+    Args:
+        connect: Makes a controller that answers, starting it if that is its way.
+    """
+
+    def __init__(self, connect: Callable[[], Controller]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._controller: Controller | None = None
+
+    def controller(self) -> Controller:
+        """The controller.
+
+        Raises:
+            ControllerUnavailableError: It cannot be reached or started.
+        """
+        with self._lock:
+            if self._controller is None:
+                self._controller = self._connect()
+            return self._controller
+
+    def warm(self) -> None:
+        """Begin to reach the controller while the caller does something else."""
+        if self._controller is None:
+            threading.Thread(target=self._try, name="kubetorch-connect", daemon=True).start()
+
+    def _try(self) -> None:
+        try:
+            self.controller()
+        except KubetorchError:
+            return  # whoever needs the controller tries again, and is told
+
+    def reconnect(self, failed: Controller) -> Controller:
+        """The controller again, after it did not answer: it may have ended meanwhile.
+
+        Raises:
+            ControllerUnavailableError: It cannot be reached or started.
+        """
+        with self._lock:
+            if self._controller is failed:
+                self._controller = None
+        failed.close()
+        return self.controller()
+
+    def ask(self, question: Callable[[Controller], _T]) -> _T:
+        """Ask the controller something that may be asked twice; once more if it did not answer.
+
+        Raises:
+            ControllerUnavailableError: It cannot be reached or started.
+        """
+        controller = self.controller()
+        try:
+            return question(controller)
+        except ControllerUnavailableError:
+            return question(self.reconnect(controller))
+
+    def close(self) -> None:
+        """Close the connections of this process; the controller goes on."""
+        with self._lock:
+            controller, self._controller = self._controller, None
+        if controller is not None:
+            controller.close()
+
+
+def location_of(view: WorkloadView) -> Location:
+    """Where calls of a workload go."""
+    ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
+    return Location(tuple(pod.url for pod in ready), view.token)
