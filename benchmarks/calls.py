@@ -69,6 +69,7 @@ def _ours() -> Iterator[Measure]:
 def _echo() -> Iterator[Measure]:
     command = [sys.executable, "-m", "uvicorn", "benchmarks.programs.echo_app:app", "--fd", "{fd}"]
     options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--lifespan", "off"]
+    options += processes.KEEP_ALIVE
     with ExitStack() as stack:
         port = stack.enter_context(processes.server([*command, *options]))
         yield _asking(stack.enter_context(processes.program("http_calls", str(port), "/", BODY)))

@@ -59,5 +59,6 @@ def earlier_server(project: Path, function: str) -> Iterator[int]:
     }
     app = "kubetorch.serving.http_server:app"
     command = [str(earlier_python()), "-m", "uvicorn", app, "--fd", "{fd}"]
-    with processes.server([*command, "--log-level", "warning"], env=env) as port:
+    options = ["--log-level", "warning", *processes.KEEP_ALIVE]
+    with processes.server([*command, *options], env=env) as port:
         yield port

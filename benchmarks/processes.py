@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 # 30 s: what an orderly end may take; Ray's is the slowest with about five.
 STOP_DEADLINE = 30.0
 RUN_DEADLINE = 120.0
+#: Options of uvicorn: connections stay open while the other sides have their turns.
+KEEP_ALIVE = ["--timeout-keep-alive", "3600"]
 
 
 class ProgramError(Exception):
@@ -80,6 +82,7 @@ class Program:
         except BrokenPipeError:
             reply = ""
         if not reply:
+            self._process.wait(STOP_DEADLINE)
             raise ProgramError(f"{self.name} ended while it measured {measurement}\n{self._tail()}")
         answer: dict[str, float] = json.loads(reply)
         return answer
@@ -144,8 +147,9 @@ def server(
         listener.close()
         try:
             yield port
-        except Exception as error:
-            raise ProgramError(f"{error}\nthe server printed:\n{_tail(log)}") from error
+        except ProgramError:
+            print(f"{command[0]} printed:\n{_tail(log)}", file=sys.stderr)
+            raise
         finally:
             started = _descendants(process.pid)
             process.terminate()
