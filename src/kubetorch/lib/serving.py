@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+_Message = MutableMapping[str, Any]
+Application = Callable[
+    [_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
+    Awaitable[None],
+]
 
 
 class Server:
@@ -29,14 +33,14 @@ class Server:
 
     def __init__(
         self,
-        app: ASGI3Application,
+        app: Application,
         *,
         upgrade: type[asyncio.Protocol] | None = None,
         keep_alive: int = 75,
     ) -> None:
         self._state = ServerState()
         self._config = uvicorn.Config(
-            app,
+            cast("Any", app),
             interface="asgi3",
             lifespan="off",
             log_config=None,

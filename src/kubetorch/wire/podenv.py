@@ -15,8 +15,9 @@ from kubetorch.errors import ConfigError
 #: Says inside a pod which backend the pod runs on, so that its programs use it too.
 BACKEND = "KT_BACKEND"
 #: Identity of one process of an agent, inherited by all that it starts: a backend whose pods are
-#: processes finds by it what is left when the agent has ended.
-MARK = "KT_POD_MARK"
+#: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
+#: workers do not get.
+MARK = "KT_PROCESS_MARK"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""The controller's ASGI application: checks who asks, finds the handler, answers errors.
+
+    request ──► Host and Origin ──► token ──► route ──► audience ──► handler
+                      │                │         │          │            │
+                      └────────────────┴─── failure envelope ┴───────────┘
+
+The sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kubetorch.controller.access import Access, Principal, User
+from kubetorch.controller.exchange import DisconnectedError, Exchange, Receive, Scope, Send
+from kubetorch.controller.routes.table import Route, Table, check_audience, refusal
+from kubetorch.controller.sessions import Session
+from kubetorch.errors import KubetorchError
+from kubetorch.lib.connections import Endpoint, Refusal
+from kubetorch.wire import failures, routes
+from kubetorch.wire.failures import Failure
+
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """The application.
+
+    Args:
+        table: All routes.
+        access: Checks who asks.
+        new_session: Makes the session of an agent that was let in.
+        on_request: Called when a request of the user begins: the service is in use.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        access: Access,
+        *,
+        new_session: Callable[[Principal], Session],
+        on_request: Callable[[], None],
+    ) -> None:
+        self.table = table
+        self._access = access
+        self._new_session = new_session
+        self._on_request = on_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            route, parameters = self._admit(exchange)
+            await route.handler(exchange, **parameters)
+        except DisconnectedError:
+            return
+        except KubetorchError as error:
+            await self._refuse(exchange, error, _own(error))
+        except Exception as error:  # noqa: BLE001  # one request must not end the server
+            _log.exception("request failed method=%s path=%s", exchange.method, exchange.path)
+            await self._refuse(exchange, error, failures.describe(error))
+
+    def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+        """The session of an agent that asks for an upgrade.
+
+        Raises:
+            Refusal: It must not have one.
+        """
+        try:
+            self._access.check_origin(headers)
+            principal = self._access.identify(headers)
+            if path != routes.SESSIONS:
+                raise refusal(404, "there is no WebSocket at this path")
+        except KubetorchError as error:
+            raise Refusal(failures.http_status(error), _own(error).to_json()) from error
+        return self._new_session(principal)
+
+    def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
+        self._access.check_origin(exchange.headers)
+        if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
+            return self.table.find(exchange)
+        principal = self._access.identify(exchange.headers)
+        if isinstance(principal, User):
+            self._on_request()
+        route, parameters = self.table.find(exchange)
+        check_audience(route, principal)
+        return route, parameters
+
+    async def _refuse(self, exchange: Exchange, error: Exception, failure: Failure) -> None:
+        if exchange.has_begun:
+            # The status is sent: the missing end of the body says that something went wrong.
+            raise error
+        await exchange.respond(failure.to_json(), status=failures.http_status(error))
+
+
+def _own(error: KubetorchError) -> Failure:
+    """An error of ours; where in our own code it was raised is of no use to the caller."""
+    return replace(failures.describe(error), traceback=error.remote_traceback or "")

@@ -1,0 +1,103 @@
+"""The seam between the controller and what runs pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+Manifest = dict[str, Any]
+Phase = Literal["Pending", "Running", "Failed", "Terminating"]
+
+#: Told of a workload (namespace, name) whose pods changed in any way.
+Listener = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class PodStatus:
+    """A pod, as its backend sees it.
+
+    Attributes:
+        name: Its name, which it keeps as long as it lives.
+        ordinal: Its number in the workload.
+        phase: Kubernetes' word.
+        url: Base URL of its agent.
+        is_retiring: It was made from an older template, or is surplus, and ends soon.
+        restarts: How often its agent was started again.
+        reason: Why it does not run.
+        failure: Why it cannot run (`kubetorch.wire.failures`), once that is certain.
+        pid: Process id of its agent, where pods are processes.
+        started: Seconds since the epoch of its agent's start.
+    """
+
+    name: str
+    ordinal: int
+    phase: Phase
+    url: str
+    is_retiring: bool = False
+    restarts: int = 0
+    reason: str = ""
+    failure: dict[str, Any] | None = None
+    pid: int | None = None
+    started: float = 0.0
+
+
+class Backend(Protocol):
+    """Runs workloads as pods.
+
+    It is told what there should be and says what there is; it knows nothing of generations. Whoever
+    uses it calls `watch` and then `start` first.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the `backend` setting calls it."""
+
+    def watch(self, listener: Listener) -> None:
+        """Tell `listener` of every change from now on."""
+
+    async def start(self, manifests: Sequence[Manifest]) -> None:
+        """Take up the pods that an earlier controller left.
+
+        Args:
+            manifests: What there should be; pods of anything else are ended.
+        """
+
+    async def apply(self, manifest: Manifest) -> None:
+        """Make the pods of a workload what its manifest says; returns before they run.
+
+        Raises:
+            KubetorchError: The manifest cannot be applied.
+        """
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+        """End all pods of a workload; returns when nothing of them is left.
+
+        Args:
+            namespace: Namespace of the workload.
+            name: Its name.
+            grace: Seconds that their calls have to end.
+        """
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:
+        """The pods of a workload, by ordinal."""
+
+    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+        """These pods serve what they should; once all new ones do, retiring ones can end."""
+
+    def prepare(self) -> None:
+        """A workload that does not exist yet will be applied in a moment."""
+
+    def notes(self, manifest: Manifest) -> tuple[str, ...]:
+        """What the backend cannot honour of a manifest, one sentence each."""
+
+    def log_folder(self, namespace: str, pod: str) -> Path | None:
+        """Where a pod keeps its log, if that can be read without its agent."""
+
+    async def close(self, *, pods: bool) -> None:
+        """The controller stops.
+
+        Args:
+            pods: Whether the pods stop too, until `start`; else they go on.
+        """

@@ -1,0 +1,304 @@
+"""Pods as processes of this machine.
+
+It reads the Deployment manifest that a cluster would get, and keeps one agent per replica. What a
+Deployment promises holds here too: pods keep their names while they live; a changed template
+replaces them, old ones first where the strategy is `Recreate`, else new ones first; an agent that
+ends is started again. `command` and `image` have no meaning here: an agent always runs on the
+interpreter of the controller, and the user's code on the one that deployed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubetorch.controller.backends import spare
+from kubetorch.controller.backends.agents import Pod, Site
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.spares import Spares
+from kubetorch.controller.state import PodRecord, PodState
+from kubetorch.lib import identity
+from kubetorch.lib.clock import Clock
+from kubetorch.manifests import deployment
+from kubetorch.manifests.deployment import Wanted
+from kubetorch.wire.podenv import MARK
+
+#: Seconds that calls of a pod that is replaced have to end.
+REPLACE_GRACE = 30.0
+#: The same when the service stops.
+STOP_GRACE = 5.0
+
+# What a spare says before it is a pod goes where the controller's own lines go.
+_STANDARD_ERROR = 2
+# As Kubernetes: no vowels and nothing that looks like another one.
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+
+
+@dataclass
+class _Workload:
+    """What there should be, and what there is."""
+
+    wanted: Wanted
+    pods: list[Pod] = field(default_factory=list)
+
+    def current(self) -> list[Pod]:
+        """Pods of the wanted template that stay."""
+        return [pod for pod in self.pods if not (pod.is_retiring or pod.is_leaving)]
+
+
+class ProcessBackend:
+    """Runs workloads as processes.
+
+    Args:
+        site: Where pods live.
+        state: Where their records are kept.
+        clock: For back-off.
+        spare_command: What starts a spare agent; `None` where there are to be none.
+        first: A spare that waits already.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        state: PodState,
+        *,
+        clock: Clock,
+        spare_command: tuple[str, ...] | None = None,
+        first: spare.Spare | None = None,
+    ) -> None:
+        self._site = site
+        self._state = state
+        self._clock = clock
+        self._spare_command = spare_command
+        start = None if spare_command is None else self._start_spare
+        self._spares = Spares(start, clock=clock, first=first)
+        self._workloads: dict[tuple[str, str], _Workload] = {}
+        self._listener: Listener = _ignore
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:  # noqa: D102  # Backend's
+        return "local"
+
+    def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
+        self._listener = listener
+
+    # ------------------------------------------------------------------------------- beginning
+
+    async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
+        for manifest in manifests:
+            wanted = deployment.read(manifest)
+            self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
+        unknown = [record for record in self._state.pods() if not self._take_up(record)]
+        self._state.delete_pods(record.name for record in unknown)
+        for key in list(self._workloads):
+            self._reconcile(key)
+        self._run(self._sweep())
+
+    def _take_up(self, record: PodRecord) -> bool:
+        workload = self._workloads.get((record.namespace, record.workload))
+        if workload is None:
+            return False
+        pod = self._pod(record, workload.wanted)
+        workload.pods.append(pod)
+        pod.is_retiring = record.template != workload.wanted.template
+        # What it served before the controller stopped is not known; so it is not thrown away.
+        pod.was_ready = True
+        if not pod.adopt():
+            pod.restart()
+        return True
+
+    async def _sweep(self) -> None:
+        """End processes, and remove folders, of pods that nobody knows."""
+        await asyncio.to_thread(self._kill_strays)
+        await asyncio.to_thread(self._remove_strays, {pod.name for pod in self._state.pods()})
+
+    def _kill_strays(self) -> None:
+        found = identity.processes_with(MARK)
+        for pid, mark in found.items():
+            if mark.startswith(self._site.marks) and mark not in self._known_marks():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _known_marks(self) -> set[str]:
+        return {pod.record.mark for pod in self._all_pods()} | self._spares.marks
+
+    def _remove_strays(self, known: set[str]) -> None:
+        pods = self._site.home / "pods"
+        for namespace in pods.iterdir() if pods.exists() else ():
+            for folder in namespace.iterdir():
+                if folder.name not in known and not self._is_known(folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_known(self, name: str) -> bool:
+        return any(pod.record.name == name for pod in self._all_pods())
+
+    # ------------------------------------------------------------------------------- workloads
+
+    async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
+        wanted = deployment.read(manifest)
+        key = (wanted.namespace, wanted.name)
+        workload = self._workloads.setdefault(key, _Workload(wanted))
+        workload.wanted = wanted
+        for pod in workload.pods:
+            pod.is_retiring = pod.record.template != wanted.template
+            if not pod.is_retiring:
+                pod.retry()
+        self._reconcile(key)
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:  # noqa: D102
+        workload = self._workloads.pop((namespace, name), None)
+        if workload is None:
+            return
+        # First the records: should the controller die, its successor ends what is unknown.
+        self._state.delete_pods(pod.record.name for pod in workload.pods)
+        await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:  # noqa: D102  # Backend's
+        workload = self._workloads.get((namespace, name))
+        found = [] if workload is None else [pod.status() for pod in workload.pods]
+        return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
+
+    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
+        workload = self._workloads.get((namespace, name))
+        if workload is None:
+            return
+        for pod in workload.pods:
+            if pod.record.name in pods:
+                pod.mark_ready()
+        current = workload.current()
+        ready = [pod for pod in current if pod.record.name in pods]
+        if len(ready) == len(current) == workload.wanted.replicas:
+            for pod in workload.pods:
+                if pod.is_retiring:
+                    self._retire(pod)
+
+    def prepare(self) -> None:  # noqa: D102  # Backend's
+        self._spares.prepare()
+
+    def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+        wanted = deployment.read(manifest)
+        found = []
+        if wanted.requests:
+            asked = ", ".join(f"{name} {quantity}" for name, quantity in wanted.requests)
+            found.append(f"the requests ({asked}) reserve nothing on this machine")
+        if wanted.working_dir is not None:
+            found.append(
+                f"the working directory {wanted.working_dir} is a folder of each pod's own here"
+            )
+        return tuple(found)
+
+    def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
+        return self._site.folder(namespace, pod) / "log"
+
+    async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
+        self._spares.close()
+        if pods:
+            await asyncio.gather(*(pod.end(STOP_GRACE) for pod in self._all_pods()))
+        for pod in self._all_pods():
+            pod.release()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---------------------------------------------------------------------------------- pieces
+
+    def _reconcile(self, key: tuple[str, str]) -> None:
+        """Start and end pods until there is what there should be."""
+        workload = self._workloads.get(key)
+        if workload is None:
+            return
+        wanted = workload.wanted
+        for pod in workload.pods:
+            is_useless = wanted.is_recreated or not pod.was_ready
+            is_surplus = pod.record.ordinal >= wanted.replicas
+            if (pod.is_retiring and is_useless) or is_surplus:
+                self._retire(pod)
+        if wanted.is_recreated and any(
+            pod.is_leaving and pod.record.template != wanted.template for pod in workload.pods
+        ):
+            return  # called again when one has ended
+        there = {pod.record.ordinal for pod in workload.current()}
+        for ordinal in range(wanted.replicas):
+            if ordinal not in there:
+                self._create(workload, ordinal)
+
+    def _create(self, workload: _Workload, ordinal: int) -> None:
+        wanted = workload.wanted
+        record = PodRecord(
+            namespace=wanted.namespace,
+            workload=wanted.name,
+            name=_pod_name(wanted),
+            ordinal=ordinal,
+            port=0,
+            template=wanted.template,
+        )
+        pod = self._pod(record, wanted)
+        workload.pods.append(pod)
+        pod.start()
+
+    def _pod(self, record: PodRecord, wanted: Wanted) -> Pod:
+        key = (wanted.namespace, wanted.name)
+        return Pod(
+            record,
+            site=self._site,
+            environment=wanted.environment,
+            state=self._state,
+            spares=self._spares,
+            clock=self._clock,
+            on_change=functools.partial(self._changed, key),
+        )
+
+    def _changed(self, key: tuple[str, str]) -> None:
+        self._listener(*key)
+
+    def _retire(self, pod: Pod) -> None:
+        if not pod.is_leaving:
+            pod.is_leaving = True
+            self._run(self._replace(pod))
+
+    async def _replace(self, pod: Pod) -> None:
+        key = (pod.record.namespace, pod.record.workload)
+        await self._end(pod, REPLACE_GRACE)
+        workload = self._workloads.get(key)
+        if workload is not None and pod in workload.pods:
+            workload.pods.remove(pod)
+        self._changed(key)
+        self._reconcile(key)
+
+    async def _end(self, pod: Pod, grace: float) -> None:
+        await pod.end(grace)
+        await pod.discard()
+
+    def _all_pods(self) -> list[Pod]:
+        return [pod for workload in self._workloads.values() for pod in workload.pods]
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _start_spare(self) -> spare.Spare:
+        assert self._spare_command is not None
+        mark = self._site.new_mark()
+        environment = {**self._site.environment, MARK: mark}
+        return spare.start(self._spare_command, environment, mark=mark, log=_STANDARD_ERROR)
+
+
+def _pod_name(wanted: Wanted) -> str:
+    """A name as a Deployment's pods have: workload, template, and something random."""
+    suffix = "".join(secrets.choice(_ALPHABET) for _ in range(5))
+    return f"{wanted.name}-{wanted.template[:5]}-{suffix}"
+
+
+def _ignore(namespace: str, name: str) -> None:
+    """Nobody watches."""

@@ -1,0 +1,137 @@
+"""Everything that a controller consists of, put together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from kubetorch.controller.access import Access, PodIdentity, Principal
+from kubetorch.controller.app import App
+from kubetorch.controller.backends.base import Backend
+from kubetorch.controller.calls import Calls
+from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.garbage import Garbage
+from kubetorch.controller.routes.blobs import BlobRoutes
+from kubetorch.controller.routes.calls import CallRoutes
+from kubetorch.controller.routes.service import ServiceRoutes
+from kubetorch.controller.routes.table import Table
+from kubetorch.controller.routes.workloads import WorkloadRoutes
+from kubetorch.controller.sessions import MESSAGE_LIMIT, Session
+from kubetorch.controller.state import State
+from kubetorch.controller.workloads import Workloads
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.lib.clock import Clock
+from kubetorch.lib.connections import upgrade_class
+from kubetorch.lib.serving import Server
+
+#: Seconds that requests have to end when the controller stops.
+CLOSE_GRACE = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """A controller on one listening socket.
+
+    Args:
+        backend: Runs pods.
+        state: What survives it.
+        blobs: Folder of the blobs.
+        clock: The time.
+        secret: Secret of the installation.
+        user: Fingerprint of the user's token.
+        stop: Called when a request asks it to stop; told whether the pods stop too.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        state: State,
+        blobs: Path,
+        clock: Clock,
+        secret: bytes,
+        user: str,
+        stop: Callable[[bool], None],
+    ) -> None:
+        store = BlobStore(blobs)
+        completeness = Completeness(store)
+        calls = Calls(state, store, clock)
+        self._clock = clock
+        self._backend = backend
+        self._sessions: set[Session] = set()
+        self._last_request = clock.time()
+        self.workloads = Workloads(
+            backend=backend,
+            state=state,
+            completeness=completeness,
+            calls=calls,
+            clock=clock,
+            secret=secret,
+        )
+        self._garbage = Garbage(
+            store,
+            needed=lambda: completeness.needed(self.workloads.specs()) | calls.results(),
+            clock=clock,
+            on_deleted=completeness.forget,
+        )
+        service = ServiceRoutes(
+            self.workloads, backend=backend.name, started=clock.time(), stop=stop
+        )
+        table = Table(
+            [
+                *service.routes(),
+                *WorkloadRoutes(self.workloads, store).routes(),
+                *BlobRoutes(store).routes(),
+                *CallRoutes(calls, self.workloads, store).routes(),
+            ]
+        )
+        access = Access(user=user, secret=secret, clock=clock.time, is_known=self._is_known)
+        self.app = App(table, access, new_session=self._new_session, on_request=self._note_request)
+        upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
+        self._server = Server(self.app, upgrade=upgrade)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Take up what an earlier controller left, and serve."""
+        await self.workloads.start()
+        await self._server.start(listener)
+        self._garbage.start()
+        _log.info("controller started pid=%s workloads=%s", os.getpid(), len(self.workloads))
+
+    async def close(self, *, pods: bool) -> None:
+        """Stop serving.
+
+        Args:
+            pods: Whether the pods stop too, until the next start.
+        """
+        await self._garbage.close()
+        await self.workloads.close()
+        await self._backend.close(pods=pods)
+        for session in list(self._sessions):
+            session.close("the controller stops")
+        await self._server.close(CLOSE_GRACE)
+
+    def idle_seconds(self) -> float:
+        """For how long nothing was deployed and nobody asked; 0 when that is not so."""
+        if self._server.open_requests or not self.workloads.is_empty:
+            self._last_request = self._clock.time()
+        return self._clock.time() - self._last_request
+
+    def _note_request(self) -> None:
+        self._last_request = self._clock.time()
+
+    def _is_known(self, pod: PodIdentity) -> bool:
+        return self.workloads.workload_of(pod) is not None
+
+    def _new_session(self, principal: Principal) -> Session:
+        session = Session(
+            principal,
+            registry=self.workloads,
+            clock=self._clock,
+            on_end=self._sessions.discard,
+        )
+        self._sessions.add(session)
+        return session

@@ -1,0 +1,82 @@
+"""When a workload is idle, by the activity that its pods report.
+
+Idle is a workload whose pods all say that no call runs, and have said so for the whole time. A pod
+that is not heard of may be busy: as long as one is away, the workload is not idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kubetorch.lib.clock import Clock, Timer
+from kubetorch.wire.messages import Activity
+
+
+def active_until(activities: Iterable[Activity | None], *, since: float) -> float | None:
+    """When the last call ended; `None` when one runs, or may run.
+
+    Args:
+        activities: What each pod said last; `None` for one that is away.
+        since: What counts as activity where there was no call yet: the last deploy.
+    """
+    last = since
+    for activity in activities:
+        if activity is None or activity.calls > 0:
+            return None
+        last = max(last, activity.last)
+    return last
+
+
+def seconds_left(
+    activities: Iterable[Activity | None], *, ttl: float, since: float, now: float
+) -> float | None:
+    """How long until the workload is torn down if nothing happens; `None` when it is not idle.
+
+    A clock that was set back makes it wait at most one `ttl` longer.
+    """
+    last = active_until(activities, since=since)
+    if last is None:
+        return None
+    return max(0.0, min(ttl, last + ttl - now))
+
+
+class IdleWatch:
+    """Notices that a workload has been idle for too long.
+
+    Args:
+        clock: For the time, and to look again.
+        seconds_left: As the function above; asked again whenever it may have changed.
+        on_idle: Called when nothing is left.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        seconds_left: Callable[[], float | None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._seconds_left = seconds_left
+        self._on_idle = on_idle
+        self._timer: Timer | None = None
+
+    def update(self) -> None:
+        """Something happened."""
+        self.close()
+        left = self._seconds_left()
+        if left is not None:
+            self._timer = self._clock.call_later(left, self._check)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._seconds_left() == 0.0:
+            self._on_idle()
+        else:
+            self.update()

@@ -1,0 +1,232 @@
+"""Which pods run which generation of one workload: events in, effects out, no I/O.
+
+    Deployed ──► undecided ──(every pod serves it)──────────────────────────► Reached
+                    │  └────(a later Deployed)──────────────────────────────► Superseded
+                    └───────(a pod fails it, cannot start, or time is over)─► NotReached
+
+A generation leaves `undecided` once, so each of the three is said at most once for it. What a pod
+should serve is the *target*: the wanted generation, or the last good one after the wanted one
+was given up. `Reload` is sent to every connected pod that serves something else and was not told
+yet on its connection; so it does not matter in which order events arrive, nor how often.
+
+A pod that was made from an older template is *retiring*: it serves the last good generation until
+the backend ends it, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+Failure = dict[str, Any]
+
+# -------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A generation is wanted."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class PodsChanged:
+    """The backend has these pods now: those of the wanted template, and retiring ones."""
+
+    pods: frozenset[str]
+    retiring: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A session of a pod began, or is heard of again; it serves this generation."""
+
+    pod: str
+    serving: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A pod serves `serving` after it was asked for `generation`, which it may have failed."""
+
+    pod: str
+    generation: int
+    serving: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The session of a pod ended, or it is silent."""
+
+    pod: str
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """A generation will not be reached: a pod cannot start, or the time is over."""
+
+    generation: int
+    failure: Failure
+
+
+Event = Deployed | PodsChanged | Connected | Observed | Lost | GaveUp
+
+# ------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True)
+class Reload:
+    """Tell a pod to serve a generation."""
+
+    pod: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Every pod serves the generation, for the first time."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class NotReached:
+    """The generation was given up."""
+
+    generation: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """A later generation came before this one was reached."""
+
+    generation: int
+    by: int
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Every pod serves a generation that had been given up."""
+
+    generation: int
+
+
+Effect = Reload | Reached | NotReached | Superseded | Recovered
+
+
+@dataclass
+class _Session:
+    """What is known of a connected pod."""
+
+    serving: int
+    told: int = 0
+
+
+@dataclass
+class Rollout:
+    """The state of one workload.
+
+    Attributes:
+        wanted: The generation that was deployed last; 0 before the first.
+        good: The last one that every pod served.
+        failure: Why the wanted one was given up.
+    """
+
+    wanted: int = 0
+    good: int = 0
+    failure: Failure | None = None
+    pods: frozenset[str] = frozenset()
+    retiring: frozenset[str] = frozenset()
+    _sessions: dict[str, _Session] = field(default_factory=dict)
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What follows from an event."""
+        effects: list[Effect] = []
+        match event:
+            case Deployed(generation):
+                effects += self._deployed(generation)
+            case PodsChanged(pods, retiring):
+                self.pods, self.retiring = pods, retiring
+            case Connected(pod, serving):
+                self._sessions[pod] = _Session(serving)
+            case Observed(pod, generation, serving, failure):
+                self._sessions.setdefault(pod, _Session(serving)).serving = serving
+                if failure is not None:
+                    effects += self._give_up(generation, failure)
+            case Lost(pod):
+                self._sessions.pop(pod, None)
+            case GaveUp(generation, failure):
+                effects += self._give_up(generation, failure)
+        effects += self._decide()
+        effects += self._reloads()
+        return effects
+
+    # -------------------------------------------------------------------------------- questions
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the wanted generation is neither reached nor given up."""
+        return self.failure is None and self.good != self.wanted
+
+    def serving(self, pod: str) -> int | None:
+        """The generation that a pod serves; `None` when it is not connected."""
+        session = self._sessions.get(pod)
+        return None if session is None else session.serving
+
+    def is_ready(self, pod: str) -> bool:
+        """Whether a pod serves the wanted generation."""
+        return self.wanted > 0 and self.serving(pod) == self.wanted
+
+    def target(self, pod: str) -> int:
+        """What a pod should serve; 0 when it is to be left alone."""
+        if pod in self.retiring:
+            return self.good
+        if self.failure is None:
+            return self.wanted
+        if self.retiring:
+            return 0
+        return self.good or self.wanted
+
+    def lagging(self) -> list[str]:
+        """The pods that the wanted generation still waits for."""
+        return sorted(pod for pod in self.pods if not self.is_ready(pod))
+
+    # -------------------------------------------------------------------------------- decisions
+
+    def _deployed(self, generation: int) -> Iterable[Effect]:
+        if generation <= self.wanted:
+            return ()
+        superseded, undecided = self.wanted, self.is_undecided
+        self.wanted, self.failure = generation, None
+        return (Superseded(superseded, generation),) if undecided else ()
+
+    def _give_up(self, generation: int, failure: Failure) -> Iterable[Effect]:
+        if generation != self.wanted or not self.is_undecided:
+            return ()
+        self.failure = failure
+        return (NotReached(generation, failure),)
+
+    def _decide(self) -> Iterable[Effect]:
+        is_served = bool(self.pods) and all(self.is_ready(pod) for pod in self.pods)
+        if not is_served or (self.failure is None and self.good == self.wanted):
+            return ()
+        was_given_up = self.failure is not None
+        self.good, self.failure = self.wanted, None
+        return (Recovered(self.wanted) if was_given_up else Reached(self.wanted),)
+
+    def _reloads(self) -> Iterable[Effect]:
+        for pod, session in self._sessions.items():
+            if pod in self.pods or pod in self.retiring:
+                target = self.target(pod)
+                if target and session.serving != target and session.told != target:
+                    session.told = target
+                    yield Reload(pod, target)
+
+
+def superseded_message(generation: int, by: int) -> str:
+    """What the deploy of a superseded generation says."""
+    return f"generation {generation} was superseded by generation {by}, which somebody deployed"

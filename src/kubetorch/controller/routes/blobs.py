@@ -1,0 +1,115 @@
+"""Routes about blobs: bring them, ask which are missing, fetch them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+import msgspec
+
+from kubetorch.controller.exchange import Exchange, with_status
+from kubetorch.controller.routes.table import Route
+from kubetorch.datastore.blobs import BlobStore, check_digest
+from kubetorch.datastore.transfer import Receiver, compressed
+from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.wire import blobs as records
+from kubetorch.wire import routes
+
+#: Bytes of all blobs that one request may bring, decompressed.
+UPLOAD_LIMIT = 4 * 1024**3
+#: Bytes of a request that names digests: a million of them.
+NAMES_LIMIT = 80 * 1024 * 1024
+
+# Small pieces keep the loop free while a stream that was compressed well is written to the disk.
+_FEED = 4 * 1024
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """Body of a request that names blobs."""
+
+    blobs: tuple[str, ...]
+
+
+class BlobRoutes:
+    """Handlers.
+
+    Args:
+        blobs: The store.
+    """
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("POST", routes.BLOBS, self.store, audience="pods"),
+            Route("POST", routes.BLOBS_MISSING, self.missing),
+            Route("POST", routes.BLOBS_FETCH, self.fetch, audience="pods"),
+        ]
+
+    async def store(self, exchange: Exchange) -> None:
+        """Store blobs."""
+        stored = await receive(exchange.chunks(), self._blobs)
+        await exchange.respond_message({"stored": stored})
+
+    async def missing(self, exchange: Exchange) -> None:
+        """Which of some blobs are not here."""
+        names = await self._names(exchange)
+        await exchange.respond_message({"missing": self._blobs.missing(names)})
+
+    async def fetch(self, exchange: Exchange) -> None:
+        """Some blobs."""
+        names = await self._names(exchange)
+        missing = self._blobs.missing(names)
+        if missing:
+            raise with_status(
+                DataStoreError(f"{len(missing)} blobs are not here, such as {missing[0]}"), 404
+            )
+        pieces = in_thread(compressed(dict.fromkeys(names), self._blobs.stream))
+        await exchange.respond_stream(pieces, content_type=records.CONTENT_TYPE)
+
+    async def _names(self, exchange: Exchange) -> tuple[str, ...]:
+        body = await exchange.body(NAMES_LIMIT)
+        try:
+            names = msgspec.json.decode(body, type=_Names).blobs
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f'the body must be {{"blobs": [...]}}: {error}') from error
+        for digest in names:
+            check_digest(digest)
+        return names
+
+
+async def receive(chunks: AsyncIterator[bytes], blobs: BlobStore) -> int:
+    """Store the blobs of a stream that may be empty; how many there were.
+
+    Raises:
+        ProtocolError: It is no such stream, or it brings too much.
+        DataStoreError: A blob is not what its digest says.
+        StorageFullError: There is no room.
+    """
+    receiver: Receiver | None = None
+    try:
+        async for chunk in chunks:
+            receiver = receiver or Receiver(blobs, limit_bytes=UPLOAD_LIMIT)
+            for start in range(0, len(chunk), _FEED):
+                receiver.feed(chunk[start : start + _FEED])
+                if len(chunk) > _FEED:
+                    await asyncio.sleep(0)
+        return 0 if receiver is None else len(receiver.finish())
+    except StorageFullError:
+        raise
+    except DataStoreError as error:  # poisoned: the sender's fault
+        raise with_status(error, 400) from error
+    finally:
+        if receiver is not None:
+            receiver.close()
+
+
+async def in_thread(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The pieces of an iterator that reads files and compresses, without holding up the loop."""
+    while True:
+        piece = await asyncio.to_thread(next, pieces, None)
+        if piece is None:
+            return
+        yield piece

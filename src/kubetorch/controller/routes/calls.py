@@ -1,0 +1,60 @@
+"""Routes about spawned calls."""
+
+from __future__ import annotations
+
+from kubetorch.controller.calls import Calls
+from kubetorch.controller.exchange import Exchange
+from kubetorch.controller.routes.blobs import in_thread
+from kubetorch.controller.routes.table import Route
+from kubetorch.controller.workloads import Workloads
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.wire import routes
+
+#: Content type of a packed outcome.
+OUTCOME = "application/octet-stream"
+
+
+class CallRoutes:
+    """Handlers.
+
+    Args:
+        calls: What is known of calls.
+        workloads: Reaches the pods that run them.
+        blobs: Where results lie.
+    """
+
+    def __init__(self, calls: Calls, workloads: Workloads, blobs: BlobStore) -> None:
+        self._calls = calls
+        self._workloads = workloads
+        self._blobs = blobs
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        one = f"{routes.CALLS}/{{call_id}}"
+        return [
+            Route("GET", routes.CALLS, self.list),
+            Route("GET", one, self.get),
+            Route("POST", f"{one}/cancel", self.cancel),
+            Route("GET", f"{one}/result", self.result),
+        ]
+
+    async def list(self, exchange: Exchange) -> None:
+        """Calls, newest first; `?namespace=` and `?workload=` choose some."""
+        found = self._calls.list(
+            namespace=exchange.query("namespace"), workload=exchange.query("workload")
+        )
+        await exchange.respond_message(found)
+
+    async def get(self, exchange: Exchange, call_id: str) -> None:
+        """One call."""
+        await exchange.respond_message(self._calls.get(call_id))
+
+    async def cancel(self, exchange: Exchange, call_id: str) -> None:
+        """Cancel a call that still runs."""
+        await exchange.respond_message(self._workloads.cancel_call(call_id))
+
+    async def result(self, exchange: Exchange, call_id: str) -> None:
+        """How a call ended: its packed outcome."""
+        digest = self._calls.result(call_id)
+        _, pieces = self._blobs.stream(digest)
+        await exchange.respond_stream(in_thread(iter(pieces)), content_type=OUTCOME)

@@ -1,0 +1,154 @@
+"""Routes about workloads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import msgspec
+
+from kubetorch.controller.exchange import NDJSON, Exchange
+from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
+from kubetorch.controller.routes.blobs import receive
+from kubetorch.controller.routes.table import Route
+from kubetorch.controller.workload import Workload
+from kubetorch.controller.workloads import (
+    DELETE_GRACE,
+    TOKEN_LEAST,
+    TOKEN_LIFETIME,
+    TOKEN_MOST,
+    Workloads,
+)
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.errors import ProtocolError
+from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import Deploy, DeployEvent
+
+#: Bytes that the head of a deploy may have.
+HEAD_LIMIT = 1024 * 1024
+#: Most seconds that a delete may wait for calls.
+GRACE_MOST = 3600.0
+# Lines of an answer that are put together.
+_LINES = 500
+
+_log = logging.getLogger(__name__)
+
+
+class _TokenRequest(msgspec.Struct, frozen=True):
+    """Body of a request for a token: how many seconds it is good for."""
+
+    ttl: float = TOKEN_LIFETIME
+
+
+class WorkloadRoutes:
+    """Handlers.
+
+    Args:
+        workloads: What they work on.
+        blobs: Where blobs of deploys go.
+    """
+
+    def __init__(self, workloads: Workloads, blobs: BlobStore) -> None:
+        self._workloads = workloads
+        self._blobs = blobs
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        one = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
+        return [
+            Route("GET", routes.WORKLOADS, self.list),
+            Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list),
+            Route("GET", one, self.get),
+            Route("DELETE", one, self.delete),
+            Route("POST", f"{one}/deploy", self.deploy),
+            Route("POST", f"{one}/token", self.token),
+            Route("GET", f"{one}/logs", self.logs),
+        ]
+
+    async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
+        """All workloads, or those of a namespace."""
+        await exchange.respond_message(self._workloads.list(namespace))
+
+    async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """One workload, with a token to call it."""
+        workload = self._workloads.get(namespace, name)
+        await exchange.respond_message(self._workloads.view(workload))
+
+    async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """End a workload; `?grace=` is how many seconds its calls have."""
+        grace = exchange.number("grace", DELETE_GRACE, least=0.0, most=GRACE_MOST)
+        await self._workloads.delete(namespace, name, grace=grace)
+        await exchange.respond_message({"deleted": name})
+
+    async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """A token for calls of one workload."""
+        asked = await exchange.message(_TokenRequest)
+        if not TOKEN_LEAST <= asked.ttl <= TOKEN_MOST:
+            raise ProtocolError(
+                f"ttl is {asked.ttl}; it must be from {TOKEN_LEAST:.0f} to {TOKEN_MOST:.0f} seconds"
+            )
+        self._workloads.get(namespace, name)
+        await exchange.respond_message(self._workloads.token(namespace, name, ttl=asked.ttl))
+
+    # ------------------------------------------------------------------------------------ deploy
+
+    async def deploy(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """Deploy a workload; the answer is what happens, one event on each line."""
+        chunks = exchange.chunks()
+        head, rest = await _head(chunks)
+        deploy = messages.decode(Deploy, head)
+        self._workloads.check(deploy, namespace, name)
+        await receive(_joined(rest, chunks), self._blobs)
+        events = await self._workloads.deploy(deploy)
+        await exchange.respond_stream(_lines(events), content_type=NDJSON)
+
+    # -------------------------------------------------------------------------------------- logs
+
+    async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """The last lines of the pods, and with `?follow=true` those that come."""
+        workload = self._workloads.get(namespace, name)
+        count = int(exchange.number("tail", TAIL, least=0, most=TAIL_MOST))
+        pod = check_pod(workload, exchange.query("pod"))
+        lines = self._log_lines(workload, pod, count, follow=exchange.flag("follow"))
+        await exchange.respond_stream(lines, content_type=NDJSON)
+
+    async def _log_lines(
+        self, workload: Workload, pod: str | None, count: int, *, follow: bool
+    ) -> AsyncGenerator[bytes, None]:
+        reader = PodLogs(
+            workload,
+            self._workloads.backend,
+            token=lambda: self._workloads.token(*workload.key, ttl=60.0, subject="logs").token,
+            pod=pod,
+        )
+        found = await reader.tail(count)
+        for start in range(0, len(found), _LINES):
+            yield encode(found[start : start + _LINES])
+        if follow:
+            async for line in reader.follow():
+                yield encode([line])
+
+
+async def _head(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:
+    """The first line of a body, and what came with it."""
+    begun = bytearray()
+    async for chunk in chunks:
+        begun += chunk
+        end = begun.find(b"\n")
+        if end >= 0:
+            return bytes(begun[:end]), bytes(begun[end + 1 :])
+        if len(begun) > HEAD_LIMIT:
+            raise ProtocolError(f"the head of a deploy has more than {HEAD_LIMIT} bytes")
+    return bytes(begun), b""
+
+
+async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    if first:
+        yield first
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _lines(events: AsyncIterator[DeployEvent]) -> AsyncGenerator[bytes, None]:
+    async for event in events:
+        yield messages.encode(event) + b"\n"

@@ -1,0 +1,285 @@
+"""What survives the controller: workloads, their generations, pods and spawned calls.
+
+`State` is what the rest of the controller sees. `SqliteState` keeps it in one SQLite file in WAL
+mode: a change is on disk, as a transaction, before its method returns, so `kill -9` at any moment
+leaves the state before the change or after it. Methods take well below a millisecond and are
+called from the event loop.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from kubetorch.controller import database
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import messages
+
+
+@dataclass(frozen=True)
+class WorkloadRecord:
+    """One workload.
+
+    Attributes:
+        namespace, name: Its identity.
+        generation: The wanted generation; it exists in `Generation`s.
+        good: The last generation that all pods served; 0 when there was none.
+        failure: JSON of why the wanted generation was given up; empty when it was not.
+        epoch: Number of the last change of its members.
+        created, updated, active: Seconds since the epoch: first and last deploy, last call.
+    """
+
+    namespace: str
+    name: str
+    generation: int
+    good: int = 0
+    failure: str = ""
+    epoch: int = 0
+    created: float = 0.0
+    updated: float = 0.0
+    active: float = 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of a workload: its number and what it is."""
+
+    number: int
+    spec: WorkloadSpec
+
+
+@dataclass(frozen=True)
+class PodRecord:
+    """One pod of the process backend.
+
+    Attributes:
+        namespace, workload, name: Its identity.
+        ordinal: Its number in the workload.
+        port: Where its agent listens.
+        template: Fingerprint of the pod template that it was made from.
+        mark: Value of `kubetorch.wire.podenv.MARK` in its processes; a new one for each start.
+        pid, start_time: Its agent (`kubetorch.lib.identity.start_time`); 0 when none was started.
+        restarts: How often its agent was started again.
+        started: Seconds since the epoch of its agent's start.
+    """
+
+    namespace: str
+    workload: str
+    name: str
+    ordinal: int
+    port: int
+    template: str
+    mark: str = ""
+    pid: int = 0
+    start_time: str = ""
+    restarts: int = 0
+    started: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One spawned call; see `kubetorch.wire.messages.CallReport` for the fields."""
+
+    id: str
+    namespace: str
+    workload: str
+    pod: str
+    callable: str
+    state: str
+    started: float
+    ended: float | None = None
+    result: str | None = None
+    result_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything about workloads, as it is read when the controller starts."""
+
+    workloads: tuple[WorkloadRecord, ...] = ()
+    generations: dict[tuple[str, str], tuple[Generation, ...]] = field(default_factory=dict)
+
+
+class PodState(Protocol):
+    """What the process backend keeps."""
+
+    def pods(self) -> list[PodRecord]:
+        """All pods."""
+
+    def put_pod(self, pod: PodRecord) -> None:
+        """Add or replace a pod."""
+
+    def delete_pods(self, names: Iterable[str]) -> None:
+        """Forget pods."""
+
+
+class CallState(Protocol):
+    """What is kept of spawned calls."""
+
+    def call(self, call_id: str) -> CallRecord | None:
+        """One call."""
+
+    def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
+        """Calls, newest first, of a namespace and a workload if they are given."""
+
+    def count_calls(self) -> tuple[int, int]:
+        """How many calls there are, and the bytes of their results together."""
+
+    def put_call(self, call: CallRecord) -> None:
+        """Add or replace a call."""
+
+    def delete_calls(self, ids: Iterable[str]) -> None:
+        """Forget calls."""
+
+
+class State(PodState, CallState, Protocol):
+    """What survives the controller."""
+
+    def contents(self) -> Contents:
+        """All workloads and the generations that are kept of them."""
+
+    def put_workload(
+        self,
+        workload: WorkloadRecord,
+        *,
+        generation: Generation | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        """Add or replace a workload, in one transaction with its generations.
+
+        Args:
+            workload: The workload.
+            generation: A new generation, which the workload wants.
+            keep: When not empty: the generations to keep; others are forgotten.
+        """
+
+    def delete_workload(self, namespace: str, name: str) -> None:
+        """Forget a workload and its generations."""
+
+
+class SqliteState:
+    """The state in an SQLite file.
+
+    Args:
+        path: The file.
+        connection: The file, opened by `database.open_database`.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._database = connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    # ------------------------------------------------------------------------------- workloads
+
+    def contents(self) -> Contents:  # noqa: D102  # State's
+        generations: dict[tuple[str, str], tuple[Generation, ...]] = {}
+        for namespace, name, number, spec in self._query(
+            "select namespace, name, number, spec from generations order by number"
+        ):
+            generation = Generation(number, messages.decode(WorkloadSpec, spec))
+            key = (namespace, name)
+            generations[key] = (*generations.get(key, ()), generation)
+        rows = self._query("select * from workloads order by namespace, name")
+        return Contents(tuple(WorkloadRecord(*row) for row in rows), generations)
+
+    def put_workload(  # noqa: D102  # State's
+        self,
+        workload: WorkloadRecord,
+        *,
+        generation: Generation | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        key = (workload.namespace, workload.name)
+        statements: list[tuple[str, tuple[Any, ...]]] = [
+            (_replace("workloads", WorkloadRecord), astuple(workload))
+        ]
+        if generation is not None:
+            spec = messages.encode(generation.spec).decode()
+            statements.append(
+                ("insert into generations values (?, ?, ?, ?)", (*key, generation.number, spec))
+            )
+        if keep:
+            marks = ", ".join("?" * len(keep))
+            statements.append(
+                (
+                    "delete from generations where namespace = ? and name = ?"
+                    f" and number not in ({marks})",
+                    (*key, *keep),
+                )
+            )
+        self._transaction(statements)
+
+    def delete_workload(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
+        where = "where namespace = ? and name = ?"
+        self._transaction(
+            [
+                (f"delete from workloads {where}", (namespace, name)),
+                (f"delete from generations {where}", (namespace, name)),
+            ]
+        )
+
+    # ------------------------------------------------------------------------------------ pods
+
+    def pods(self) -> list[PodRecord]:  # noqa: D102  # PodState's
+        return [PodRecord(*row) for row in self._query("select * from pods order by ordinal")]
+
+    def put_pod(self, pod: PodRecord) -> None:  # noqa: D102  # PodState's
+        self._transaction([(_replace("pods", PodRecord), astuple(pod))])
+
+    def delete_pods(self, names: Iterable[str]) -> None:  # noqa: D102  # PodState's
+        self._transaction([("delete from pods where name = ?", (name,)) for name in names])
+
+    # ----------------------------------------------------------------------------------- calls
+
+    def call(self, call_id: str) -> CallRecord | None:  # noqa: D102  # CallState's
+        rows = self._query("select * from calls where id = ?", call_id)
+        return CallRecord(*rows[0]) if rows else None
+
+    def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:  # noqa: D102
+        rows = self._query(
+            "select * from calls where (? = '' or namespace = ?) and (? = '' or workload = ?)"
+            " order by started desc",
+            *(namespace, namespace, workload, workload),
+        )
+        return [CallRecord(*row) for row in rows]
+
+    def count_calls(self) -> tuple[int, int]:  # noqa: D102  # CallState's
+        ((count, size),) = self._query("select count(*), total(result_bytes) from calls")
+        return count, int(size)
+
+    def put_call(self, call: CallRecord) -> None:  # noqa: D102  # CallState's
+        self._transaction([(_replace("calls", CallRecord), astuple(call))])
+
+    def delete_calls(self, ids: Iterable[str]) -> None:  # noqa: D102  # CallState's
+        self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
+
+    # ---------------------------------------------------------------------------------- SQLite
+
+    def _query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise database.failure(self._path, error) from error
+
+    def _transaction(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        try:
+            self._database.execute("begin immediate")
+            for statement, values in statements:
+                self._database.execute(statement, values)
+            self._database.execute("commit")
+        except sqlite3.Error as error:
+            if self._database.in_transaction:
+                self._database.execute("rollback")
+            raise database.failure(self._path, error) from error
+
+
+def _replace(table: str, record: type) -> str:
+    marks = ", ".join("?" * len(fields(record)))
+    return f"insert or replace into {table} values ({marks})"

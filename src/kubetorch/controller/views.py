@@ -1,0 +1,81 @@
+"""Workloads and pods as readers see them: pure functions of what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.rollout import Rollout
+from kubetorch.wire.messages import Activity, PodView
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a pod said over its session.
+
+    Attributes:
+        activity: How busy it is.
+        stage: How far it is with the generation that it loads.
+        is_silent: Whether it has not been heard of for too long.
+    """
+
+    activity: Activity | None = None
+    stage: str = ""
+    is_silent: bool = False
+
+
+def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: bool) -> PodView:
+    """One pod."""
+    return PodView(
+        name=pod.name,
+        ordinal=pod.ordinal,
+        phase=pod.phase,
+        is_ready=is_ready,
+        url=pod.url,
+        generation=state.serving(pod.name) or 0,
+        restarts=pod.restarts,
+        reason="" if state.is_ready(pod.name) else waits_for(pod, heard, state),
+        pid=pod.pid,
+        calls=heard.activity.calls if heard is not None and heard.activity is not None else 0,
+        started=pod.started,
+    )
+
+
+def pod_views(
+    pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout
+) -> tuple[PodView, ...]:
+    """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
+    serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
+    current = {pod.name for pod in pods if not pod.is_retiring} & serving
+    ready = current or serving
+    return tuple(
+        pod_view(pod, heard.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
+    )
+
+
+def status(pods: Iterable[PodStatus], state: Rollout) -> str:
+    """The word of `kt list`: whether calls are served, be it by the generation before."""
+    current = [pod for pod in pods if not pod.is_retiring]
+    serving = [pod for pod in current if state.serving(pod.name)]
+    if serving:
+        return "Ready" if len(serving) == len(current) else "Scaling"
+    if state.failure is not None or any(pod.failure is not None for pod in current):
+        return "Failed"
+    return "Creating" if current else "No pods"
+
+
+def waits_for(pod: PodStatus, heard: Heard | None, state: Rollout) -> str:
+    """Why a pod does not serve the wanted generation, in words."""
+    if pod.is_retiring:
+        return "it is being replaced" if pod.phase != "Terminating" else "it is ending"
+    if pod.reason:
+        return pod.reason
+    if heard is None:
+        return "its agent has not connected"
+    if heard.is_silent:
+        return "its agent has not been heard of"
+    if state.failure is not None:
+        return f"it failed to load generation {state.wanted}"
+    stage = f": {heard.stage}" if heard.stage else ""
+    return f"it loads generation {state.wanted}{stage}"

@@ -1,0 +1,428 @@
+"""One workload at work: its rollout, the sessions of its pods, and who waits for it.
+
+backend ──(pods changed)──┐
+sessions ─(hello, …)──────┼──► Rollout (pure) ──► effects: Reload to sessions, records in
+deploys ──(a generation)──┘                        the state, events for who waits
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kubetorch.controller import idle, rollout, views
+from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller.idle import IdleWatch
+from kubetorch.controller.progress import Progress
+from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
+from kubetorch.controller.state import Generation, State, WorkloadRecord
+from kubetorch.controller.views import Heard
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
+from kubetorch.lib.changes import Changes
+from kubetorch.lib.clock import Clock, Timer
+from kubetorch.manifests import deployment
+from kubetorch.specs import quantity
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures
+from kubetorch.wire.messages import (
+    Accepted,
+    Activity,
+    DeployEvent,
+    DeployLog,
+    Failed,
+    FromController,
+    Hello,
+    LogReport,
+    Member,
+    Members,
+    Observed,
+    Ready,
+    Reload,
+    Stage,
+    StageReport,
+    Terminate,
+    WorkloadView,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class PodSession(Protocol):
+    """What a workload needs of the session of one of its pods."""
+
+    def send(self, message: FromController) -> None:
+        """Tell the agent; dropped when the session is over."""
+
+    def close(self, reason: str) -> None:
+        """End the session."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all workloads share.
+
+    Attributes:
+        backend: Runs their pods.
+        state: Keeps their records.
+        clock: For time-outs.
+        describe: A workload as the reader of its deploy sees it: with a token.
+        on_idle: Called when a workload was idle for its `inactivity_ttl`.
+    """
+
+    backend: Backend
+    state: State
+    clock: Clock
+    describe: Callable[[Workload], WorkloadView]
+    on_idle: Callable[[Workload], None]
+
+
+class Workload:
+    """One workload.
+
+    Args:
+        record: What is kept of it.
+        generations: The generations that are kept.
+        surroundings: What it works with.
+    """
+
+    def __init__(
+        self,
+        record: WorkloadRecord,
+        generations: tuple[Generation, ...],
+        surroundings: Surroundings,
+    ) -> None:
+        self.record = record
+        self.pods: list[PodStatus] = []
+        self._specs = {generation.number: generation.spec for generation in generations}
+        self._with = surroundings
+        failure = json.loads(record.failure) if record.failure else None
+        self._rollout = Rollout(wanted=record.generation, good=record.good, failure=failure)
+        self._sessions: dict[str, PodSession] = {}
+        self._heard: dict[str, Heard] = {}
+        self._waiting: dict[Progress, Timer] = {}
+        self._members: tuple[Member, ...] = ()
+        self._reasons: dict[str, str] = {}
+        #: Says that anything about it changed.
+        self.changes = Changes()
+        self.is_gone = False
+        self._since = surroundings.clock.time()
+        self._idle = IdleWatch(
+            surroundings.clock,
+            seconds_left=self._idle_left,
+            on_idle=lambda: surroundings.on_idle(self),
+        )
+
+    # ------------------------------------------------------------------------------- questions
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.record.namespace, self.record.name
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The wanted generation."""
+        return self._specs[self.record.generation]
+
+    @property
+    def specs(self) -> list[WorkloadSpec]:
+        """All generations whose blobs are to be kept."""
+        return list(self._specs.values())
+
+    @property
+    def pod_names(self) -> set[str]:
+        """The names of its pods."""
+        return {pod.name for pod in self.pods}
+
+    def has_session(self, pod: str) -> bool:
+        """Whether the agent of a pod is connected."""
+        return pod in self._sessions
+
+    def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
+        """The workload, as lists and clients see it."""
+        record, backend = self.record, self._with.backend
+        pods = views.pod_views(self.pods, self._heard, self._rollout)
+        ready = [pod for pod in pods if pod.is_ready]
+        return WorkloadView(
+            spec=self.spec,
+            generation=record.generation,
+            status=views.status(self.pods, self._rollout),
+            pods=pods,
+            url=ready[0].url if ready else "",
+            token=token,
+            token_expires=token_expires,
+            created=record.created,
+            updated=record.updated,
+            last_active=record.active,
+            failure=self._failure(),
+            notes=backend.notes(deployment.of_workload(self.spec)),
+        )
+
+    def _failure(self) -> Failure | None:
+        """Why the wanted generation is not served."""
+        if self._rollout.failure is not None:
+            return self._rollout.failure
+        failed = [pod.failure for pod in self.pods if not pod.is_retiring and pod.failure]
+        return failed[0] if failed else None
+
+    # --------------------------------------------------------------------------------- deploys
+
+    async def deploy(self, spec: WorkloadSpec) -> Progress:
+        """Want this spec; what happens on the way to it, from the start."""
+        is_new = not self._specs or spec != self.spec or self._rollout.failure is not None
+        if is_new:
+            return await self._begin(spec)
+        for progress in self._waiting:
+            if progress.generation == self.record.generation:
+                return progress
+        return await self._wait(Accepted(generation=self.record.generation, changed=False))
+
+    async def _begin(self, spec: WorkloadSpec) -> Progress:
+        before, now = self.record, self._with.clock.time()
+        number = before.generation + 1
+        keep = {number, before.generation, before.good} - {0}
+        record = replace(before, generation=number, failure="", updated=now)
+        generation = Generation(number, spec)
+        self._with.state.put_workload(record, generation=generation, keep=sorted(keep))
+        self.record, self._since = record, now
+        self._specs = {n: kept for n, kept in self._specs.items() if n in keep} | {number: spec}
+        _log.info("generation wanted workload=%s/%s generation=%s", *self.key, number)
+        return await self._wait(Accepted(generation=number))
+
+    async def _wait(self, accepted: Accepted) -> Progress:
+        """Everything that happens until the wanted generation is served, or given up."""
+        progress = Progress(accepted.generation, accepted)
+        timeout = self.spec.compute.launch_timeout
+        expire = self._with.clock.call_later(timeout, lambda: self._expire(progress, timeout))
+        self._waiting[progress] = expire
+        if accepted.changed or not self._is_served():
+            try:
+                await self._with.backend.apply(deployment.of_workload(self.spec))
+            except KubetorchError as error:
+                self._give_up(progress, error)
+        # Only now: pods that the backend replaces are not told to load the generation.
+        self.pods_changed()
+        self._handle(rollout.Deployed(accepted.generation))
+        return progress
+
+    def _expire(self, progress: Progress, timeout: float) -> None:
+        lagging = [pod for pod in self.pods if pod.name in self._rollout.lagging()]
+        waits = [
+            f"pod {pod.name}: {views.waits_for(pod, self._heard.get(pod.name), self._rollout)}"
+            for pod in lagging
+        ]
+        ready = len(self._rollout.pods) - len(lagging)
+        error = ServiceTimeoutError(
+            f"{self.record.name} is not ready after {timeout:.0f} s: {ready} of "
+            f"{len(self._rollout.pods)} pods serve generation {progress.generation}; "
+            + "; ".join(waits or ["there are no pods"]),
+            hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
+        )
+        self._give_up(progress, error)
+
+    def _give_up(self, progress: Progress, error: KubetorchError) -> None:
+        failure = describe(error)
+        self._handle(rollout.GaveUp(progress.generation, failure))
+        self._end(progress, Failed(failure=failure))
+
+    def _end(self, progress: Progress, event: Ready | Failed) -> None:
+        timer = self._waiting.pop(progress, None)
+        if timer is not None:
+            timer.cancel()
+            progress.add(event)
+
+    def _is_served(self) -> bool:
+        state = self._rollout
+        return bool(state.pods) and all(state.is_ready(pod) for pod in state.pods)
+
+    # ------------------------------------------------------------------------------------ pods
+
+    def pods_changed(self) -> None:
+        """The backend says that something about the pods is different."""
+        self.pods = self._with.backend.pods(*self.key)
+        current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
+        retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
+        for pod in self.pods:
+            if pod.reason and pod.reason != self._reasons.get(pod.name):
+                self._tell(Stage(stage="event", message=pod.reason, pod=pod.name))
+        self._reasons = {pod.name: pod.reason for pod in self.pods}
+        self._handle(rollout.PodsChanged(current, retiring))
+        for pod in self.pods:
+            if pod.failure is not None and pod.name in current:
+                self._handle(rollout.GaveUp(self.record.generation, pod.failure))
+
+    def connected(self, hello: Hello, session: PodSession) -> None:
+        """A session of a pod began."""
+        old = self._sessions.get(hello.pod)
+        self._sessions[hello.pod] = session
+        self._heard[hello.pod] = Heard()
+        if old is not None:
+            old.close("another session of this pod began")
+        session.send(self._members_message())
+        self._handle(rollout.Connected(hello.pod, hello.generation))
+
+    def disconnected(self, pod: str, session: PodSession) -> None:
+        """A session of a pod ended."""
+        if self._sessions.get(pod) is session:
+            del self._sessions[pod]
+            del self._heard[pod]
+            self._handle(rollout.Lost(pod))
+
+    def silent(self, pod: str) -> None:
+        """A pod has not been heard of for too long; its session is still there."""
+        self._heard[pod] = replace(self._heard[pod], is_silent=True, activity=None)
+        self._handle(rollout.Lost(pod))
+
+    def heard_again(self, pod: str, serving: int) -> None:
+        """A pod that was silent is heard of."""
+        self._heard[pod] = replace(self._heard[pod], is_silent=False)
+        self._handle(rollout.Connected(pod, serving))
+
+    def observed(self, pod: str, message: Observed) -> None:
+        """A pod serves a generation, or failed to."""
+        self._handle(rollout.Observed(pod, message.generation, message.serving, message.failure))
+        if message.failure is None:
+            ready = len(self._rollout.pods) - len(self._rollout.lagging())
+            event = Stage(stage="ready", pod=pod, ready=ready, pods=len(self._rollout.pods))
+            self._tell(event, message.generation)
+
+    def staged(self, pod: str, message: StageReport) -> None:
+        """A pod says how far it is."""
+        self._heard[pod] = replace(self._heard[pod], stage=message.stage)
+        event = Stage(stage=message.stage, message=message.message, pod=pod)
+        self._tell(event, message.generation)
+
+    def logged(self, pod: str, message: LogReport) -> None:
+        """The user's code wrote a line while it was loaded."""
+        event = DeployLog(
+            text=message.text,
+            pod=pod,
+            source=message.source,
+            level=message.level,
+            time=message.time,
+        )
+        self._tell(event, message.generation)
+
+    def active(self, pod: str, message: Activity) -> None:
+        """A pod says how busy it is."""
+        self._heard[pod] = replace(self._heard[pod], activity=message)
+        if message.last > self.record.active and message.calls == 0:
+            self.record = replace(self.record, active=message.last)
+            self._with.state.put_workload(self.record)
+        self._idle.update()
+
+    def send(self, pod: str, message: FromController) -> bool:
+        """Tell the agent of a pod; whether it has a session."""
+        session = self._sessions.get(pod)
+        if session is not None:
+            session.send(message)
+        return session is not None
+
+    # ----------------------------------------------------------------------------------- ending
+
+    async def delete(self, grace: float) -> None:
+        """End its pods; returns when nothing of them is left."""
+        error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
+        for progress in list(self._waiting):
+            self._end(progress, Failed(failure=describe(error)))
+        for session in self._sessions.values():
+            session.send(Terminate(grace=grace, reason="the service is torn down"))
+        await self._with.backend.delete(*self.key, grace=grace)
+        self.close("the service was torn down")
+
+    def close(self, reason: str) -> None:
+        """Stop all timers, and end the sessions."""
+        self._idle.close()
+        error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
+        for progress in list(self._waiting):
+            self._end(progress, Failed(failure=describe(error)))
+        self.is_gone = True
+        self.changes.notify()
+        sessions, self._sessions, self._heard = self._sessions, {}, {}
+        for session in sessions.values():
+            session.close(reason)
+
+    # --------------------------------------------------------------------------------- effects
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._rollout.handle(event):
+            self._carry_out(effect)
+        self._settle()
+        self._update_members()
+        serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
+        self._with.backend.mark_ready(*self.key, serving)
+        self._idle.update()
+        self.changes.notify()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case rollout.Reload(pod, generation):
+                self.send(pod, Reload(generation=generation, spec=self._specs[generation]))
+            case rollout.Reached(generation) | rollout.Recovered(generation):
+                self._since = self._with.clock.time()
+                self._keep(replace(self.record, good=generation, failure=""))
+                _log.info("generation reached workload=%s/%s generation=%s", *self.key, generation)
+            case rollout.NotReached(generation, failure):
+                self._keep(replace(self.record, failure=json.dumps(failure)))
+                _log.info(
+                    "generation given up workload=%s/%s generation=%s error=%s",
+                    *self.key,
+                    generation,
+                    failure.get("error_type"),
+                )
+            case rollout.Superseded():
+                return  # its progress is ended below
+
+    def _keep(self, record: WorkloadRecord) -> None:
+        self.record = record
+        self._with.state.put_workload(record)
+
+    def _settle(self) -> None:
+        """End what nobody has to wait for any more."""
+        wanted, is_served, failure = self._rollout.wanted, self._is_served(), self._failure()
+        for progress in list(self._waiting):
+            generation = progress.generation
+            if generation < wanted:
+                message = rollout.superseded_message(generation, wanted)
+                self._end(progress, Failed(failure=describe(StartupError(message))))
+            elif generation == wanted and is_served:
+                ready = Ready(generation=wanted, workload=self._with.describe(self))
+                self._end(progress, ready)
+            elif generation == wanted and failure is not None:
+                self._end(progress, Failed(failure=failure))
+
+    def _tell(self, event: DeployEvent, generation: int | None = None) -> None:
+        for progress in self._waiting:
+            if generation in (None, progress.generation):
+                progress.add(event)
+
+    def _update_members(self) -> None:
+        members = tuple(
+            Member(pod.name, pod.ordinal, pod.url) for pod in self.pods if not pod.is_retiring
+        )
+        if members != self._members:
+            self._members = members
+            self._keep(replace(self.record, epoch=self.record.epoch + 1))
+            message = self._members_message()
+            for session in self._sessions.values():
+                session.send(message)
+
+    def _members_message(self) -> Members:
+        return Members(epoch=self.record.epoch, members=self._members)
+
+    def _idle_left(self) -> float | None:
+        ttl = self.spec.compute.inactivity_ttl if self._specs else None
+        if ttl is None or self._waiting:
+            return None
+        heard = [self._heard.get(pod.name) for pod in self.pods]
+        activities = [None if one is None else one.activity for one in heard]
+        now = self._with.clock.time()
+        return idle.seconds_left(activities, ttl=quantity.seconds(ttl), since=self._since, now=now)
+
+
+def describe(error: KubetorchError) -> Failure:
+    """An error of our own as a failure; where in our code it was raised is of no use to users."""
+    return replace(failures.describe(error), traceback=error.remote_traceback or "").to_dict()

@@ -1,0 +1,337 @@
+"""What can be done with workloads: deploy, look at, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from kubetorch.controller.access import PodIdentity
+from kubetorch.controller.backends.base import Backend
+from kubetorch.controller.calls import Calls
+from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.progress import Progress
+from kubetorch.controller.state import State, WorkloadRecord
+from kubetorch.controller.workload import Surroundings, Workload
+from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
+from kubetorch.lib.clock import Clock
+from kubetorch.manifests import deployment
+from kubetorch.specs import names, quantity
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import tokens, versions
+from kubetorch.wire.messages import (
+    CallReport,
+    CallView,
+    CancelCall,
+    Deploy,
+    DeployEvent,
+    Missing,
+    TokenView,
+    WorkloadView,
+)
+
+#: Seconds that a token for calls is good for when nothing is said, and the bounds.
+TOKEN_LIFETIME = 3600.0
+TOKEN_LEAST = 1.0
+TOKEN_MOST = 30 * 86400.0
+#: Seconds that running calls have when a workload is deleted and nothing is said.
+DELETE_GRACE = 5.0
+#: Deploys that a repeated request can join.
+_REMEMBERED_DEPLOYS = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Workloads:
+    """All workloads.
+
+    Args:
+        backend: Runs their pods.
+        state: Keeps their records.
+        completeness: Knows which blobs are missing.
+        calls: Told of calls that are lost with their pods.
+        clock: The time.
+        secret: Secret of the installation, for tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        state: State,
+        completeness: Completeness,
+        calls: Calls,
+        clock: Clock,
+        secret: bytes,
+    ) -> None:
+        self._backend = backend
+        self._state = state
+        self._completeness = completeness
+        self._calls = calls
+        self._clock = clock
+        self._secret = secret
+        self._workloads: dict[tuple[str, str], Workload] = {}
+        self._locks: dict[tuple[str, str], _Lock] = {}
+        self._deploys: OrderedDict[str, Progress] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._surroundings = Surroundings(
+            backend=backend,
+            state=state,
+            clock=clock,
+            describe=self.view,
+            on_idle=self._delete_idle,
+        )
+
+    # ------------------------------------------------------------------------------- the service
+
+    async def start(self) -> None:
+        """Take up what an earlier controller left."""
+        contents = self._state.contents()
+        for record in contents.workloads:
+            key = (record.namespace, record.name)
+            generations = contents.generations[key]
+            self._workloads[key] = Workload(record, generations, self._surroundings)
+        self._backend.watch(self._on_pods)
+        manifests = [deployment.of_workload(one.spec) for one in self._workloads.values()]
+        await self._backend.start(manifests)
+        for workload in self._workloads.values():
+            workload.pods_changed()
+
+    async def close(self) -> None:
+        """The controller stops; the backend decides about the pods."""
+        for workload in self._workloads.values():
+            workload.close("the controller stops")
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def backend(self) -> Backend:
+        """What runs their pods."""
+        return self._backend
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is deployed, or being deployed or deleted."""
+        return not self._workloads and not self._locks
+
+    def __len__(self) -> int:
+        return len(self._workloads)
+
+    def specs(self) -> Iterable[WorkloadSpec]:
+        """All generations whose blobs are to be kept."""
+        return [spec for workload in self._workloads.values() for spec in workload.specs]
+
+    # ------------------------------------------------------------------------------ pods' sessions
+
+    def workload_of(self, pod: PodIdentity) -> Workload | None:
+        """The workload of a pod, if there is such a pod."""
+        workload = self._workloads.get((pod.namespace, pod.workload))
+        return workload if workload is not None and pod.pod in workload.pod_names else None
+
+    def on_call(self, pod: PodIdentity, report: CallReport) -> None:
+        """News of a spawned call."""
+        self._calls.report(pod.namespace, pod.workload, pod.pod, report)
+
+    def _on_pods(self, namespace: str, name: str) -> None:
+        workload = self._workloads.get((namespace, name))
+        if workload is not None:
+            workload.pods_changed()
+
+    # ----------------------------------------------------------------------------------- deploys
+
+    def check(self, deploy: Deploy, namespace: str, name: str) -> None:
+        """Refuse a deploy that cannot be understood, before anything of it is stored.
+
+        Raises:
+            VersionMismatchError: The client is too old or too new.
+            SpecError: The spec is impossible.
+        """
+        versions.check(deploy.protocol, peer=f"this client, version {deploy.version},")
+        spec = deploy.spec
+        if (spec.namespace, spec.name) != (namespace, name):
+            raise SpecError(
+                f"the spec is of {spec.namespace}/{spec.name}, the request for {namespace}/{name}"
+            )
+        for label in (namespace, name):
+            if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:
+                raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
+        if not 1 <= spec.compute.replicas <= 10_000:
+            raise SpecError(f"replicas is {spec.compute.replicas}; it must be 1 or more")
+        if spec.compute.launch_timeout <= 0:
+            raise SpecError(f"launch_timeout is {spec.compute.launch_timeout}; it must be above 0")
+        if spec.compute.inactivity_ttl is not None:
+            quantity.seconds(spec.compute.inactivity_ttl)
+        if (namespace, name) not in self._workloads:
+            self._backend.prepare()
+
+    async def deploy(self, deploy: Deploy) -> AsyncIterator[DeployEvent]:
+        """Deploy; the events until it is over, or `Missing` alone.
+
+        The generation goes its way when nobody listens any more.
+
+        Raises:
+            KubetorchError: It could not be stored.
+        """
+        async with self._lock((deploy.spec.namespace, deploy.spec.name)):
+            progress = self._deploys.get(deploy.id)
+            if progress is None:
+                missing = self._completeness.missing(deploy.spec)
+                if missing:
+                    return _only(Missing(blobs=tuple(missing)))
+                progress = await self._deploy(deploy.spec)
+                self._remember(deploy.id, progress)
+        return progress.follow(logs=deploy.stream_logs)
+
+    async def _deploy(self, spec: WorkloadSpec) -> Progress:
+        key = (spec.namespace, spec.name)
+        workload = self._workloads.get(key)
+        if workload is None:
+            record = WorkloadRecord(*key, generation=0, created=self._clock.time())
+            workload = self._workloads[key] = Workload(record, (), self._surroundings)
+        try:
+            return await workload.deploy(spec)
+        finally:
+            if not workload.specs:  # its first generation could not be stored
+                del self._workloads[key]
+
+    def _remember(self, deploy_id: str, progress: Progress) -> None:
+        self._deploys[deploy_id] = progress
+        while len(self._deploys) > _REMEMBERED_DEPLOYS:
+            self._deploys.popitem(last=False)
+
+    # ----------------------------------------------------------------------------------- reading
+
+    def get(self, namespace: str, name: str) -> Workload:
+        """One workload.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
+        workload = self._workloads.get((namespace, name))
+        if workload is None or not workload.specs:
+            raise ServiceNotFoundError(
+                f"there is no service {name} in namespace {namespace}",
+                hint=f"kt list -n {namespace} shows those that are there",
+            )
+        return workload
+
+    def list(self, namespace: str | None = None) -> list[WorkloadView]:
+        """All workloads, of a namespace if it is given, by name."""
+        found = [
+            workload
+            for key, workload in sorted(self._workloads.items())
+            if namespace in (None, key[0]) and workload.specs
+        ]
+        return [workload.view() for workload in found]
+
+    def view(self, workload: Workload) -> WorkloadView:
+        """A workload as somebody sees it who may call it."""
+        token = self.token(*workload.key, ttl=TOKEN_LIFETIME)
+        return workload.view(token=token.token, token_expires=token.expires)
+
+    def token(self, namespace: str, name: str, *, ttl: float, subject: str = "user") -> TokenView:
+        """A token for calls of a workload, good for `ttl` seconds."""
+        audience = tokens.audience(namespace, name)
+        expires = self._clock.time() + ttl
+        key = tokens.workload_key(self._secret, audience)
+        return TokenView(tokens.sign(key, tokens.Claims(audience, expires, subject)), expires)
+
+    # ---------------------------------------------------------------------------------- changing
+
+    async def delete(self, namespace: str, name: str, *, grace: float = DELETE_GRACE) -> None:
+        """End a workload; returns when nothing of it is left.
+
+        Args:
+            namespace: Its namespace.
+            name: Its name.
+            grace: Seconds that running calls have to end.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
+        key = (namespace, name)
+        async with self._lock(key):
+            workload = self.get(namespace, name)
+            # First the record: should the controller die now, its successor ends what is left.
+            self._state.delete_workload(*key)
+            pods = workload.pod_names
+            try:
+                await workload.delete(grace)
+            finally:
+                self._workloads.pop(key, None)
+                self._calls.lost(*key, pods, "Deleted")
+            _log.info("workload deleted workload=%s/%s", *key)
+
+    def cancel_call(self, call_id: str) -> CallView:
+        """Cancel a spawned call, if it still runs.
+
+        Raises:
+            ResultExpiredError: It is unknown, or forgotten.
+            WorkloadError: Its pod cannot be told.
+        """
+        call = self._calls.get(call_id)
+        if call.ended is not None:
+            return call
+        workload = self._workloads.get((call.namespace, call.workload))
+        message = CancelCall(id=call_id, reason="cancelled by its id")
+        if workload is None or not workload.send(call.pod, message):
+            raise WorkloadError(
+                f"pod {call.pod}, which runs the call {call_id}, has no session",
+                hint="try again in a moment",
+            )
+        return call
+
+    def _delete_idle(self, workload: Workload) -> None:
+        task = asyncio.get_running_loop().create_task(self._delete_quietly(*workload.key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _delete_quietly(self, namespace: str, name: str) -> None:
+        with contextlib.suppress(ServiceNotFoundError):
+            await self.delete(namespace, name)
+
+    # ------------------------------------------------------------------------------------- locks
+
+    def _lock(self, key: tuple[str, str]) -> _Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = _Lock(lambda: self._locks.pop(key, None))
+        return lock
+
+
+class _Lock:
+    """The lock of one workload, which is forgotten when nobody holds it or waits for it.
+
+    Args:
+        on_free: Forgets it.
+    """
+
+    def __init__(self, on_free: Callable[[], object]) -> None:
+        self._lock = asyncio.Lock()
+        self._users = 0
+        self._on_free = on_free
+
+    async def __aenter__(self) -> None:
+        self._users += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._on_free()
+
+
+async def _only(event: DeployEvent) -> AsyncIterator[DeployEvent]:
+    yield event

@@ -1,0 +1,167 @@
+"""The folder of a local service: where everything lies, and that it is the user's alone.
+
+Cheap to import: clients look here before each command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from kubetorch.errors import ConfigError
+from kubetorch.lib import files, identity
+
+#: Bytes of `service.log` at which a start begins a new one.
+LOG_LIMIT = 1024 * 1024
+
+
+class Running(NamedTuple):
+    """What a running service says of itself.
+
+    Attributes:
+        pid: Its process.
+        start_time: See `kubetorch.lib.identity.start_time`.
+        started: Seconds since the epoch.
+        url: Where it answers.
+        version: Version of the package.
+    """
+
+    pid: int
+    start_time: str
+    started: float
+    url: str
+    version: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return identity.start_time(self.pid) == self.start_time
+
+
+class Home:
+    """The folder.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        #: Held by the running service.
+        self.lock = path / "lock"
+        #: Held by whoever starts or stops one.
+        self.start_lock = path / "start.lock"
+        #: The user's token.
+        self.token = path / "token"
+        #: What tokens for calls are derived from.
+        self.secret = path / "secret"
+        #: `Running` as JSON.
+        self.service = path / "service.json"
+        #: Base URL, read by agents at each connect.
+        self.controller_url = path / "controller-url"
+        self.state = path / "state.sqlite"
+        self.blobs = path / "blobs"
+        self.log = path / "log" / "service.log"
+
+    @property
+    def marks(self) -> str:
+        """What the marks of this home's processes begin with: no other folder has its inode."""
+        found = self.path.stat()
+        return f"{found.st_dev:x}.{found.st_ino:x}-"
+
+    def create(self) -> None:
+        """Make it, if it is not there.
+
+        Raises:
+            ConfigError: It is not the user's alone, or cannot be made.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self.log.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be made: {error}", hint="KT_LOCAL_DIR names another folder"
+            ) from error
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a folder that others could read or write.
+
+        Raises:
+            ConfigError: It is one.
+        """
+        for path in (self.path, self.token, self.secret):
+            try:
+                check_private(path)
+            except FileNotFoundError:
+                continue
+
+    def running(self) -> Running | None:
+        """The service that runs, if one does."""
+        try:
+            running = Running(**json.loads(self.service.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return running if running.is_alive else None
+
+    def write_running(self, running: Running) -> None:
+        """Say who runs here."""
+        files.write_atomically(self.controller_url, running.url.encode())
+        files.write_atomically(self.service, json.dumps(running._asdict()).encode())
+
+    def read_token(self) -> str:
+        """The user's token.
+
+        Raises:
+            ConfigError: There is none, or others could read it.
+        """
+        try:
+            check_private(self.token)
+            return self.token.read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"the token in {self.token} cannot be read: {error}") from error
+
+    def secret_bytes(self, path: Path, length: int = 32) -> bytes:
+        """What lies in a file of secret text, which is made when it is not there.
+
+        Args:
+            path: `token` or `secret`.
+            length: Random bytes of a new one.
+        """
+        if not path.exists():
+            files.write_atomically(path, os.urandom(length).hex().encode())
+        check_private(path)
+        return path.read_bytes().strip()
+
+    def rotate_log(self) -> None:
+        """Begin a new `service.log` if the old one is long."""
+        try:
+            if self.log.stat().st_size > LOG_LIMIT:
+                self.log.replace(self.log.with_suffix(".log.1"))
+        except FileNotFoundError:
+            return
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file or folder that is not the user's alone.
+
+    Raises:
+        ConfigError: It is not.
+        OSError: It cannot be looked at.
+    """
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to user {found.st_uid}, not to you (user {os.geteuid()})",
+            hint="KT_LOCAL_DIR names another folder",
+        )
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        wanted = "700" if stat.S_ISDIR(found.st_mode) else "600"
+        raise ConfigError(
+            f"{path} can be used by others (mode {mode:03o})", hint=f"chmod {wanted} {path}"
+        )

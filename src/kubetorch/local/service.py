@@ -1,0 +1,152 @@
+"""The local service: the controller with the process backend, in a process of its own.
+
+The order of a start is chosen for speed. First an agent is started that waits to become a pod, so
+that it imports what it needs while this process does; then the socket listens and the caller is
+told, so that its first request waits in the socket's queue while the rest is imported
+(`kubetorch.local.running`). What can be wrong with the machine is found before that, and told to
+the caller as a typed error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kubetorch._version import __version__
+from kubetorch.controller import database
+from kubetorch.controller.backends import spare
+from kubetorch.errors import ControllerUnavailableError, KubetorchError
+from kubetorch.lib import identity, ports
+from kubetorch.local import environment
+from kubetorch.local.home import Home, Running
+from kubetorch.wire.podenv import MARK
+
+_STDOUT, _STDERR = 1, 2
+
+
+class Commands(NamedTuple):
+    """What starts an agent, and a spare one if there are to be some."""
+
+    agent: tuple[str, ...]
+    spare: tuple[str, ...] | None
+
+
+AGENT = Commands(
+    environment.python("-m", "kubetorch.pod"), environment.python("-m", "kubetorch.pod.spare")
+)
+
+
+class Begun(NamedTuple):
+    """A service that listens and does not answer yet.
+
+    Attributes:
+        place: Its folder, whose lock this process holds until it ends.
+        listener: Its socket.
+        database: Its state.
+        running: What it says of itself.
+        token: The user's token.
+        secret: The installation's secret.
+        environ: Its environment.
+        commands: What starts agents.
+        spare: An agent that waits to become a pod.
+    """
+
+    place: Home
+    listener: socket.socket
+    database: sqlite3.Connection
+    running: Running
+    token: str
+    secret: bytes
+    environ: Mapping[str, str]
+    commands: Commands
+    spare: spare.Spare | None
+
+
+def main(arguments: Sequence[str], commands: Commands = AGENT) -> int:
+    """Run the service; its exit status.
+
+    Args:
+        arguments: `--detach` leaves the process that was started, which ends at once.
+        commands: What starts agents.
+    """
+    if "--detach" in arguments and os.fork():
+        os._exit(0)
+    os.umask(0o077)
+    try:
+        begun = _begin(os.environ, commands)
+    except (KubetorchError, OSError) as error:
+        sys.stderr.write(f"the local service cannot start: {error}\n")
+        _tell({"failure": _describe(error)})
+        return 1
+    _tell({"url": begun.running.url})
+    os.dup2(_STDERR, _STDOUT)
+    # Only now: it imports the server, while the caller prepares its first request.
+    from kubetorch.local.running import run  # noqa: PLC0415
+
+    return run(begun)
+
+
+def _begin(environ: Mapping[str, str], commands: Commands) -> Begun:
+    place = Home(Path(environ[environment.HOME]).absolute())
+    place.create()
+    os.chdir(place.path)
+    _lock(place)
+    waiting = None
+    if commands.spare is not None:
+        mark = place.marks + os.urandom(8).hex()
+        variables = {**environment.for_pods(environ), MARK: mark}
+        waiting = spare.start(commands.spare, variables, mark=mark, log=_STDERR)
+    token = place.secret_bytes(place.token).decode()
+    secret = bytes.fromhex(place.secret_bytes(place.secret).decode())
+    state = database.open_database(place.state)
+    listener = ports.listen(ports.LOOPBACK, _last_port(place))
+    running = Running(
+        pid=os.getpid(),
+        start_time=identity.start_time(os.getpid()) or "",
+        started=time.time(),
+        url=f"http://{ports.LOOPBACK}:{listener.getsockname()[1]}",
+        version=__version__,
+    )
+    place.write_running(running)
+    return Begun(place, listener, state, running, token, secret, environ, commands, waiting)
+
+
+def _lock(place: Home) -> None:
+    """Be the only service here, until this process ends."""
+    descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ControllerUnavailableError(
+            f"another local service runs in {place.path}", hint="kt local status"
+        ) from error
+
+
+def _last_port(place: Home) -> int:
+    """The port that the service had before, so that addresses stay right; 0 if there was none."""
+    try:
+        return int(place.controller_url.read_text().rpartition(":")[2])
+    except (OSError, ValueError):
+        return 0
+
+
+def _tell(answer: Mapping[str, object]) -> None:
+    """Tell the caller, who may be gone."""
+    try:
+        os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
+    except OSError:
+        return
+
+
+def _describe(error: Exception) -> dict[str, object]:
+    from kubetorch.wire import failures  # noqa: PLC0415  # not needed by a start that succeeds
+
+    return {**failures.describe(error).to_dict(), "traceback": ""}
