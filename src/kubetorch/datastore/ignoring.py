@@ -148,10 +148,10 @@ def _lines(path: str) -> list[str]:
     try:
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
             return file.readlines()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return []
-    except OSError as error:
+    except PermissionError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+    except OSError:  # it is not there, a folder, or a link that leads nowhere
+        return []
 
 
 def _above(root: str) -> list[str]:

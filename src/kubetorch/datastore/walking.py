@@ -57,7 +57,7 @@ class _Visit:
     Attributes:
         path: In the project.
         disk: On the disk.
-        is_fresh: Whether rules above it have changed.
+        is_fresh: Whether its rules, or those above it, have changed.
         followed: Real paths of the links that led here.
     """
 
@@ -150,11 +150,12 @@ class Walk:
     def _visit(self, visit: _Visit, listing: list[str], *, is_single: bool = False) -> None:
         old = self._last.get(visit.path)
         found = _Found()
-        is_fresh = self._read_rules(visit, listing, old, found) or visit.is_fresh
-        if old is not None and not is_fresh and old.listing == listing:
+        if self._read_rules(visit, listing, old, found):
+            visit.is_fresh = True
+        if old is not None and not visit.is_fresh and old.listing == listing:
             self._look_again(visit, old, found)
         else:
-            names = listing if is_single else self._travelling(visit, listing, old, is_fresh)
+            names = listing if is_single else self._travelling(visit, listing, old)
             records = {file.name: file for file in old.files} if old else {}
             for name in names:
                 if name.endswith("/"):
@@ -164,7 +165,7 @@ class Walk:
         for name in found.folders:
             path = f"{visit.path}/{name}" if visit.path else name
             disk = f"{visit.disk}/{name}"
-            self._stack.append(_Visit(path, disk, is_fresh, visit.followed))
+            self._stack.append(_Visit(path, disk, visit.is_fresh, visit.followed))
         self._count += len(found.files) + len(found.links) + len(found.followed)
         self.folders.append(
             FolderRecord(
@@ -188,19 +189,17 @@ class Walk:
             if name in listing:
                 try:
                     facts = os.stat(f"{visit.disk}/{name}")
-                except FileNotFoundError:
+                except OSError:  # a link to nowhere: it has no rules
                     continue
                 found.rules.append(record(name, facts, "", read_ns=time.time_ns()))
         known = old.rules if old else []
         return found.rules != known or any(rule.ctime_ns < 0 for rule in known)
 
-    def _travelling(
-        self, visit: _Visit, listing: list[str], old: FolderRecord | None, is_fresh: bool
-    ) -> list[str]:
+    def _travelling(self, visit: _Visit, listing: list[str], old: FolderRecord | None) -> list[str]:
         """The names of a listing that travel."""
         known: set[str] = set()
         travelled: set[str] = set()
-        if old is not None and not is_fresh:
+        if old is not None and not visit.is_fresh:
             known.update(old.listing)
             travelled.update(file.name for file in old.files)
             travelled.update(old.odd)

@@ -175,6 +175,7 @@ class HttpClient:
         try:
             self._send(connection, method, path, body, headers)
             raw = connection.getresponse()
+            _check_head(raw)
         except BaseException as error:
             connection.close()
             if isinstance(body, _Pieces) and error is body.failure:
@@ -200,6 +201,18 @@ class HttpClient:
             is_own = isinstance(body, _Pieces) and error is body.failure
             if body is None or connection.sock is None or is_own:
                 raise
+
+
+def _check_head(raw: http.client.HTTPResponse) -> None:
+    """Refuse an answer that broke off in its head, which `http.client` takes for an empty one.
+
+    What then is missing is the length of the body. A server that leaves it out on purpose, to end
+    the body by closing, has to say so.
+    """
+    says_close = "close" in (raw.getheader("connection") or "").lower()
+    if raw.version == 11 and raw.length is None and not raw.chunked and not says_close:
+        raw.close()
+        raise http.client.IncompleteRead(b"")
 
 
 class _Pieces:

@@ -344,6 +344,24 @@ def test_changed_rules_are_seen_also_for_names_that_were_known(
     assert names() == {"a.py", "a.bin", "b.bin"}
 
 
+def test_changed_rules_are_seen_in_folders_that_links_lead_to(
+    project: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {"outside/a.bin": "", "project/.gitignore": "*.bin\n"})
+    (project / "link").symlink_to("../outside")
+    cache = tmp_path / "cache"
+    assert paths(scan(project, Options(cache=cache))) == [".gitignore"]
+    settle(cache)
+    (project / ".gitignore").unlink()
+    assert paths(scan(project, Options(cache=cache))) == ["link/a.bin"]
+
+
+def test_a_file_of_rules_that_is_a_link_to_itself_has_no_rules(project: Path) -> None:
+    write(project, {"a.py": ""})
+    (project / ".gitignore").symlink_to(".gitignore")
+    assert paths(scan(project)) == ["a.py"]
+
+
 def test_rules_above_the_project_are_seen_to_change(tmp_path: Path) -> None:
     write(tmp_path, {".git/HEAD": "", ".gitignore": "", "shop/a.py": "", "shop/a.bin": ""})
     options = Options(cache=tmp_path / "cache")
