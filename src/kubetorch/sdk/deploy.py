@@ -29,6 +29,8 @@ from kubetorch.errors import ControllerUnavailableError
 from kubetorch.sdk import imports, runtime, services
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.launch import LaunchLines
+from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.session import Session
 from kubetorch.sdk.source import Source
 from kubetorch.sdk.target import local_modules
 from kubetorch.specs.workload import WorkloadSpec
@@ -103,18 +105,28 @@ class _Bundle:
         return self.scan.stream(digest)
 
 
-class Deployment:
-    """One deploy, under way."""
+def begin(order: Order) -> Deployment:
+    """A deploy to the controller of this process."""
+    spec = order.spec
+    screen = services.route(spec.namespace, spec.name).screen
+    return Deployment(order, services.session(), screen)
 
-    def __init__(self, order: Order) -> None:
+
+class Deployment:
+    """One deploy, under way.
+
+    Args:
+        order: What is deployed.
+        session: The way to the controller.
+        screen: Where lines go.
+    """
+
+    def __init__(self, order: Order, session: Session, screen: Screen) -> None:
         spec = order.spec
         self._order = order
-        self._session = services.session()
+        self._session = session
         self._lines = LaunchLines(
-            services.route(spec.namespace, spec.name).screen,
-            spec.name,
-            spec.compute.logging,
-            stream_logs=order.stream_logs,
+            screen, spec.name, spec.compute.logging, stream_logs=order.stream_logs
         )
         self._id = os.urandom(16).hex()
         self._lock = threading.Lock()
@@ -183,7 +195,7 @@ class Deployment:
         order = self._order
         if not order.existing:
             return None
-        found = services.find(order.spec.namespace, order.existing)
+        found = self._session.find(order.spec.namespace, order.existing)
         return found if found is not None and any(pod.is_ready for pod in found.pods) else None
 
     def _bundle(self) -> _Bundle:

@@ -252,7 +252,7 @@ class Module(Declaration, Generic[HandleT]):
             compute=replace(self._compute.to_spec(), logging=self.logging_config),
             username=config.username,
         )
-        return deploy.Deployment(
+        return deploy.begin(
             deploy.Order(
                 source=self._source,
                 spec=spec,
@@ -315,7 +315,7 @@ class Module(Declaration, Generic[HandleT]):
         from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
 
         names = self._candidates()
-        found = services.find(self.namespace, names)
+        found = services.session().find(self.namespace, names)
         if found is None:
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(

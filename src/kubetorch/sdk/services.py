@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import ConfigError, ServiceNotFoundError
+from kubetorch.errors import ConfigError
 from kubetorch.lib.http import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.sdk.connecting import Location
@@ -103,20 +102,6 @@ def service_url() -> str:
 # ------------------------------------------------------------------------------------- workloads
 
 
-def find(namespace: str, names: Iterable[str]) -> WorkloadView | None:
-    """The first of these workloads that exists."""
-    for name in names:
-        try:
-            return _get(namespace, name)
-        except ServiceNotFoundError:
-            continue
-    return None
-
-
-def _get(namespace: str, name: str) -> WorkloadView:
-    return session().ask(lambda asked: asked.get_workload(namespace, name))
-
-
 def route(namespace: str, name: str) -> Route:
     """The way to the pods of a workload, which all handles in this process share."""
     opened = session()
@@ -125,7 +110,7 @@ def route(namespace: str, name: str) -> Route:
     if found is None:
 
         def resolve() -> Location:
-            return location_of(opened.ask(lambda asked: asked.get_workload(namespace, name)))
+            return location_of(opened.get_workload(namespace, name))
 
         found = _registry.routes.setdefault(key, Route(name, resolve))
     return found

@@ -7,10 +7,10 @@ auto ── in a pod ─────────> what the pod runs on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from kubetorch.errors import ControllerUnavailableError, KubetorchError
+from kubetorch.errors import ControllerUnavailableError, KubetorchError, ServiceNotFoundError
 from kubetorch.sdk.connecting import Location
 from kubetorch.sdk.controller import Controller
 from kubetorch.wire.messages import WorkloadView
@@ -75,6 +75,23 @@ class Session:
             return question(controller)
         except ControllerUnavailableError:
             return question(self.reconnect(controller))
+
+    def get_workload(self, namespace: str, name: str) -> WorkloadView:
+        """One workload.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
+        return self.ask(lambda controller: controller.get_workload(namespace, name))
+
+    def find(self, namespace: str, names: Iterable[str]) -> WorkloadView | None:
+        """The first of these workloads that exists."""
+        for name in names:
+            try:
+                return self.get_workload(namespace, name)
+            except ServiceNotFoundError:
+                continue
+        return None
 
     def close(self) -> None:
         """Close the connections of this process; the controller goes on."""
