@@ -449,7 +449,7 @@ class StreamClient:
         return self.frames.pop(0)
 
     def until(self, number: int, *kinds: Kind) -> list[tuple[Kind, int, Any, bytes]]:
-        """Frames of a call up to the first one of these kinds; others are kept out."""
+        """Frames of a call up to the first one of these kinds; those of other calls are dropped."""
         found = []
         while True:
             frame = self.next()
@@ -509,3 +509,11 @@ class CallFailed(Exception):
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for something that no message tells of."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import platform
 import signal
 import socket
 import sys
@@ -104,6 +103,7 @@ class Agent:
             hello=self._hello,
             activity=self._activity,
             on_message=self._on_message,
+            on_settled=self._on_settled,
         )
         self._results = Results(
             root / "results",
@@ -198,7 +198,7 @@ class Agent:
             protocol=versions.PROTOCOL,
             version=__version__,
             generation=self._supervisor.generation,
-            python=(spec.runtime.version if spec else None) or platform.python_version(),
+            python=(spec.runtime.version if spec else None) or sys.version.split()[0],
         )
 
     def _activity(self) -> Activity:
@@ -215,6 +215,9 @@ class Agent:
             case Members():
                 # Calls that run on several pods at once are what needs them.
                 _log.debug("members epoch=%s", message.epoch)
+
+    def _on_settled(self, call_id: str) -> None:
+        self._results.forget(call_id)
 
     # ----------------------------------------------------------------------------- the workers
 

@@ -30,6 +30,7 @@ GRANT_COUNT = 8
 #: Bytes of credit for arguments that are given together.
 CREDIT_BYTES = WINDOW // 4
 
+_LOG_ROOM = WINDOW // 8
 _RANKS: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
 
 
@@ -144,14 +145,17 @@ class Relay:
     def on_log(self, line: Line) -> None:  # noqa: D102  # Caller's
         if self._level is None or self._is_below(line):
             return
-        if self._dropped and self._credit > LOG_RESERVE:
-            self._tell_dropped()
         meta = frames.Log(line.text, self._pod_name, line.source, line.level, line.time)
         frame = frames.encode(Kind.LOG, self.number, meta)
         size = len(frame) - frames.HEADER_BYTES
-        if self._credit - size < LOG_RESERVE:
+        # Once lines are dropped they are until there is room for many: a gap here and there would
+        # be harder to read than one.
+        reserve = LOG_RESERVE + _LOG_ROOM if self._dropped else LOG_RESERVE
+        if self._credit - size < reserve:
             self._dropped += 1
             return
+        if self._dropped:
+            self._tell_dropped()
         self._credit -= size
         self._send(frame)
 

@@ -16,7 +16,7 @@ being loaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 #: Delays until a worker that died young, or failed to load, is started again, in seconds.
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -24,29 +24,25 @@ DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 YOUNG = 10.0
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """The controller wants this generation."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """A worker of this generation can take calls."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """No worker of this generation could be made."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Died:
+class Died(msgspec.Struct, frozen=True):
     """The worker that served ended.
 
     Attributes:
@@ -60,8 +56,7 @@ class Died:
     had_calls: bool
 
 
-@dataclass(frozen=True)
-class RestartDue:
+class RestartDue(msgspec.Struct, frozen=True):
     """The delay before a restart is over."""
 
     generation: int
@@ -70,51 +65,44 @@ class RestartDue:
 Event = Asked | Loaded | Failed | Died | RestartDue
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Make a worker of this generation; ends in `Loaded` or `Failed`."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True):
     """Stop making a worker of this generation; neither `Loaded` nor `Failed` is to follow."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     """Calls go to the worker that was made last; the one before it is drained."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Calls wait for a worker of this generation."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """Calls are refused with the reason that this generation failed with."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """`RestartDue` is to come after so many seconds."""
 
     generation: int
     delay: float
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """Tell the controller what became of a generation.
 
     Attributes:

@@ -1,11 +1,11 @@
 """Spawned calls: what becomes of them survives the caller, and the agent.
 
-    <root>/results/<id>.json    a call that began, or ended and is not reported yet
+    <root>/results/<id>.json    a call that began, until the controller knows its end
     <root>/results/<id>.blob    its packed outcome, until the controller has it
 
 A call is recorded before it runs. When the agent finds a running one on its disk after a restart,
 the process that ran it is gone, and it is reported as failed. Outcomes are uploaded to the
-controller, which keeps them; a report is repeated until it was sent on a session that lived on.
+controller, which keeps them; reports are repeated until they have certainly arrived.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Results:
                 path.unlink(missing_ok=True)
             elif report.ended is None:
                 self._lost(report)
+            elif report.result is not None:
+                self._report(report)
             else:
                 self._start(report, self._blob(report.id).read_bytes)
 
@@ -94,6 +96,10 @@ class Results:
             ),
             outcome,
         )
+
+    def forget(self, call_id: str) -> None:
+        """The controller certainly knows how this call ended."""
+        self._record(call_id).unlink(missing_ok=True)
 
     async def close(self, timeout: float) -> None:
         """Wait for uploads that are under way, for so many seconds; the rest stays on disk."""
@@ -142,9 +148,13 @@ class Results:
                 _log.warning("upload failed call=%s error=%s delay=%s", report.id, error, delay)
                 await asyncio.sleep(delay)
                 continue
-            self._report(msgspec.structs.replace(report, result=digest, result_bytes=len(blob)))
+            report = msgspec.structs.replace(report, result=digest, result_bytes=len(blob))
+            self._write(self._record(report.id), msgspec.json.encode(report))
+            self._report(report)
             break
-        self._drop(report.id)
+        self._waiting.pop(report.id, None)
+        self._uploads.pop(report.id, None)
+        self._blob(report.id).unlink(missing_ok=True)
 
     def _drop(self, call_id: str) -> None:
         self._waiting.pop(call_id, None)

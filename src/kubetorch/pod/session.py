@@ -39,7 +39,7 @@ DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
 CONNECT_TIMEOUT = 10.0
 #: Seconds after which a report that was written to a session has certainly arrived.
-REPORT_SETTLED = 60.0
+REPORT_SETTLED = 30.0
 #: Longest message of a controller.
 MESSAGE_LIMIT = 16 * 1024 * 1024
 #: Lines of a loading worker that wait for the session.
@@ -57,6 +57,7 @@ class Session:
         hello: Says what the agent runs now.
         activity: Says how busy it is now.
         on_message: Told what the controller wants.
+        on_settled: Told the id of a call whose end the controller certainly knows.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Session:
         hello: Callable[[], Hello],
         activity: Callable[[], Activity],
         on_message: Callable[[FromController], None],
+        on_settled: Callable[[str], None],
     ) -> None:
         self._controller_file = Path(controller_file)
         self._headers = {
@@ -76,6 +78,7 @@ class Session:
         self._hello = hello
         self._activity = activity
         self._on_message = on_message
+        self._on_settled = on_settled
         self._link: _Link | None = None
         self._observed: Observed | None = None
         # Reports by call, and when they were written to a session.
@@ -109,7 +112,6 @@ class Session:
         """News of a spawned call; repeated on later sessions until it has certainly arrived."""
         is_sent = self._send(message)
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
-        self._forget_settled()
 
     def activity_changed(self) -> None:
         """The number of running calls changed."""
@@ -133,6 +135,7 @@ class Session:
             is_over = report.ended is not None
             if is_over and sent is not None and now - sent > REPORT_SETTLED:
                 del self._reports[call_id]
+                self._on_settled(call_id)
 
     # --------------------------------------------------------------------------------- to run
 
@@ -168,13 +171,14 @@ class Session:
         if self._observed is not None:
             link.send(self._observed)
         self._link = link
-        self._forget_settled()
         for report, _ in list(self._reports.values()):
             self.call(report)
         try:
             while not link.is_closed:
-                self._had_calls = bool(self._activity().calls)
-                link.send(self._activity())
+                activity = self._activity()
+                self._had_calls = bool(activity.calls)
+                link.send(activity)
+                self._forget_settled()
                 await link.wait_closed(HEARTBEAT)
         finally:
             self._link = None
