@@ -28,11 +28,18 @@ class Attempts:
         self._call: PendingCall | None = None
 
     def start(self) -> tuple[Stream, PendingCall]:
-        """Make an attempt.
+        """Make an attempt; after any exception it is cancelled.
 
         Raises:
             KubetorchError: No pod can be reached.
         """
+        try:
+            return self._start()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _start(self) -> tuple[Stream, PendingCall]:
         invocation = self.invocation
         stream = invocation.route.stream()
         if stream is None:
@@ -41,7 +48,9 @@ class Attempts:
             except CallRefusedError as error:
                 raise invocation.refused(error) from error
         self._stream = stream
-        self._call = call = invocation.start(stream, self._events.put, reads=True)
+        # Noted before it is opened, so that whatever interrupts this can cancel it.
+        self._call = call = stream.prepare(self._events.put)
+        invocation.start(stream, call, reads=True)
         return stream, call
 
     def next(self) -> Done | Yielded:
@@ -55,7 +64,7 @@ class Attempts:
             while True:
                 stream, call = self._stream, self._call
                 if stream is None or call is None:
-                    stream, call = self.start()
+                    stream, call = self._start()
                 event = stream.wait(call, self._events, invocation.expires)
                 step = invocation.step(stream, event)
                 if step is None:

@@ -46,9 +46,9 @@ class Attempts:
                 raise invocation.refused(error) from error
         loop = asyncio.get_running_loop()
         self._events = events = Events(loop)
-        deliver = stream.mailbox(loop).put
         self._stream = stream
-        self._call = call = invocation.start(stream, deliver, context=events)
+        self._call = call = stream.prepare(stream.mailbox(loop).put, events)
+        invocation.start(stream, call)
         left = invocation.left
         if left is not None:
             expired = Event(call, EXPIRED, None, None, 0)

@@ -12,6 +12,7 @@ from kubetorch.errors import (
     CallLostError,
     ControllerError,
     KubetorchError,
+    ProtocolError,
     ServiceNotFoundError,
     UnauthorizedError,
     VersionMismatchError,
@@ -48,6 +49,8 @@ class UnavailableError(Exception):
     """Not now, perhaps later."""
 
 
+#: What no further attempt can help; some of them are an `OSError` too.
+FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
 #: What an attempt fails with when the next one may succeed.
 TRANSIENT = (OSError, websocket.WebSocketError, UnavailableError)
 
@@ -149,24 +152,27 @@ def resume(
     """
     backoff = Backoff(PATIENCE)
     token = location.token if location is not None else ""
+    is_fresh = False
     error: Exception | None = ConnectionResetError("the agent closed the connection")
     while stream.calls:
         error = _try(stream, url, token, backoff)
         if error is None:
             return
+        if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
+            break
         try:
             found = ask(resolve)
         except UnavailableError:
             found = None
-        except (ServiceNotFoundError, UnauthorizedError, VersionMismatchError) as final:
-            stream.end(final)
-            return
+        except FINAL as final:
+            error = final
+            break
         if found is not None:
-            token = found.token
+            token, is_fresh = found.token, True
             if url not in found.urls and isinstance(error, ConnectionRefusedError):
-                stream.end(AgentDiedError(stream.pod, "AgentDied"))
-                return
-        if isinstance(error, VersionMismatchError) or not backoff.pause(closed):
+                error = AgentDiedError(stream.pod, "AgentDied")
+                break
+        if not isinstance(error, UnauthorizedError) and not backoff.pause(closed):
             break
     lost = CallLostError(
         f"the connection to pod {stream.pod} broke and could not be made again: {error}",
@@ -179,8 +185,6 @@ def resume(
 def _try(stream: Stream, url: str, token: str, backoff: Backoff) -> Exception | None:
     try:
         attempt(stream, url, token, timeout=backoff.attempt)
-    except (UnauthorizedError, VersionMismatchError, *TRANSIENT) as error:
-        return error
-    except KubetorchError as error:  # the agent broke the protocol
+    except (OSError, websocket.WebSocketError, UnavailableError, KubetorchError) as error:
         return error
     return None

@@ -102,7 +102,8 @@ class Following:
         stream = invocation.route.stream() or invocation.route.connect(invocation.patience)
         self._lines = invocation.lines
         self._stream = stream
-        self._call = call = invocation.start(stream, self._put)
+        self._call = call = stream.prepare(self._put)
+        invocation.start(stream, call)
         self.is_sent = call.upload is None
 
     def find(self) -> None:
@@ -207,7 +208,8 @@ class Following:
         self._route = route
         self._lines = CallLines(route.screen, LoggingConfig())
         self._stream = stream = route.connect()
-        self._call = stream.start(frames.Attach(self.call_id, stream_logs=True), (), self._put)
+        self._call = call = stream.prepare(self._put)
+        stream.start(call, frames.Attach(self.call_id, stream_logs=True))
 
     def _locate(self, view: CallView) -> Location:
         workload = self._session().ask(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kubetorch.lib import websocket
+from kubetorch.wire import frames
 
 if TYPE_CHECKING:
     from kubetorch.sdk.pending import PendingCall
@@ -48,3 +49,8 @@ def control(opcode: int, payload: bytes = b"") -> Frame:
     """A PING, PONG or CLOSE frame of the WebSocket itself."""
     header = websocket.frame_header(opcode, len(payload), masked=True)
     return Frame((header + payload,), is_counted=False)
+
+
+def credit(call: int, size: int) -> Frame:
+    """Room for so many more bytes of payload of a call."""
+    return Frame(message(frames.encode(frames.Kind.CREDIT, call, frames.Credit(size))))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import websocket
-from kubetorch.sdk.frame import Frame, control, message
+from kubetorch.sdk.frame import Frame, control, credit, message
 from kubetorch.sdk.pending import Event, PendingCall
 from kubetorch.sdk.sending import Sender
 from kubetorch.wire import frames
@@ -150,8 +150,7 @@ class Incoming:
             self._end(call)
             self._acknowledge()
         elif grant:
-            meta = frames.Credit(grant)
-            self._sender.submit(Frame(message(frames.encode(Kind.CREDIT, call.number, meta))))
+            self._sender.submit(credit(call.number, grant))
 
     def _end(self, call: PendingCall) -> None:
         self.calls.pop(call.number, None)

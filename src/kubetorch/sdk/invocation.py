@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from kubetorch.errors import (
     AgentDiedError,
@@ -217,14 +217,7 @@ class Invocation:
         """Seconds until the call expires."""
         return None if self.expires is None else max(self.expires - time.monotonic(), 0.0)
 
-    def start(
-        self,
-        stream: Stream,
-        deliver: Callable[[Event], None],
-        *,
-        context: Any = None,  # noqa: ANN401  # the driver's own
-        reads: bool = False,
-    ) -> PendingCall:
+    def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         """Make an attempt; see `Stream.start`."""
         options, target = self.options, self.target
         timeout = None
@@ -242,7 +235,7 @@ class Invocation:
             target.logging.level,
             self.is_detached,
         )
-        return stream.start(meta, self.segments, deliver, context=context, reads=reads)
+        stream.start(call, meta, self.segments, reads=reads)
 
     # -------------------------------------------------------------------------------- events
 

@@ -48,6 +48,29 @@ class Mailbox:
             event.call.context.put(event)
 
 
+class Mailboxes:
+    """The mailboxes of one stream, one for each event loop that calls on it."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        # Those that were put something into since the last `post`.
+        self._due: list[Mailbox] = []
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        """Where to deliver events for coroutines of this loop."""
+        mailbox = self._by_loop.get(loop)
+        if mailbox is None:
+            for old in [old for old in self._by_loop if old.is_closed()]:
+                del self._by_loop[old]
+            mailbox = self._by_loop[loop] = Mailbox(loop, self._due)
+        return mailbox
+
+    def post(self) -> None:
+        """Wake the loops that there is something for."""
+        while self._due:
+            self._due.pop().post()
+
+
 class Events:
     """The events of one call, for one coroutine at a time."""
 

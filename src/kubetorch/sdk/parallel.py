@@ -168,7 +168,8 @@ class _Map:
             self._complete(running, Done(None, error))
             return
         running.stream = stream
-        running.call = invocation.start(stream, self._events.put, context=running)
+        running.call = call = stream.prepare(self._events.put, running)
+        invocation.start(stream, call)
 
     def _wait(self) -> None:
         until = self._deadline()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from kubetorch.errors import CallRefusedError, UnauthorizedError
 from kubetorch.sdk import connecting
-from kubetorch.sdk.connecting import TRANSIENT, Backoff, Location, Resolver, UnavailableError
+from kubetorch.sdk.connecting import FINAL, TRANSIENT, Backoff, Location, Resolver, UnavailableError
 from kubetorch.sdk.logs import Screen
-from kubetorch.sdk.stream import Stream
+from kubetorch.sdk.stream import PING_AFTER, Stream
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,13 +34,22 @@ class Route:
         service: Name of the service, for messages.
         resolve: Asks where it is. Called from any thread.
         location: Where it is, if that is known already.
+        ping_after: See `Stream`.
     """
 
-    def __init__(self, service: str, resolve: Resolver, location: Location | None = None) -> None:
+    def __init__(
+        self,
+        service: str,
+        resolve: Resolver,
+        location: Location | None = None,
+        *,
+        ping_after: float = PING_AFTER,
+    ) -> None:
         self.service = service
         self._resolve = resolve
         #: Where lines from its pods go.
         self.screen = Screen()
+        self._ping_after = ping_after
         self._location = location
         self._streams: dict[str, Stream] = {}
         # Those that take no more calls, but may have some that run.
@@ -82,6 +91,8 @@ class Route:
                     return stream
                 try:
                     return self._connect(backoff)
+                except FINAL:
+                    raise
                 except TRANSIENT as failed:
                     error = failed
             if not backoff.pause(self._closed):
@@ -171,6 +182,8 @@ class Route:
                 continue
             try:
                 reached[url] = self._open(url, location, backoff)
+            except FINAL:
+                raise
             except TRANSIENT as failed:
                 error = failed
         self._leaving += [old for old in self._streams.values() if old not in reached.values()]
@@ -183,13 +196,17 @@ class Route:
         return next(iter(reached.values()))
 
     def _open(self, url: str, location: Location, backoff: Backoff) -> Stream:
-        stream = Stream(lambda broken: self._resume(broken, url))
+        stream = Stream(lambda broken: self._resume(broken, url), ping_after=self._ping_after)
         try:
-            connecting.attempt(stream, url, location.token, timeout=backoff.attempt)
-        except UnauthorizedError:
-            # The token may have expired; a fresh one is tried once.
-            token = connecting.ask(self._resolve).token
-            connecting.attempt(stream, url, token, timeout=backoff.attempt)
+            try:
+                connecting.attempt(stream, url, location.token, timeout=backoff.attempt)
+            except UnauthorizedError:
+                # The token may have expired; a fresh one is tried once.
+                token = connecting.ask(self._resolve).token
+                connecting.attempt(stream, url, token, timeout=backoff.attempt)
+        except BaseException:
+            stream.close()
+            raise
         return stream
 
     def _resume(self, stream: Stream, url: str) -> None:

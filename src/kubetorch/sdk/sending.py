@@ -16,6 +16,7 @@ import select
 import socket
 import threading
 from _queue import Empty, SimpleQueue  # `queue` adds classes that nobody needs here
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -51,7 +52,7 @@ class Sender:
         self._uploads: dict[int, Upload] = {}
         # Those of them that have room for a chunk, in turn.
         self._ready: deque[Upload] = deque()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         self._signals: SimpleQueue[None] = SimpleQueue()
         self._end: Exception | None = None
 
@@ -76,19 +77,40 @@ class Sender:
 
         self.submit(grant)
 
+    def cancel(self, call: PendingCall, frame: Frame, on_unsent: Callable[[], object]) -> None:
+        """Send no more payload of a call, and a frame that says so.
+
+        Args:
+            call: The call.
+            frame: The frame.
+            on_unsent: Called instead of sending it when the call was never opened.
+        """
+
+        def cancel() -> None:
+            # What opens the call was queued before this, if it ever was.
+            if call.opening is None:
+                on_unsent()
+                return
+            self._drop_upload(call.number)
+            self._operations.append(frame)
+
+        self.submit(cancel)
+
     def drop_upload(self, number: int) -> None:
         """Send no more payload of this call."""
-
-        def drop() -> None:
-            upload = self._uploads.pop(number, None)
-            if upload is not None and upload.can_send:
-                self._ready.remove(upload)
-
-        self.submit(drop)
+        self.submit(lambda: self._drop_upload(number))
 
     def acknowledge(self, received: int) -> None:
         """The other end has so many frames."""
-        self.submit(lambda: self._outbox.ack(received))
+        outbox = self._outbox
+
+        def acknowledge() -> None:
+            if received <= outbox.sent:
+                outbox.ack(received)
+            else:
+                self._detach()  # it counts wrong, which resuming finds out
+
+        self.submit(acknowledge)
 
     # --------------------------------------------------------------------- from who connects
 
@@ -109,7 +131,8 @@ class Sender:
             for call in list(calls.values()):
                 call.was_written = True
             self._socket = connection
-            self._kick()
+            if not self._is_idle:
+                self._kick()
         self._settle()
 
     def restart(self, calls: Mapping[int, PendingCall]) -> None:
@@ -150,7 +173,7 @@ class Sender:
         """Touch neither connection nor lock again, which belong to the process that forked."""
         self._lock = threading.Lock()
         self._socket = None
-        self._thread = None
+        self._has_thread = False
         self._end = end
         self._operations.clear()
         self._forget()
@@ -209,6 +232,11 @@ class Sender:
             call.was_written = self._socket is not None
             if call.upload is not None:
                 self._begin(call.upload)
+
+    def _drop_upload(self, number: int) -> None:
+        upload = self._uploads.pop(number, None)
+        if upload is not None and upload.can_send:
+            self._ready.remove(upload)
 
     def _begin(self, upload: Upload) -> None:
         self._uploads[upload.number] = upload
@@ -282,11 +310,10 @@ class Sender:
     def _kick(self) -> None:
         if self._signals.empty():
             self._signals.put(None)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="kubetorch-stream-writer", daemon=True
-            )
-            self._thread.start()
+        if not self._has_thread:
+            self._has_thread = True
+            # `threading` waits for the start, which a signal handler that raises would break.
+            start_new_thread(self._run, ())
 
     def _run(self) -> None:
         while True:
@@ -300,13 +327,15 @@ class Sender:
             self._settle()
             if full and connection is not None:
                 _wait_for_room(connection)
+            elif self._end is not None:
+                return
             elif is_idle:
                 try:
                     self._signals.get(timeout=_LINGER)
                 except Empty:
                     with self._lock:
                         if self._signals.empty() and self._is_idle:
-                            self._thread = None
+                            self._has_thread = False
                             return
 
     @property

@@ -20,14 +20,15 @@ import socket
 import threading
 import time
 from _queue import Empty, SimpleQueue  # `queue` adds classes that nobody needs here
+from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import websocket
-from kubetorch.sdk.frame import Frame, control, message
+from kubetorch.sdk.frame import Frame, control, credit, message
 from kubetorch.sdk.incoming import LONGEST, Incoming
-from kubetorch.sdk.mailbox import Mailbox
+from kubetorch.sdk.mailbox import Mailbox, Mailboxes
 from kubetorch.sdk.pending import EXPIRED, SENT, Event, PendingCall
 from kubetorch.sdk.sending import Sender
 from kubetorch.sdk.upload import Upload
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 
-#: Seconds of silence after which the agent is asked for a sign of life, and is given up.
+#: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
+#: given up.
 PING_AFTER = 10.0
-SILENCE = 20.0
 #: Seconds without a caller that reads for itself after which the stream's thread reads.
 _IDLE = 0.1
 
@@ -55,6 +56,7 @@ class Stream:
     Args:
         reconnect: Called by the stream's thread, without a connection while calls are pending:
             gets a new connection with `open`, or ends the stream with `end`.
+        ping_after: Seconds of silence after which the agent is asked for a sign of life.
 
     Attributes:
         id: Names this client to the agent, on every connection.
@@ -63,12 +65,15 @@ class Stream:
         incarnation: Identity of the agent's process; empty before the first connection.
     """
 
-    def __init__(self, reconnect: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, reconnect: Callable[[Stream], None], *, ping_after: float = PING_AFTER
+    ) -> None:
         self.id = os.urandom(16).hex()
         self.accepts_calls = False
         self.pod = ""
         self.incarnation = ""
         self._reconnect = reconnect
+        self._ping_after = ping_after
         self._numbers = itertools.count(1)
         self._sender = Sender()
         self._incoming = Incoming(self._sender, self)
@@ -80,37 +85,42 @@ class Stream:
         self._parser: websocket.Parser
         self._heard = 0.0
         self._pinged = 0.0
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         # Whoever reads holds it.
         self._reading = threading.Lock()
         self._turns = 0
         self._is_wanted = False
         self._wake: SimpleQueue[None] = SimpleQueue()
-        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
-        self._due: list[Mailbox] = []
+        self._mailboxes = Mailboxes()
 
     # --------------------------------------------------------------------------------- callers
 
-    def start(
-        self,
-        meta: frames.Open | frames.Attach,
-        segments: Sequence[Buffer],
-        deliver: Callable[[Event], None],
-        *,
-        context: Any = None,  # noqa: ANN401  # the caller's own
-        reads: bool = False,
-    ) -> PendingCall:
-        """Open a call, or attach to one.
+    def prepare(self, deliver: Callable[[Event], None], context: Any = None) -> PendingCall:  # noqa: ANN401  # the caller's own
+        """A call that is not opened yet.
 
         Args:
+            deliver: Told of every event, by whichever thread reads.
+            context: Kept in the call.
+        """
+        return PendingCall(next(self._numbers), deliver, context)
+
+    def start(
+        self,
+        call: PendingCall,
+        meta: frames.Open | frames.Attach,
+        segments: Sequence[Buffer] = (),
+        *,
+        reads: bool = False,
+    ) -> None:
+        """Open a call, or attach to one. Whatever this raises, the call can be cancelled.
+
+        Args:
+            call: The call, just prepared.
             meta: What is called.
             segments: The encoded arguments.
-            deliver: Told of every event, by whichever thread reads.
-            context: Kept in the `PendingCall`.
             reads: The caller will `wait` at once.
         """
-        number = next(self._numbers)
-        call = PendingCall(number, deliver, context)
+        number = call.number
         pieces: Sequence[Buffer] = ()
         size = 0
         kind = Kind.ATTACH
@@ -119,20 +129,15 @@ class Stream:
             size = meta.body.total
             if size > frames.CHUNK:
                 sent = Event(call, SENT, None, None, 0)
-                call.upload = Upload(number, segments, size, lambda: deliver(sent))
+                call.upload = Upload(number, segments, size, lambda: call.deliver(sent))
                 size = 0
             else:
                 pieces = segments if len(segments) == 1 else list(codecs.join(segments))
         frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
         self.calls[number] = call
-        try:
-            self._sender.submit(frame)
-        except BaseException:
-            self.cancel(call)
-            raise
+        self._sender.submit(frame)
         if not reads and not self._reading.locked():
             self._wake.put(None)
-        return call
 
     def wait(
         self, call: PendingCall, events: SimpleQueue[Event], deadline: float | None = None
@@ -163,7 +168,7 @@ class Stream:
         """The program has taken this event."""
         grant = event.call.take(event.weight)
         if grant:
-            self._grant(event.call.number, grant)
+            self._sender.submit(credit(event.call.number, grant))
 
     def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
         """Tell the agent that nobody wants the call any more.
@@ -176,19 +181,13 @@ class Stream:
         if call.is_abandoned or call.number not in self.calls:
             return
         call.is_abandoned = abandons
-        if call.upload is not None:
-            self._sender.drop_upload(call.number)
         meta = frames.Cancel(reason) if reason else frames.Cancel()
-        self._sender.submit(Frame(message(frames.encode(Kind.CANCEL, call.number, meta))))
+        frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))
+        self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
 
     def mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         """Where to deliver events for coroutines of this loop."""
-        mailbox = self._mailboxes.get(loop)
-        if mailbox is None:
-            for old in [old for old in self._mailboxes if old.is_closed()]:
-                del self._mailboxes[old]
-            mailbox = self._mailboxes[loop] = Mailbox(loop, self._due)
-        return mailbox
+        return self._mailboxes.of(loop)
 
     # ------------------------------------------------------------------------- its life
 
@@ -226,18 +225,16 @@ class Stream:
             raise
         finally:
             self._candidate = None
-            self._post()
+            self._mailboxes.post()
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
         self._heard = self._pinged = time.monotonic()
         self._connection = connection
         self.accepts_calls = True
         self._wake.put(None)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="kubetorch-stream-reader", daemon=True
-            )
-            self._thread.start()
+        if not self._has_thread:
+            self._has_thread = True
+            start_new_thread(self._run, ())  # see `Sender`
 
     def _awaits_welcome(self) -> bool:
         return self._candidate is not None
@@ -280,7 +277,7 @@ class Stream:
             call = self.calls.pop(number, None)
             if call is not None:
                 call.lose(error)
-        self._post()
+        self._mailboxes.post()
         self._disconnect()
 
     def close(self) -> None:
@@ -314,7 +311,7 @@ class Stream:
         """Read as long as it is this thread's turn; whether there is more to do."""
         self._stand_by()
         try:
-            while self._read_some(PING_AFTER):
+            while self._read_some(self._ping_after):
                 if self._is_wanted and not self.calls:
                     # The next caller can read for itself.
                     self._is_wanted = False
@@ -330,23 +327,23 @@ class Stream:
 
     def _stand_by(self) -> None:
         """Wait until somebody has to read, and nobody else does."""
-        while True:
+        turns = -1
+        while turns != self._turns:
             turns = self._turns
             try:
                 self._wake.get(timeout=_IDLE)
+                break
             except Empty:
-                if self._turns != turns:
-                    continue
-            self._reading.acquire()  # `_serve` releases it
-            while not self._wake.empty():
-                self._wake.get()
-            return
+                continue
+        self._reading.acquire()  # `_serve` releases it
+        while not self._wake.empty():
+            self._wake.get()
 
     # --------------------------------------------------------------------------------- reading
 
     def _read_until(self, events: SimpleQueue[Event], deadline: float | None) -> None:
         while events.empty():
-            timeout = PING_AFTER
+            timeout = self._ping_after
             if deadline is not None:
                 timeout = min(deadline - time.monotonic(), timeout)
                 if timeout <= 0:
@@ -374,23 +371,22 @@ class Stream:
             self._disconnect()
             return False
         except (websocket.WebSocketError, ProtocolError) as error:
-            self.end(_broken(error))
+            self.end(ProtocolError(f"the agent broke the protocol: {error}"))
             return False
         except BaseException:
             # A signal handler raised: what was read is lost, and comes again by resuming.
             self._disconnect()
             raise
         finally:
-            if self._due:
-                self._post()
+            self._mailboxes.post()
         return self._connection is not None
 
     def _check_silence(self) -> bool:
         now = time.monotonic()
-        if now - self._heard >= SILENCE:
+        if now - self._heard >= 2 * self._ping_after:
             self._disconnect()
             return False
-        if now - max(self._heard, self._pinged) >= PING_AFTER:
+        if now - max(self._heard, self._pinged) >= self._ping_after:
             self._pinged = now
             self._sender.submit(control(websocket.PING))
         return True
@@ -400,19 +396,3 @@ class Stream:
         self._sender.detach()
         if connection is not None:
             connection.close()
-
-    def _post(self) -> None:
-        while self._due:
-            self._due.pop().post()
-
-    def _grant(self, number: int, size: int) -> None:
-        meta = frames.Credit(size)
-        self._sender.submit(Frame(message(frames.encode(Kind.CREDIT, number, meta))))
-
-
-def _broken(error: Exception) -> KubetorchError:
-    if isinstance(error, KubetorchError):
-        return error
-    wrapped = ProtocolError(f"the agent broke the protocol: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -47,9 +47,10 @@ class Outbox:
         if received > self.sent:
             raise ProtocolError(f"{received} frames acknowledged, only {self.sent} were sent")
         while self._acked < received:
+            # First this: a signal handler that raises after a call leaves `sent` as it is.
+            self._acked += 1
             for part in self._kept.popleft():
                 self.kept_bytes -= len(part)
-            self._acked += 1
 
     def after(self, received: int) -> Iterator[Frame]:
         """What to send again to an end that has `received` frames."""

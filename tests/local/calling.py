@@ -1,0 +1,59 @@
+"""What tests of calls share: routes and callers of a fake agent, calls in other threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kubetorch.sdk.connecting import Resolver
+from kubetorch.sdk.invocation import Target
+from kubetorch.sdk.invoke import Caller
+from kubetorch.sdk.options import CallOptions
+from kubetorch.sdk.route import Route
+from kubetorch.specs.logging import LoggingConfig
+
+
+@contextmanager
+def route_to(resolve: Resolver, *, ping_after: float = 10.0) -> Iterator[Route]:
+    route = Route("service", resolve, ping_after=ping_after)
+    try:
+        yield route
+    finally:
+        route.close()
+
+
+def caller(route: Route, name: str, **options: Any) -> Caller:
+    target = Target("default", "service", name, logging=LoggingConfig(level="info"))
+    return Caller(target, route, CallOptions(**options))
+
+
+class InThread:
+    """A call that another thread makes."""
+
+    def __init__(self, caller: Callable[..., object], *args: object) -> None:
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(caller, args))
+        self._thread.start()
+
+    def _run(self, caller: Callable[..., object], args: tuple[object, ...]) -> None:
+        try:
+            self.value = caller(*args)
+        except BaseException as error:
+            self.error = error
+
+    def join(self, seconds: float = 20.0) -> InThread:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive()
+        return self
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for something that another thread brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)

@@ -1,0 +1,223 @@
+"""Calls from coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from kubetorch.errors import CallTimeoutError, ServiceNotFoundError
+from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.invoke import Caller, Target
+from tests.local.calling import caller, route_to, until
+from tests.local.scripted_agent import Call, ScriptedAgent, never
+
+
+async def count(call: Call) -> None:
+    """A generator."""
+    for number in range(call.args[0]):
+        await call.give(number)
+    await call.result("returned", streamed=True)
+
+
+def test_calls_of_one_loop_overlap_and_share_the_connection() -> None:
+    arrived = 0
+    all_there = asyncio.Event()
+
+    async def meet(call: Call) -> None:
+        nonlocal arrived
+        arrived += 1
+        if arrived == 100:
+            all_there.set()
+        await all_there.wait()
+        await call.result(call.args[0])
+
+    async def main() -> list[int]:
+        meeting = caller(route, "meet", async_=True)
+        return await asyncio.gather(*(meeting(number) for number in range(100)))
+
+    with ScriptedAgent(meet=meet) as agent, route_to(agent.locate) as route:
+        assert asyncio.run(main()) == list(range(100))
+        assert agent.connects == 1
+
+
+def test_threads_and_several_loops_share_the_connection() -> None:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+        echo = caller(route, "echo")
+
+        async def work(name: str) -> bool:
+            return all([await echo(name, n, async_=True) == [name, n] for n in range(50)])
+
+        results: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda name=name: results.append(asyncio.run(work(name))))
+            for name in "abcd"
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(50):
+            assert echo(number) == [number]
+        for thread in threads:
+            thread.join()
+        assert results == [True] * 4
+        assert agent.connects == 1
+
+
+def test_a_blocking_call_works_inside_a_running_loop_as_in_a_notebook() -> None:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+
+        async def cell() -> object:
+            return caller(route, "echo")("from a cell")
+
+        assert asyncio.run(cell()) == ["from a cell"]
+
+
+def test_cancelling_a_task_cancels_the_call() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(caller(route, "never")(async_=True))
+        while not agent.opened:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+        asyncio.run(main())
+        until(lambda: agent.cancelled)
+
+
+def test_a_timeout_is_kept() -> None:
+    async def main() -> None:
+        await caller(route, "never", timeout=0.1, async_=True)()
+
+    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+        begin = time.monotonic()
+        with pytest.raises(CallTimeoutError):
+            asyncio.run(main())
+        assert time.monotonic() - begin < 5
+
+
+def test_the_loop_goes_on_while_a_connection_is_made() -> None:
+    def resolve() -> Location:
+        time.sleep(0.2)
+        return agent.locate()
+
+    async def main() -> int:
+        ticks = 0
+        call = asyncio.create_task(caller(route, "echo")(1, async_=True))
+        while not call.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert await call == [1]
+        return ticks
+
+    with ScriptedAgent() as agent, route_to(resolve) as route:
+        assert asyncio.run(main()) > 5
+
+
+def test_many_calls_at_the_start_wait_for_one_connection() -> None:
+    asked = 0
+
+    def resolve() -> Location:
+        nonlocal asked
+        asked += 1
+        return agent.locate()
+
+    async def main() -> None:
+        echo = caller(route, "echo", async_=True)
+        assert await asyncio.gather(*(echo(n) for n in range(200))) == [[n] for n in range(200)]
+
+    with ScriptedAgent() as agent, route_to(resolve) as route:
+        asyncio.run(main())
+        assert (asked, agent.connects) == (1, 1)
+
+
+def test_an_error_while_connecting_reaches_all_that_wait() -> None:
+    def resolve() -> Location:
+        time.sleep(0.05)
+        raise ServiceNotFoundError("service is gone")
+
+    async def main() -> list[object]:
+        echo = caller(route, "echo", async_=True)
+        return await asyncio.gather(*(echo(n) for n in range(5)), return_exceptions=True)
+
+    with route_to(resolve) as route:
+        assert {type(error) for error in asyncio.run(main())} == {ServiceNotFoundError}
+
+
+def test_a_generator_is_an_async_iterator() -> None:
+    async def main() -> None:
+        counting = caller(route, "count", async_=True)
+        values = await counting(3)
+        assert [value async for value in values] == [0, 1, 2]
+        assert values.returned == "returned"
+        assert [value async for value in await counting(0)] == []
+
+    with ScriptedAgent(count=count) as agent, route_to(agent.locate) as route:
+        asyncio.run(main())
+
+
+def test_a_generator_known_as_one_needs_no_await() -> None:
+    async def main() -> None:
+        target = Target("default", "service", "count", kind="async_generator")
+        counting = Caller(target, route).options(async_=True)
+        assert [value async for value in counting(3)] == [0, 1, 2]
+        assert [value async for value in await counting(2)] == [0, 1]
+
+    with ScriptedAgent(count=count) as agent, route_to(agent.locate) as route:
+        asyncio.run(main())
+
+
+def test_leaving_a_generator_cancels_it() -> None:
+    async def endless(call: Call) -> None:
+        while not call.is_cancelled.is_set():
+            await call.give("x" * 10_000)
+        call.error(RuntimeError("cancelled"))
+
+    async def main() -> None:
+        values: AsyncIterator[str] = await caller(route, "endless")(async_=True)
+        async for _ in values:
+            break
+        await values.aclose()  # type: ignore[attr-defined]
+
+    with ScriptedAgent(endless=endless) as agent, route_to(agent.locate) as route:
+        asyncio.run(main())
+        until(lambda: agent.cancelled)
+
+
+def test_large_arguments_do_not_hold_up_the_loop() -> None:
+    array = np.ones(50_000_000, dtype=np.uint8)
+
+    async def main() -> float:
+        longest = 0.0
+        large = asyncio.create_task(
+            caller(route, "echo")(array, async_=True, serialization="pickle")
+        )
+        while not large.done():
+            begin = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - begin)
+        (back,) = await large
+        assert np.array_equal(back, array)
+        return longest
+
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+        assert asyncio.run(main()) < 0.5
+
+
+def test_lines_are_printed_before_the_value(capsys: pytest.CaptureFixture[str]) -> None:
+    async def speak(call: Call) -> None:
+        await call.log("first")
+        await call.result()
+
+    async def main() -> None:
+        await caller(route, "speak")(async_=True)
+        print("then")
+
+    with ScriptedAgent(speak=speak) as agent, route_to(agent.locate) as route:
+        asyncio.run(main())
+    assert capsys.readouterr().out == "(fake-0) first\nthen\n"

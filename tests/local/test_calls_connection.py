@@ -1,0 +1,342 @@
+"""What becomes of calls when their connection, or the agent behind it, does not hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    CallRefusedError,
+    CallTimeoutError,
+    ServiceNotFoundError,
+    UnauthorizedError,
+    VersionMismatchError,
+)
+from kubetorch.sdk.connecting import Location
+from kubetorch.wire import frames
+from kubetorch.wire.frames import Kind
+from tests.local.calling import InThread, caller, route_to, until
+from tests.local.scripted_agent import Call, ScriptedAgent, never
+
+
+class Gate:
+    """A call that a test lets go on."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def __call__(self, call: Call) -> None:
+        self.begun.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._open.wait, 10)
+        await call.result("done")
+
+
+def test_a_connection_cut_during_a_call_is_resumed_and_the_call_runs_once() -> None:
+    gate = Gate()
+    with ScriptedAgent(work=gate) as agent, route_to(agent.locate) as route:
+        call = InThread(caller(route, "work"))
+        assert gate.begun.wait(5)
+        agent.cut()
+        gate.open()
+        assert call.join().value == "done"
+        assert len(agent.opened) == 1
+        assert agent.connects == 2
+
+
+def test_values_lines_and_arguments_survive_cuts_at_any_moment() -> None:
+    async def work(call: Call) -> None:
+        for number in range(200):
+            await call.log(f"line {number}")
+            await call.give(number)
+        await call.result(len(call.args[0]), streamed=True)
+
+    with ScriptedAgent(work=work) as agent, route_to(agent.locate) as route:
+        is_over = threading.Event()
+
+        def cut() -> None:
+            while not is_over.wait(0.02):
+                agent.cut()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            for _ in range(20):
+                values = caller(route, "work")("x" * 3_000_000)
+                assert list(values) == list(range(200))
+        finally:
+            is_over.set()
+            cutter.join()
+        assert len(agent.opened) == 20
+
+
+def test_an_agent_that_was_killed_fails_its_calls_with_a_typed_error() -> None:
+    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+        call = InThread(caller(route, "never"))
+        until(lambda: agent.opened)
+        begin = time.monotonic()
+        agent.die()
+        assert isinstance(call.join().error, AgentDiedError)
+        assert time.monotonic() - begin < 5
+        assert caller(route, "echo")(1) == [1]
+
+
+def test_a_pod_that_is_gone_for_good_fails_its_calls_at_once() -> None:
+    is_gone = threading.Event()
+
+    def resolve() -> Location:
+        if is_gone.is_set():
+            raise ServiceNotFoundError("service is gone")
+        return agent.locate()
+
+    with route_to(resolve) as route:
+        with ScriptedAgent(never=never) as agent:
+            call = InThread(caller(route, "never"))
+            until(lambda: agent.opened)
+            is_gone.set()
+        assert isinstance(call.join().error, ServiceNotFoundError)
+        with pytest.raises(ServiceNotFoundError):
+            caller(route, "echo")(1)
+
+
+def test_a_call_with_retries_is_made_again_after_its_agent_died_under_the_same_key() -> None:
+    attempts = 0
+
+    async def flaky(call: Call) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 1:
+            await call.result("second")
+
+    with ScriptedAgent(flaky=flaky) as agent, route_to(agent.locate) as route:
+        call = InThread(caller(route, "flaky", retries=1))
+        until(lambda: attempts)
+        agent.die()
+        assert call.join().value == "second"
+        first, second = (meta.idempotency_key for meta in agent.opened)
+        assert first == second
+        assert first is not None
+
+
+def test_calls_wait_for_a_pod_that_comes_back() -> None:
+    with ScriptedAgent() as agent:
+        port = agent.port
+        with route_to(agent.locate) as route:
+            caller(route, "echo")(1)
+            agent.__exit__()
+            call = InThread(caller(route, "echo"), 2)
+            time.sleep(0.3)
+            with ScriptedAgent(port=port):
+                assert call.join().value == [2]
+
+
+def test_a_call_that_nobody_takes_in_time_says_so() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # not listening: refuses
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with route_to(lambda: Location((url,), "token")) as route:
+            with pytest.raises(CallTimeoutError) as raised:
+                caller(route, "echo", timeout=0.3)(1)
+            assert isinstance(raised.value.__cause__, CallRefusedError)
+
+
+def test_an_expired_token_is_refreshed_once() -> None:
+    tokens = iter(["old", "new"])
+    with ScriptedAgent() as agent, route_to(lambda: Location((agent.url,), next(tokens))) as route:
+        agent.tokens = {"new"}
+        assert caller(route, "echo")(1) == [1]
+        assert agent.connects == 2
+
+
+def test_a_token_that_stays_wrong_is_an_error() -> None:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+        agent.tokens = {"another"}
+        with pytest.raises(UnauthorizedError):
+            caller(route, "echo")(1)
+        assert agent.connects == 2
+
+
+def test_a_token_that_expired_meanwhile_does_not_keep_a_stream_from_resuming() -> None:
+    gate = Gate()
+    tokens = ["old"]
+    with (
+        ScriptedAgent(work=gate) as agent,
+        route_to(lambda: Location((agent.url,), tokens[-1])) as route,
+    ):
+        call = InThread(caller(route, "work"))
+        assert gate.begun.wait(5)
+        tokens.append("new")
+        agent.tokens = {"new"}
+        agent.cut()
+        gate.open()
+        assert call.join().value == "done"
+
+
+def test_an_agent_of_another_version_is_an_error() -> None:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+        agent.refusal = VersionMismatchError("this side speaks 2 to 2")
+        with pytest.raises(VersionMismatchError):
+            caller(route, "echo")(1)
+
+
+def test_a_call_refused_while_the_pod_drains_is_sent_again() -> None:
+    refusals = 0
+
+    async def draining(call: Call) -> None:
+        nonlocal refusals
+        refusals += 1
+        if refusals < 3:
+            call.error(CallRefusedError("the pod drains"), started=False)
+        else:
+            await call.result("taken")
+
+    with ScriptedAgent(draining=draining) as agent, route_to(agent.locate) as route:
+        assert caller(route, "draining")() == "taken"
+
+
+def test_an_error_of_a_call_that_ran_is_never_a_reason_to_run_it_again() -> None:
+    async def refusing(call: Call) -> None:
+        call.error(CallRefusedError("too late"))
+
+    with ScriptedAgent(refusing=refusing) as agent, route_to(agent.locate) as route:
+        with pytest.raises(CallRefusedError, match="too late"):
+            caller(route, "refusing")()
+        assert len(agent.opened) == 1
+
+
+def test_after_goaway_calls_go_elsewhere_and_those_that_run_go_on() -> None:
+    gate = Gate()
+    with ScriptedAgent(work=gate) as old, ScriptedAgent() as new:
+        location = [old.locate()]
+        with route_to(lambda: location[-1]) as route:
+            call = InThread(caller(route, "work"))
+            assert gate.begun.wait(5)
+            location.append(new.locate())
+            old.send_all(frames.encode(Kind.GOAWAY, 0, frames.Goaway("the pod stops")))
+            route.locate(None)
+            until(lambda: caller(route, "echo")(1) and new.opened)
+            gate.open()
+            assert call.join().value == "done"
+
+
+def test_a_peer_that_falls_silent_is_noticed_and_left() -> None:
+    with (
+        ScriptedAgent(never=never) as agent,
+        Relay(agent.port) as relay,
+        route_to(lambda: Location((relay.url,), "t"), ping_after=0.2) as route,
+    ):
+        call = InThread(caller(route, "never", timeout=3.0))
+        until(lambda: agent.opened)
+        relay.hold()
+        until(lambda: relay.accepted > 1)
+        relay.release()
+        until(lambda: agent.connects == 2, 10)
+        assert isinstance(call.join().error, CallTimeoutError)
+
+
+def test_streams_are_closed_politely_so_that_plain_calls_are_cancelled() -> None:
+    with ScriptedAgent(never=never) as agent:
+        with route_to(agent.locate) as route:
+            call = InThread(caller(route, "never"))
+            until(lambda: agent.opened)
+        assert isinstance(call.join().error, CallLostError)
+        assert agent.closed.wait(5)
+        assert agent.close_codes == [1000]
+
+
+def test_a_forked_child_has_connections_of_its_own() -> None:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
+        assert caller(route, "echo")("parent") == ["parent"]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(0 if caller(route, "echo")("child") == ["child"] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert caller(route, "echo")("parent") == ["parent"]
+        assert agent.connects == 2
+
+
+def test_calls_go_to_the_pods_in_turn() -> None:
+    with ScriptedAgent() as one, ScriptedAgent() as two:
+        location = Location((one.url, two.url), "t")
+        with route_to(lambda: location) as route:
+            for number in range(10):
+                assert caller(route, "echo")(number) == [number]
+        assert (len(one.opened), len(two.opened)) == (5, 5)
+
+
+def test_a_pod_that_cannot_be_reached_is_left_out() -> None:
+    with ScriptedAgent() as alive, ScriptedAgent() as dead:
+        dead_url = dead.url
+    with ScriptedAgent() as alive:
+        location = Location((dead_url, alive.url), "t")
+        with route_to(lambda: location) as route:
+            for number in range(4):
+                assert caller(route, "echo")(number) == [number]
+
+
+class Relay:
+    """A TCP relay that can stop passing bytes on, as a network that swallows packets."""
+
+    def __init__(self, port: int) -> None:
+        self.accepted = 0
+        self._target = port
+        self._flows = threading.Event()
+        self._flows.set()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def hold(self) -> None:
+        self._flows.clear()
+
+    def release(self) -> None:
+        self._flows.set()
+
+    def __enter__(self) -> Relay:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flows.set()
+        for opened in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            self.accepted += 1
+            self._sockets += [near, far]
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self._flows.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
