@@ -285,7 +285,7 @@ def decode(
 ) -> tuple[Header, msgspec.Struct | None, memoryview]:
     """Header, meta and payload of a whole frame; the payload is a view of `frame`.
 
-    ERROR has no meta of this module: its payload is a failure as JSON, see `kubetorch.wire.failures`.
+    ERROR has no meta of this module: its payload is a failure as JSON (`kubetorch.wire.failures`).
 
     Raises:
         ProtocolError: The frame is truncated or its meta is not what its kind demands.
