@@ -107,14 +107,10 @@ class FakeController:
         link = self._link
         assert link is not None and link.connection is not None
         self._loop.call_soon_threadsafe(
-            functools.partial(
-                link.connection.send, messages.encode(message), opcode=websocket.TEXT
-            )
+            functools.partial(link.connection.send, messages.encode(message), opcode=websocket.TEXT)
         )
 
-    def wait_for(
-        self, kind: type[_M], condition: Callable[[_M], bool] = lambda _: True
-    ) -> _M:
+    def wait_for(self, kind: type[_M], condition: Callable[[_M], bool] = lambda _: True) -> _M:
         """The next message of this kind for which the condition holds; others are dropped."""
         deadline = time.monotonic() + TIMEOUT
         while True:

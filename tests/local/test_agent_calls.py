@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from agent_harness import AgentProcess, CallFailed, FakeController, StreamClient, wait_until
 
+from agent_harness import AgentProcess, CallFailed, FakeController, StreamClient, wait_until
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Returned, unpack_outcome, value_of
 from kubetorch.wire.frames import Kind
@@ -298,7 +298,7 @@ def test_a_cancelled_call_ends_with_a_typed_error_soon(client, method):
 def test_a_call_is_over_for_its_caller_at_its_timeout(client, method):
     begin = time.monotonic()
     client.open(1, 30.0, name="Service", method=method, timeout=0.3)
-    with pytest.raises(CallFailed, match="CallTimeoutError: .*timeout of 0.3 s") as caught:
+    with pytest.raises(CallFailed, match=r"CallTimeoutError: .*timeout of 0.3 s") as caught:
         client.result(1)
     assert 0.25 < time.monotonic() - begin < 1.0
     assert caught.value.failure["status"] == 504
@@ -326,7 +326,7 @@ def test_what_cannot_run_is_refused_and_says_that_nothing_ran(client, meta, mess
 
 
 def test_arguments_that_do_not_bind_are_an_error_that_ran_nothing(client):
-    with pytest.raises(CallFailed, match="TypeError: .*add") as caught:
+    with pytest.raises(CallFailed, match=r"TypeError: .*add") as caught:
         call(client, 1, "add", 1, 2, 3)
     assert caught.value.failure["started"] is False
     assert caught.value.failure["status"] == 422

@@ -64,7 +64,7 @@ class Request:
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
             raise refusal(413, f"a body of {length} bytes; {limit} are allowed")
-        inflate = _inflater(self.headers.get("content-encoding", "identity").strip().lower())
+        gzip = _gzip(self.headers.get("content-encoding", "identity").strip().lower())
         pieces = []
         left = limit
         is_last = False
@@ -72,12 +72,16 @@ class Request:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
-            piece = inflate(message.get("body", b""), left + 1)
+            piece = message.get("body", b"")
+            if gzip is not None:
+                piece = _inflate(gzip, piece, left + 1)
             left -= len(piece)
             if left < 0:
-                raise refusal(413, f"a body of more than {limit} bytes")
+                raise refusal(413, f"a body of more than the {limit} bytes that are allowed")
             pieces.append(piece)
             is_last = not message.get("more_body", False)
+        if gzip is not None and not gzip.eof:
+            raise refusal(400, "the body is cut: its gzip stream has no end")
         return b"".join(pieces)
 
     async def disconnected(self) -> None:
@@ -86,22 +90,21 @@ class Request:
             pass
 
 
-def _inflater(encoding: str) -> Callable[[bytes, int], bytes]:
-    """Decompresses a piece into at most so many bytes."""
+def _gzip(encoding: str) -> zlib._Decompress | None:
+    """A decompressor, if a body in this encoding needs one."""
     if encoding in ("", "identity"):
-        return lambda data, _limit: data
+        return None
     if encoding != "gzip":
         raise refusal(415, f"the Content-Encoding {encoding[:40]!r} is not read here")
-    gzip = zlib.decompressobj(wbits=31)
+    return zlib.decompressobj(wbits=31)
 
-    def inflate(data: bytes, limit: int) -> bytes:
-        try:
-            # What is left over does not matter: then there were more bytes than are allowed.
-            return gzip.decompress(data, max(limit, 1))
-        except zlib.error as error:
-            raise ProtocolError(f"the body is not gzip: {error}") from error
 
-    return inflate
+def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
+    """Decompress a piece into at most so many bytes; with more of them, it is refused anyway."""
+    try:
+        return gzip.decompress(data, limit)
+    except zlib.error as error:
+        raise refusal(400, f"the body is not gzip: {error}") from error
 
 
 class Responder:
