@@ -17,6 +17,7 @@ import errno
 import itertools
 import mmap
 import os
+import sys
 import tempfile
 import threading
 import weakref
@@ -45,7 +46,7 @@ class _File:
     def __init__(self, number: int, descriptor: int, capacity: int, *, is_own: bool) -> None:
         self.number = number
         self.capacity = capacity
-        self.map = mmap.mmap(descriptor, capacity)
+        self.map = _map(descriptor, capacity)
         self.descriptor: int | None = descriptor if is_own else None
         self.lookers = 0
 
@@ -280,6 +281,12 @@ class Mappings:
     def on_fork(self) -> None:
         """This process forked; its child sees what is lent at this moment."""
         self._forks += 1
+
+
+def _map(descriptor: int, capacity: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):  # without a duplicate of the descriptor
+        return mmap.mmap(descriptor, capacity, trackfd=False)
+    return mmap.mmap(descriptor, capacity)
 
 
 def _round(size: int) -> int:

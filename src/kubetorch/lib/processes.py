@@ -108,11 +108,13 @@ def kill_session(leader: int, *, marker: str) -> list[int]:
         marker: `NAME=value` in the environment that its descendants inherited.
     """
     members = _members(leader, marker.encode())
-    with contextlib.suppress(OSError):
-        os.killpg(leader, signal.SIGKILL)
     for pid in members:
+        if pid == os.getpid():  # the last to go
+            continue
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
     return members
 
 
@@ -126,7 +128,8 @@ def _members(session: int, marker: bytes) -> list[int]:
         try:
             # The name, in parentheses, may have spaces and parentheses in it.
             fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if int(fields[3]) == session or marker in (entry / "environ").read_bytes().split(b"\0"):
+            is_member = int(fields[3]) == session
+            if is_member or (marker and marker in (entry / "environ").read_bytes().split(b"\0")):
                 members.append(int(entry.name))
         except OSError:  # it has ended, or is another user's
             continue

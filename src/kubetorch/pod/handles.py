@@ -12,7 +12,6 @@ import functools
 import itertools
 import json
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -123,6 +122,7 @@ class WorkerProcess:
         pidfd: A descriptor of it, if there is one already.
         sock: The socket to it.
         output: The pipe of its output, the end for reading.
+        marker: `NAME=value` for the environment of all that it starts.
         find_status: Finds out what it ended with, after it has ended.
     """
 
@@ -130,6 +130,7 @@ class WorkerProcess:
     pidfd: int | None
     sock: socket.socket
     output: int
+    marker: str
     find_status: Callable[[], Awaitable[int | None]]
 
 
@@ -187,8 +188,6 @@ class Worker:
         self._ended = asyncio.Event()
         self._kills = endings.MemoryKills(self.pid)
         self._nonce = b"\x1eKT" + os.urandom(13)
-        # In the environment of all that it starts.
-        self._marker = f"KT_WORKER={secrets.token_hex(8)}"
         self._output = Output(process.output, self._nonce, self._deliver)
         self._loop.add_reader(process.output, self._read_output)
         self._link = Link(process.sock, self._on_frame, self._on_socket_end)
@@ -237,6 +236,7 @@ class Worker:
         spec, ref = self._spec, self._spec.ref
         return {
             "nonce": self._nonce.hex(),
+            "marker": self._process.marker,
             "pod_name": self._pod_name,
             "kind": ref.kind,
             "name": ref.name,
@@ -247,7 +247,7 @@ class Worker:
             "is_script": ref.is_script,
             "sys_path": spec.sys_path,
             "cwd": spec.cwd,
-            "env": [*spec.env, self._marker.split("=")],
+            "env": [*spec.env, self._process.marker.split("=")],
             "init_args": json.loads(spec.init_args) if spec.init_args else {},
             "log_level": spec.log_level,
             "modules": spec.modules,
@@ -393,7 +393,7 @@ class Worker:
         if self._has_loaded and not self._is_asked:
             self._on_exit(self, error)
         # What it started may have become a child of this process.
-        kill = functools.partial(processes.kill_session, self.pid, marker=self._marker)
+        kill = functools.partial(processes.kill_session, self.pid, marker=self._process.marker)
         for pid in await self._loop.run_in_executor(None, kill):
             processes.reap(pid)
 

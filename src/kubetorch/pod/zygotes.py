@@ -23,7 +23,7 @@ from kubetorch.pod.worker.pools import VARIABLES
 
 #: Seconds until a preload, a fork and an exit status are given up.
 PRELOAD_TIMEOUT = 300.0
-FORK_TIMEOUT = 10.0
+FORK_TIMEOUT = 5.0
 STATUS_TIMEOUT = 1.0
 
 #: What an agent runs in the user's interpreter.
@@ -37,8 +37,20 @@ class ZygoteError(Exception):
     """A zygote cannot do what was asked; its text says why, for the user."""
 
 
+class ZygoteLost(ZygoteError):
+    """A zygote is gone, or what it imported is out of date: another one may do it.
+
+    Attributes:
+        is_stale: It is out of date.
+    """
+
+    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+        super().__init__(message)
+        self.is_stale = is_stale
+
+
 class Forked(NamedTuple):
-    """A worker process that a zygote forked."""
+    """A worker process that a zygote started."""
 
     pid: int
     pidfd: int | None
@@ -73,6 +85,8 @@ class Zygote:
         finally:
             theirs.close()
         self.pid = self._process.pid
+        #: Why workers must not be forks of it: they are fresh interpreters then.
+        self.unfit: str | None = None
         #: Modules that it was asked to preload so far.
         self.preloaded: set[str] = set()
         self._numbers = itertools.count(1)
@@ -83,6 +97,7 @@ class Zygote:
         self._ready: asyncio.Future[str | None] | None = None
         self._on_module: Callable[[str], None] = _nothing
         self._importing = ""
+        self._is_retired = False
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._receive)
         self._reaped = asyncio.Event()
@@ -100,27 +115,32 @@ class Zygote:
             on_module: Told of each before its import.
 
         Raises:
-            ZygoteError: Forks of it would not be sound now, or it is gone.
+            ZygoteLost: It is gone, or has to be replaced.
         """
         self._on_module = on_module
         self._ready = self._loop.create_future()
         self._send({"op": "preload", "modules": list(modules)})
         self.preloaded.update(modules)
-        unfit = await self._within(self._ready, PRELOAD_TIMEOUT, "import what was to be preloaded")
-        if unfit is not None:
-            raise ZygoteError(unfit)
+        self.unfit = await self._within(self._ready, PRELOAD_TIMEOUT, "preload")
 
-    async def fork(self, sock: socket.socket, output: int) -> Forked:
-        """Have it fork a worker, which gets the socket and the pipe for its output.
+    async def fork(self, sock: socket.socket, output: int, marker: str) -> Forked:
+        """Have it start a worker: a fork of itself, or a fresh interpreter if it is unfit.
+
+        Args:
+            sock: The worker's end of its socket.
+            output: The worker's end of the pipe for its output.
+            marker: In the environment of all that the worker will start.
 
         Raises:
-            ZygoteError: It did not; nothing runs.
+            ZygoteError: It could not; nothing runs.
         """
         number = next(self._numbers)
         future: asyncio.Future[Forked] = self._loop.create_future()
         self._forks[number] = future
         try:
-            self._send({"op": "fork", "id": number}, sock.fileno(), output)
+            is_fresh = self.unfit is not None
+            message = {"op": "fork", "id": number, "marker": marker, "fresh": is_fresh}
+            self._send(message, sock.fileno(), output)
             return await self._within(future, FORK_TIMEOUT, "fork")
         finally:
             self._forks.pop(number, None)
@@ -134,8 +154,17 @@ class Zygote:
             return await self._within(future, STATUS_TIMEOUT, "tell the end of a worker")
         return None
 
+    def retire(self) -> None:
+        """End it as soon as the last of its workers has ended.
+
+        Until then it stands by: it knows what they end with, and ends them when the agent dies.
+        """
+        self._is_retired = True
+        if not self._statuses:
+            self._lose("it was replaced")
+
     async def close(self) -> None:
-        """End it. Its workers live on."""
+        """End it now. Its workers live on."""
         self._lose("it was closed")
         async with deadlines.timeout(STATUS_TIMEOUT):
             await self._reaped.wait()
@@ -147,7 +176,8 @@ class Zygote:
             async with deadlines.timeout(timeout):
                 return await asyncio.shield(future)
         except TimeoutError:
-            raise ZygoteError(f"the zygote took more than {timeout:.0f} s to {what}") from None
+            self._lose(f"it took more than {timeout:.0f} s to {what}")
+            raise ZygoteLost(f"the zygote took more than {timeout:.0f} s to {what}") from None
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -158,7 +188,7 @@ class Zygote:
             sent = 0
         if sent < len(data):  # far less is ever under way than the socket takes
             self._lose("it does not listen")
-            raise ZygoteError("the zygote has ended")
+            raise ZygoteLost("the zygote has ended")
 
     def _receive(self) -> None:
         try:
@@ -188,7 +218,10 @@ class Zygote:
         elif operation == "ready":
             self._importing = ""
             if self._ready is not None and not self._ready.done():
-                self._ready.set_result(message["unfit"])
+                if message["stale"]:
+                    self._ready.set_exception(_stale())
+                else:
+                    self._ready.set_result(message["unfit"])
         elif operation == "forked":
             self._forked(message)
         elif operation == "exited":
@@ -198,7 +231,8 @@ class Zygote:
         else:
             future_fork = self._forks.get(message["id"])
             if future_fork is not None and not future_fork.done():
-                future_fork.set_exception(ZygoteError(message["message"]))
+                reason = message["message"]
+                future_fork.set_exception(ZygoteError(reason) if reason else _stale())
 
     def _forked(self, message: dict[str, Any]) -> None:
         pid = message["pid"]
@@ -216,6 +250,8 @@ class Zygote:
     def forget(self, pid: int) -> None:
         """The end of this worker has been dealt with."""
         self._statuses.pop(pid, None)
+        if self._is_retired:
+            self.retire()
 
     def _lose(self, reason: str) -> None:
         if not self.is_alive:
@@ -232,7 +268,7 @@ class Zygote:
         while self._descriptors:
             os.close(self._descriptors.popleft())
         doing = f" while it imported {self._importing}" if self._importing else ""
-        error = ZygoteError(f"the zygote is gone{doing}: {reason}")
+        error = ZygoteLost(f"the zygote is gone{doing}: {reason}")
         for future in (self._ready, *self._forks.values(), *self._statuses.values()):
             if future is not None and not future.done():
                 future.set_exception(error)
@@ -241,6 +277,10 @@ class Zygote:
     def _reap(self) -> None:
         self._process.poll()
         self._reaped.set()
+
+
+def _stale() -> ZygoteLost:
+    return ZygoteLost("installed packages have changed", is_stale=True)
 
 
 def _nothing(_: str) -> None:

@@ -38,7 +38,6 @@ def main() -> None:
 
         from kubetorch.pod.worker import process  # noqa: PLC0415
 
-        process.die_with_parent()
         process.run(socket.socket(fileno=int(rest[0])), int(rest[1]), None)
 
 

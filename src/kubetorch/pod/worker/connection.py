@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
-from kubetorch.lib import memory
+from kubetorch.lib import memory, processes
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.pod.worker import protocol
 from kubetorch.pod.worker.protocol import Buffer, Frame
@@ -26,6 +26,8 @@ class Connection:
         self._receiver = protocol.Receiver(sock)
         self._mappings = Mappings()
         self._lending = Lending()
+        #: In the environment of all that this process starts; known once it is loaded.
+        self.marker = ""
         # A child that user code forks shares the socket: it must neither write to it nor keep it
         # open when this process ends.
         os.register_at_fork(after_in_parent=self._mappings.on_fork, after_in_child=sock.close)
@@ -147,19 +149,16 @@ class Connection:
             if sent < total:
                 self._socket.sendall(memoryview(b"".join(parts))[sent:])
         except OSError:
-            end_group()
+            self.end()
+
+    def end(self) -> NoReturn:
+        """End this process and all that it started: the agent is gone."""
+        processes.kill_session(os.getpid(), marker=self.marker)
+        os._exit(1)
 
 
 #: Buffers that one system call takes; POSIX promises no more than 1024 at the places we run.
 _MOST_PARTS = 512
-
-
-def end_group() -> None:
-    """End this process and all that it started: the agent is gone."""
-    if os.getpgid(0) == os.getpid():
-        with contextlib.suppress(OSError):
-            os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
 
 
 def _encode(codec: str, value: object) -> list[codecs.Segment]:

@@ -129,14 +129,14 @@ def _import(source: Source, path: str | None) -> ModuleType:
         # A file that is called like a module of the library which is loaded already.
         return _import_file(source, path)
     try:
-        return importlib.import_module(source.module)
+        # Not importlib's own function, whose frame would stand in the user's tracebacks.
+        __import__(source.module)
     except ModuleNotFoundError as error:
-        parents = {
-            source.module.rsplit(".", depth)[0] for depth in range(source.module.count(".") + 1)
-        }
-        if path is None or error.name not in parents:
+        if path is None or not f"{source.module}.".startswith(f"{error.name}."):
             raise
-        return _import_file(source, path)
+    else:
+        return sys.modules[source.module]
+    return _import_file(source, path)
 
 
 def _is_same(module: ModuleType, path: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 from kubetorch.pod.worker import capture, loader, pools, protocol
 from kubetorch.pod.worker.calls import CODE, Calls
 from kubetorch.pod.worker.capture import Pipe
-from kubetorch.pod.worker.connection import Connection, end_group
+from kubetorch.pod.worker.connection import Connection
 from kubetorch.pod.worker.target import Target
 from kubetorch.pod.worker.threads import Job, Threads
 from kubetorch.wire import failures
@@ -46,6 +45,7 @@ def run(sock: socket.socket, output: int, numeric: pools.Pools | None) -> NoRetu
     connection = Connection(sock)
     frame = _first_frame(connection)
     spec = json.loads(frame.meta)
+    connection.marker = spec["marker"]
     pipe = _take_output(output, bytes.fromhex(spec["nonce"]))
     _set_environment(spec)
     capture.install(pipe, spec["log_level"])
@@ -56,15 +56,6 @@ def run(sock: socket.socket, output: int, numeric: pools.Pools | None) -> NoRetu
     worker.start(numeric.on_thread if numeric is not None else lambda: None)
     worker.run()
     _leave()
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, where it can do so."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 class _Worker:
@@ -132,7 +123,7 @@ class _Worker:
             frame = self._connection.next()
             if frame is None:
                 if not self._connection.receive():
-                    end_group()
+                    self._connection.end()
             elif frame.kind == protocol.STOP:
                 self._is_stopping = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -149,7 +140,7 @@ def _first_frame(connection: Connection) -> protocol.Frame:
         if frame is not None and frame.kind == protocol.LOAD:
             return frame
         if frame is None and not connection.receive():
-            end_group()
+            connection.end()
 
 
 def _take_output(output: int, nonce: bytes) -> Pipe:

@@ -2,9 +2,9 @@
 
 It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
 
-    agent    {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1} + socket, pipe
+    agent    {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1, …} + socket, pipe
     zygote   {"op": "importing", "module": "torch"}   {"op": "forked", "id": 1, "pid": 42} + pidfd
-             {"op": "ready", "unfit": null}           {"op": "failed", "id": 1, "message": "..."}
+             {"op": "ready", "unfit": null, …}        {"op": "failed", "id": 1, "message": "..."}
                                                       {"op": "exited", "pid": 42, "status": 0}
 
 It has one thread, never imports the user's own modules, and ends with the agent.
@@ -26,10 +26,13 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kubetorch.lib.processes import kill_session
 from kubetorch.pod.worker import loader, process
-from kubetorch.pod.worker.pools import Pools
+from kubetorch.pod.worker.pools import VARIABLES, Pools
 from kubetorch.pod.worker.staleness import Snapshot
 
+#: What runs in a fresh interpreter.
+PROGRAM = str(Path(__file__).with_name("__main__.py"))
 #: Threads that are known to survive a fork, by name: their libraries start them anew.
 SAFE_THREADS = ("jemalloc_bg_thd",)
 
@@ -42,10 +45,12 @@ class Zygote:
     """
 
     def __init__(self, control: socket.socket) -> None:
+        control.set_inheritable(False)
         self._control = control
         self._buffer = b""
         self._descriptors: list[int] = []
-        self._children: set[int] = set()
+        # The workers, and what marks all that they start.
+        self._children: dict[int, str] = {}
         self._preloaded: set[str] = set()
         self._pools = Pools()
         self._snapshot = Snapshot()
@@ -98,7 +103,7 @@ class Zygote:
             sock, output = self._descriptors[:2]
             del self._descriptors[:2]
             try:
-                self._fork(message["id"], sock, output)
+                self._start(message, sock, output)
             finally:
                 os.close(sock)
                 os.close(output)
@@ -114,9 +119,10 @@ class Zygote:
     # -------------------------------------------------------------------------------- preload
 
     def _preload(self, modules: list[str]) -> None:
-        unfit = None
         if self._snapshot.has_changed():
-            unfit = "installed packages have changed"
+            self._send({"op": "ready", "unfit": None, "stale": True})
+            return
+        unfit = None
         for name in modules:
             if unfit is not None:
                 break
@@ -130,32 +136,48 @@ class Zygote:
         self._snapshot = Snapshot()
         gc.collect()
         gc.freeze()
-        self._send({"op": "ready", "unfit": unfit})
+        self._send({"op": "ready", "unfit": unfit, "stale": False})
 
-    # ----------------------------------------------------------------------------------- fork
+    # -------------------------------------------------------------------------------- workers
 
-    def _fork(self, request: int, sock: int, output: int) -> None:
-        if self._snapshot.has_changed():
-            message = "installed packages have changed"
-            self._send({"op": "failed", "id": request, "message": message})
+    def _start(self, message: dict[str, Any], sock: int, output: int) -> None:
+        request = message["id"]
+        if message["fresh"]:
+            pid = self._spawn(sock, output)
+        elif self._snapshot.has_changed():
+            self._send({"op": "failed", "id": request, "message": ""})
             return
-        # No handler may run in the child before its handlers are reset.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            pid = os.fork()
-        except OSError as error:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self._send({"op": "failed", "id": request, "message": str(error)})
-            return
-        if pid == 0:
-            self._become_worker(sock, output, mask)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._children.add(pid)
+        else:
+            try:
+                pid = self._fork(sock, output)
+            except OSError as error:
+                self._send({"op": "failed", "id": request, "message": f"cannot fork: {error}"})
+                return
+        self._children[pid] = message["marker"]
         descriptor = _open_pidfd(pid)
         has_descriptor = descriptor is not None
         self._send({"op": "forked", "id": request, "pid": pid, "pidfd": has_descriptor}, descriptor)
         if descriptor is not None:
             os.close(descriptor)
+
+    def _spawn(self, sock: int, output: int) -> int:
+        """Start a fresh interpreter."""
+        environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        for descriptor in (sock, output):
+            os.set_inheritable(descriptor, True)
+        arguments = [sys.executable, PROGRAM, "worker", str(sock), str(output)]
+        return os.posix_spawn(sys.executable, arguments, environ)
+
+    def _fork(self, sock: int, output: int) -> int:
+        # No handler may run in the child before its handlers are reset.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(sock, output, mask)
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _become_worker(self, sock: int, output: int, mask: set[int | signal.Signals]) -> NoReturn:
         try:
@@ -185,18 +207,14 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            if pid in self._children:
-                self._children.discard(pid)
+            if self._children.pop(pid, None) is not None:
                 code = os.waitstatus_to_exitcode(status)
                 self._send({"op": "exited", "pid": pid, "status": code})
 
     def _end_children(self) -> None:
         """The agent is gone; a worker that is stuck would not notice."""
-        for pid in self._children:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, marker in self._children.items():
+            kill_session(pid, marker=marker)
 
 
 def _import(name: str) -> None:

@@ -1,0 +1,402 @@
+"""What user code prints and logs: captured whole, once, in order, before the result."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.local.worker_harness import Agent, agent, run
+
+SHOP = """
+import asyncio, contextlib, ctypes, io, logging, multiprocessing
+import os, subprocess, sys, threading, time
+
+print("while importing")
+log = logging.getLogger("shop")
+
+def mixed():
+    print("one")
+    os.write(1, b"two\\n")
+    subprocess.run([sys.executable, "-c", "print('three')"], check=True)
+    log.info("four")
+    os.system("echo five")
+    print("six", file=sys.stderr)
+    ctypes.CDLL(None).puts(b"seven")
+    ctypes.CDLL(None).fflush(None)
+    sys.stdout.buffer.write(b"eight\\n")
+    os.write(2, b"nine\\n")
+    log.warning("ten")
+
+def many(n, text):
+    for i in range(n):
+        print(text, i)
+
+def parts():
+    print("a", end="")
+    print("b", end="", flush=True)
+    sys.stdout.write("c")
+    print()
+    print("unfinished", end="")
+
+def raw_part():
+    os.write(1, b"no end")
+
+def unicode():
+    print("grüße 😀" * 400)
+    data = "😀 ünïcode\\n".encode()
+    for byte in data:
+        os.write(1, bytes([byte]))
+    os.write(1, b"\\xff\\xfe\\n")
+    print("\\ud800")
+
+def huge(n):
+    print("x" * n)
+    os.write(1, b"y" * n + b"\\n")
+
+def levels():
+    log.debug("debug")
+    log.info("info")
+    log.error("error %s", 1)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("failed")
+
+def own_handler():
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("own %(message)s"))
+    log.addHandler(handler)
+    log.info("once")
+    log.removeHandler(handler)
+
+def reconfigured():
+    logging.basicConfig(force=True, level="INFO", stream=sys.stdout, format="mine %(message)s")
+    log.info("still here")
+
+def buffered_handler():
+    log.addHandler(logging.StreamHandler(io.StringIO()))
+    log.info("to memory and here")
+
+def redirected(path):
+    print("before")
+    saved = os.dup(1)
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 1)
+        print("into the file")
+        os.dup2(saved, 1)
+    os.close(saved)
+    print("after")
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        print("into memory")
+    return text.getvalue()
+
+def closed():
+    os.close(1)
+    os.close(2)
+    print("still printed")
+    return 1
+
+def replaced():
+    sys.stdout = open(os.devnull, "w")
+    sys.stderr = None
+    return 1
+
+def wrapped():
+    stream = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", line_buffering=True)
+    stream.write("through a wrapper\\n")
+    del stream
+    print("and still here")
+
+def like_files():
+    out = sys.stdout
+    out.reconfigure(line_buffering=True, errors="replace")
+    return [out.fileno(), out.isatty(), out.writable(), out.readable(), out.encoding, out.name,
+            sys.stderr.fileno(), out.closed, sys.__stdout__ is out]
+
+def bar(n):
+    for i in range(n + 1):
+        print(f"\\r{i}%", end="", file=sys.stderr, flush=True)
+        time.sleep(0.01)
+    print(file=sys.stderr)
+    for i in range(3):
+        print(f"{i} of 3", end="\\r")
+    print("done")
+
+async def named(name, n):
+    for i in range(n):
+        print(name, i)
+        await asyncio.sleep(0.001)
+
+def named_sync(name, n):
+    for i in range(n):
+        print(name, i)
+        time.sleep(0.001)
+
+def thread():
+    t = threading.Thread(target=print, args=("from a thread",))
+    t.start(); t.join()
+
+def background(n):
+    def work():
+        for i in range(n):
+            print("background", i)
+            time.sleep(0.01)
+    threading.Thread(target=work, daemon=True).start()
+
+def child():
+    process = multiprocessing.get_context("fork").Process(target=print, args=("from a child",))
+    process.start(); process.join()
+    pid = os.fork()
+    if pid == 0:
+        print("half ", end="")
+        print("a line of a fork")
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def crash():
+    print("just before", end="", flush=True)
+    os._exit(1)
+
+def spam(n):
+    line = "z" * 1000
+    for i in range(n):
+        print(line)
+    return "done"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+async def _lines(a: Agent, name: str, *args: object, **options: object) -> list[str]:
+    worker = await a.worker(name, **options)
+    call = a.open(worker, *args)
+    await call.result()
+    return call.texts
+
+
+def test_prints_raw_writes_children_c_code_and_loggers_keep_their_order(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("mixed")
+            call = a.open(worker)
+            await call.result()
+            words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+            assert call.texts == words
+            sources = {line.text: (line.source, line.level) for line in call.lines}
+            assert sources["one"] == ("stdout", None)
+            assert sources["six"] == ("stderr", None)
+            assert sources["four"] == ("logger", "INFO")
+            assert sources["ten"] == ("logger", "WARNING")
+
+    run(main())
+
+
+def test_lines_that_are_written_while_loading_belong_to_no_call(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            await a.worker("mixed")
+            assert a.texts == ["while importing"]
+            assert a.lines[0].call is None
+
+    run(main())
+
+
+def test_every_line_of_a_call_arrives_once_and_before_its_result(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("many")
+            for _ in range(20):
+                call = a.open(worker, 500, "line")
+                await call.result()
+                assert call.texts == [f"line {i}" for i in range(500)]
+            assert len(a.lines) == 20 * 500 + 1
+
+    run(main())
+
+
+def test_partial_lines_are_joined_and_the_last_one_is_delivered(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            assert await _lines(a, "parts") == ["abc", "unfinished"]
+            assert await _lines(a, "raw_part") == ["no end"]
+
+    run(main())
+
+
+def test_text_is_decoded_right_however_it_was_cut(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            assert await _lines(a, "unicode") == [
+                "grüße 😀" * 400,
+                "😀 ünïcode",
+                "��",
+                "\\ud800",
+            ]
+
+    run(main())
+
+
+def test_huge_lines_arrive_whole_in_pieces(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            lines = await _lines(a, "huge", 300_000)
+            xs = [line for line in lines if line.startswith("x")]
+            ys = [line for line in lines if line.startswith("y")]
+            assert "".join(xs) == "x" * 300_000
+            assert "".join(ys) == "y" * 300_000
+            assert max(map(len, lines)) == 64 * 1024
+
+    run(main())
+
+
+def test_loggers_are_filtered_by_the_level_of_the_workload(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            lines = await _lines(a, "levels")
+            assert lines[:2] == ["info", "error 1"]
+            assert lines[2].startswith("failed\nTraceback")
+            assert lines[2].endswith("ZeroDivisionError: division by zero")
+            assert await _lines(a, "levels", log_level="debug", generation=2) == [
+                "debug",
+                *lines,
+            ]
+            assert (await _lines(a, "levels", log_level="error"))[0] == "error 1"
+
+    run(main())
+
+
+def test_a_message_appears_once_whoever_else_handles_it(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            assert await _lines(a, "own_handler") == ["own once"]
+            assert await _lines(a, "reconfigured") == ["mine still here"]
+            assert await _lines(a, "buffered_handler") == ["to memory and here"]
+
+    run(main())
+
+
+def test_redirected_descriptors_are_respected(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("redirected")
+            call = a.open(worker, str(folder / "out"))
+            assert await call.result() == "into memory\n"
+            assert call.texts == ["before", "after"]
+            assert (folder / "out").read_text() == "into the file\n"
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["closed", "replaced"])
+def test_calls_work_on_without_standard_streams(folder: Path, name: str) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker(name)
+            first = a.open(worker)
+            assert await first.result() == 1
+            assert first.texts == (["still printed"] if name == "closed" else [])
+            assert worker.is_alive
+            if name == "replaced":
+                assert await a.call(worker) == 1
+
+    run(main())
+
+
+def test_the_streams_behave_like_text_files(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("like_files")
+            assert await a.call(worker) == [
+                1, False, True, False, "utf-8", "<stdout>", 2, False, True,
+            ]  # fmt: skip
+            assert await _lines(a, "wrapped") == ["through a wrapper", "and still here"]
+
+    run(main())
+
+
+def test_a_progress_bar_shows_now_and_then_and_at_its_end(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            lines = await _lines(a, "bar", 100)
+            assert lines[0] == "0%"
+            assert "100%" in lines
+            assert lines[-1] == "done"
+            assert 3 <= len(lines) < 15
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["named", "named_sync"])
+def test_lines_of_concurrent_calls_are_told_apart(folder: Path, name: str) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker(name)
+            calls = {n: a.open(worker, n, 50) for n in ("red", "green", "blue")}
+            for n, call in calls.items():
+                await call.result()
+                assert call.texts == [f"{n} {i}" for i in range(50)]
+
+    run(main())
+
+
+def test_threads_and_forks_of_a_call_print_into_it(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            assert await _lines(a, "thread") == ["from a thread"]
+            assert await _lines(a, "child") == ["from a child", "half a line of a fork"]
+
+    run(main())
+
+
+def test_output_between_calls_belongs_to_none(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("background")
+            call = a.open(worker, 20)
+            await call.result()
+            while a.texts[-1] != "background 19":
+                await asyncio.sleep(0.01)
+            assert a.lines[-1].call is None
+
+    run(main())
+
+
+def test_what_a_dying_worker_printed_last_is_not_lost(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("crash")
+            call = a.open(worker)
+            with pytest.raises(Exception, match="exit code 1"):
+                await call.result()
+            assert call.texts == ["just before"]
+
+    run(main())
+
+
+def test_a_flood_of_output_arrives_whole(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            lines = await _lines(a, "spam", 20_000)
+            assert len(lines) == 20_000
+            assert set(lines) == {"z" * 1000}
+
+    run(main())
+
+
+def test_times_of_lines_are_when_they_were_written(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("named_sync")
+            call = a.open(worker, "t", 20)
+            await call.result()
+            times = [line.time for line in call.lines]
+            assert times == sorted(times)
+            assert 0.015 < times[-1] - times[0] < 2
+
+    run(main())

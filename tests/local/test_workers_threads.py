@@ -1,0 +1,241 @@
+"""The threads of a worker, the frames that it reads, and interruptions, without a worker."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kubetorch.errors import CallCancelledError
+from kubetorch.pod.worker import protocol
+from kubetorch.pod.worker.interrupts import Interruptible
+from kubetorch.pod.worker.threads import Job, Threads
+
+
+class Pool:
+    """A pool that takes its jobs from a queue."""
+
+    def __init__(self, limit: int) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.threads = Threads(limit, self.jobs.get, lambda: None)
+        self.threads.start()
+
+    def run(self, kind: str, function: Callable[[], object]) -> threading.Event:
+        done = threading.Event()
+
+        def job() -> None:
+            function()
+            done.set()
+
+        self.jobs.put(Job(kind, job))
+        return done
+
+    def close(self) -> None:
+        self.jobs.put(None)
+
+
+@pytest.fixture
+def pool():
+    made: list[Pool] = []
+
+    def make(limit: int) -> Pool:
+        made.append(Pool(limit))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def names() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("kubetorch-")}
+
+
+def test_jobs_that_wait_for_each_other_all_run(pool) -> None:
+    p = pool(10)
+    barrier = threading.Barrier(10)
+    for done in [p.run("wait", lambda: barrier.wait(5)) for _ in range(10)]:
+        assert done.wait(5)
+
+
+def test_no_more_jobs_than_allowed_run_at_once(pool) -> None:
+    p = pool(3)
+    running, most, lock = 0, 0, threading.Lock()
+
+    def job() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+
+    for done in [p.run("job", job) for _ in range(20)]:
+        assert done.wait(5)
+    assert most == 3
+
+
+def test_quick_jobs_need_no_more_threads(pool) -> None:
+    before = len(names())
+    p = pool(40)
+    for _ in range(500):
+        assert p.run("quick", lambda: None).wait(5)
+    assert len(names()) - before <= 4
+
+
+def test_a_job_that_is_slow_for_once_does_not_hold_up_the_others(pool) -> None:
+    p = pool(40)
+    for _ in range(300):
+        assert p.run("mostly quick", lambda: None).wait(5)
+    gate = threading.Event()
+    slow = [p.run("mostly quick", lambda: gate.wait(10)) for _ in range(20)]
+    assert p.run("mostly quick", lambda: None).wait(2)
+    assert not any(done.is_set() for done in slow)
+    gate.set()
+    assert all(done.wait(5) for done in slow)
+
+
+def test_every_job_runs_exactly_once_under_load(pool) -> None:
+    p = pool(8)
+    counts = [0] * 5000
+
+    def job(i: int) -> None:
+        counts[i] += 1
+        if i % 97 == 0:
+            time.sleep(0.003)
+
+    events = [p.run(str(i % 3), lambda i=i: job(i)) for i in range(5000)]
+    assert all(event.wait(20) for event in events)
+    assert set(counts) == {1}
+
+
+# ------------------------------------------------------------------------------- interruptions
+
+
+def test_an_interruption_arrives_inside_its_block_or_not_at_all() -> None:
+    late = []
+    delivered = 0
+    requests: queue.SimpleQueue[Interruptible | None] = queue.SimpleQueue()
+
+    def interrupter() -> None:
+        while (interruptible := requests.get()) is not None:
+            interruptible.interrupt(CallCancelledError)
+
+    thread = threading.Thread(target=interrupter)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    for i in range(5000):
+        interruptible = Interruptible()
+        try:
+            with interruptible:
+                requests.put(interruptible)
+                for _ in range(i % 400):
+                    pass
+        except CallCancelledError:
+            delivered += 1
+        try:
+            for _ in range(50):
+                pass
+        except CallCancelledError:
+            late.append(i)
+    sys.setswitchinterval(interval)
+    requests.put(None)
+    try:
+        thread.join()
+    except CallCancelledError:
+        late.append(-1)
+    assert late == []
+    assert delivered > 0
+
+
+def test_an_interruption_outside_of_the_block_does_nothing() -> None:
+    interruptible = Interruptible()
+    interruptible.interrupt(CallCancelledError)
+    with interruptible:
+        pass
+    for _ in range(1000):
+        pass
+
+
+# -------------------------------------------------------------------------------------- frames
+
+
+@pytest.fixture
+def sockets():
+    one, two = socket.socketpair()
+    yield one, two
+    one.close()
+    two.close()
+
+
+def frames(receiver: protocol.Receiver, count: int) -> list[protocol.Frame]:
+    found: list[protocol.Frame] = []
+    while len(found) < count:
+        frame = receiver.next()
+        if frame is not None:
+            found.append(frame)
+        else:
+            assert receiver.receive()
+    return found
+
+
+@pytest.mark.parametrize("length", [0, 1, 5000, 65_507, 65_508, 65_509, 70_000, 1_000_000])
+def test_frames_arrive_whole_whatever_their_length(sockets, length: int) -> None:
+    one, two = sockets
+    data = os.urandom(length)
+    frame = protocol.pack(protocol.CALL, 7, meta=b"meta", length=length) + data
+    small = protocol.pack(protocol.GRANT, 8, argument=5)
+    sender = threading.Thread(target=one.sendall, args=(small + frame + frame + small,))
+    sender.start()
+    found = frames(protocol.Receiver(two), 4)
+    sender.join()
+    assert [each.call for each in found] == [8, 7, 7, 8]
+    assert found[1].payload == found[2].payload == data
+    assert found[1].meta == b"meta"
+    assert found[3].argument == 5
+
+
+def test_frames_that_trickle_in_byte_by_byte_are_put_together(sockets) -> None:
+    one, two = sockets
+    receiver = protocol.Receiver(two)
+    data = protocol.pack(protocol.CALL, 1, meta=b"ab", length=3) + b"xyz"
+    for byte in data[:-1]:
+        one.send(bytes([byte]))
+        assert receiver.receive()
+        assert receiver.next() is None
+    one.send(data[-1:])
+    [frame] = frames(receiver, 1)
+    assert (frame.meta, frame.payload) == (b"ab", b"xyz")
+
+
+def test_descriptors_come_with_their_own_frames(sockets) -> None:
+    one, two = sockets
+    receiver = protocol.Receiver(two)
+    sent = [os.pipe() for _ in range(3)]
+    for number, (read, _) in enumerate(sent):
+        one.sendall(protocol.pack(protocol.GRANT, 99))
+        head = protocol.pack(protocol.RESULT, number, flags=protocol.DESCRIPTOR)
+        one.sendmsg([head], protocol.rights(read))
+    found = [frame for frame in frames(receiver, 6) if frame.descriptor is not None]
+    assert [frame.call for frame in found] == [0, 1, 2]
+    for frame, (read, write) in zip(found, sent, strict=True):
+        assert frame.descriptor is not None
+        assert os.fstat(frame.descriptor).st_ino == os.fstat(read).st_ino
+        for descriptor in (frame.descriptor, read, write):
+            os.close(descriptor)
+
+
+def test_sizes_and_codec_survive() -> None:
+    for codec in ("json", "pickle", "none"):
+        for sizes in ((5,), (5, 0, 2**40), ()):
+            flags, meta = protocol.pack_sizes(codec, sizes)
+            frame = protocol.Frame(0, flags, 0, 0, meta + b"rest", 5, bytearray(), None)
+            assert protocol.unpack_sizes(frame) == (codec, sizes, b"rest")

@@ -1,0 +1,50 @@
+"""Why a worker ended, in words and as a type."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from kubetorch.errors import OutOfMemoryError, WorkerDiedError
+from kubetorch.pod import endings
+
+
+class Kills:
+    """A counter of the kernel's that has risen, or has not."""
+
+    def __init__(self, *, risen: bool) -> None:
+        self._risen = risen
+
+    def has_risen(self) -> bool:
+        return self._risen
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "ended with exit code 0"),
+        (3, "ended with exit code 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-60, "was killed by signal 60"),
+        (None, "ended"),
+    ],
+)
+def test_a_status_is_said_in_words(status: int | None, words: str) -> None:
+    assert endings.describe(status) == words
+
+
+def test_only_a_kill_with_a_risen_counter_is_out_of_memory() -> None:
+    def kind(status: int, *, risen: bool) -> type[WorkerDiedError]:
+        return type(endings.died(status, pod_name="pod-0", kills=Kills(risen=risen)))
+
+    assert kind(-signal.SIGKILL, risen=True) is OutOfMemoryError
+    assert kind(-signal.SIGKILL, risen=False) is WorkerDiedError
+    assert kind(-signal.SIGSEGV, risen=True) is WorkerDiedError
+    assert kind(137, risen=True) is WorkerDiedError
+
+
+def test_the_error_names_pod_and_code() -> None:
+    error = endings.died(3, pod_name="pod-0", kills=Kills(risen=False), doing=" while it slept")
+    assert str(error) == "the worker in pod-0 ended with exit code 3 while it slept"
+    assert (error.pod_name, error.exit_code) == ("pod-0", 3)

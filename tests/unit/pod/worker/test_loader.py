@@ -1,0 +1,146 @@
+"""From names to callables: `sys.path`, import, end of import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubetorch.errors import CallableNotFoundError
+from kubetorch.pod.worker import importing, loader
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    path, modules, environ = list(sys.path), dict(sys.modules), dict(os.environ)
+    main = sys.modules["__main__"]
+    loader.prepare_path([str(tmp_path)])
+    yield tmp_path
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environ)
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+    sys.modules["__main__"] = main
+
+
+def source(
+    project: Path, qualname: str, *, module: str = "kt_job", **changes: object
+) -> loader.Source:
+    values = {
+        "kind": "fn",
+        "module": module,
+        "qualname": qualname,
+        "source_file": module.replace(".", "/") + ".py",
+        "sys_path": [str(project)],
+        "is_script": False,
+        "init_args": {},
+    }
+    return loader.Source(**(values | changes))  # type: ignore[arg-type]
+
+
+def write(project: Path, text: str, name: str = "kt_job.py") -> None:
+    (project / name).write_text(text)
+
+
+def test_nested_names_are_resolved(project: Path) -> None:
+    write(project, "class Outer:\n    class Inner:\n        x = 5\n")
+    assert loader.load(source(project, "Outer.Inner", kind="cls")).x == 5
+
+
+def test_a_class_is_constructed_with_its_arguments(project: Path) -> None:
+    write(project, "class Shop:\n    def __init__(self, n): self.n = n\n")
+    assert loader.load(source(project, "Shop", kind="cls", init_args={"n": 4})).n == 4
+
+
+def test_a_local_function_cannot_be_loaded(project: Path) -> None:
+    write(project, "def f():\n    def g(): pass\n")
+    with pytest.raises(CallableNotFoundError, match="<locals>"):
+        loader.load(source(project, "f.<locals>.g"))
+
+
+def test_a_module_that_cannot_be_found_by_name_is_loaded_from_its_file(project: Path) -> None:
+    (project / "deep").mkdir()
+    write(project, "def f(): return __name__", "deep/job.py")
+    found = loader.load(source(project, "f", module="elsewhere.job", source_file="deep/job.py"))
+    assert found() == "elsewhere.job"
+
+
+def test_a_failed_import_leaves_no_half_module(project: Path) -> None:
+    write(project, "x = 1\nraise ValueError('no')")
+    with pytest.raises(ValueError, match="no"):
+        loader.load(source(project, "f"))
+    assert "kt_job" not in sys.modules
+    write(project, "def f(): return 'longer than before'")
+    assert loader.load(source(project, "f"))() == "longer than before"
+
+
+def test_entries_come_first_once_and_children_inherit_them(project: Path) -> None:
+    os.environ["PYTHONPATH"] = os.pathsep.join(["/a", str(project)])
+    loader.prepare_path([str(project), "/b", str(project), ""])
+    assert sys.path[:2] == [str(project), "/b"]
+    assert sys.path.count(str(project)) == 1
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(project), "/b", "/a"]
+
+
+# ------------------------------------------------------------------------------ end of import
+
+
+def test_the_import_ends_where_the_file_deploys(project: Path) -> None:
+    write(
+        project,
+        "from kubetorch.pod.worker import importing\n"
+        "def f(): return 1\n"
+        "importing.is_deploying()\n"
+        "raise AssertionError\n",
+    )
+    assert loader.load(source(project, "f"))() == 1
+    assert os.environ[importing.FILE_VARIABLE] == str(project / "kt_job.py")
+
+
+def test_an_early_statement_has_no_effect(project: Path) -> None:
+    write(
+        project,
+        "from kubetorch.pod.worker import importing\n"
+        "early = importing.is_deploying()\n"
+        "def f(): return early\n",
+    )
+    assert loader.load(source(project, "f"))() is True
+
+
+def test_a_package_that_imports_its_deployed_module_is_complete(project: Path) -> None:
+    (project / "kt_pkg").mkdir()
+    write(project, "from kt_pkg.job import f\nname = 'whole'\n", "kt_pkg/__init__.py")
+    write(
+        project,
+        "from kubetorch.pod.worker import importing\n"
+        "def f():\n"
+        "    import kt_pkg\n"
+        "    return kt_pkg.name, kt_pkg.job.__name__\n"
+        "importing.is_deploying()\n"
+        "raise AssertionError\n",
+        "kt_pkg/job.py",
+    )
+    assert loader.load(source(project, "f", module="kt_pkg.job"))() == ("whole", "kt_pkg.job")
+
+
+def test_outside_of_an_import_nothing_is_deploying() -> None:
+    assert importing.is_deploying() is False
+
+
+def test_another_thread_is_not_concerned(project: Path) -> None:
+    write(
+        project,
+        "import threading\n"
+        "from kubetorch.pod.worker import importing\n"
+        "seen = []\n"
+        "def f(): return seen\n"
+        "def ask(): seen.append(importing.is_deploying())\n"
+        "thread = threading.Thread(target=ask)\n"
+        "thread.start()\n"
+        "thread.join()\n",
+    )
+    assert loader.load(source(project, "f"))() == [False]
