@@ -37,7 +37,7 @@ def of_context(environ: Mapping[str, str]) -> str | None:
     current = next((c["current-context"] for c in configs if c.get("current-context")), None)
     for config in configs:
         contexts = config.get("contexts")
-        for item in contexts if isinstance(contexts, list) else ():
+        for item in contexts if current and isinstance(contexts, list) else ():
             if isinstance(item, dict) and item.get("name") == current:
                 context = item.get("context")
                 namespace = context.get("namespace") if isinstance(context, dict) else None

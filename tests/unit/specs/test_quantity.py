@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetorch.errors import SpecError
+from kubetorch.specs import quantity
+
+
+@pytest.mark.parametrize(
+    ("given_value", "text", "cores"),
+    [
+        ("0.5", "0.5", 0.5),
+        (0.5, "0.5", 0.5),
+        (1, "1", 1),
+        (1.0, "1", 1),
+        ("2", "2", 2),
+        ("500m", "500m", 0.5),
+        ("1.", "1.", 1),
+        (".5", ".5", 0.5),
+        (0.1, "0.1", 0.1),
+        (0.001, "0.001", 0.001),
+        ("1e1", "1e1", 10),
+        ("2k", "2k", 2000),
+    ],
+)
+def test_amounts_of_cpus(given_value: object, text: str, cores: float) -> None:
+    assert quantity.cpus(given_value) == text
+    assert quantity.cores(text) == cores
+
+
+@pytest.mark.parametrize(
+    ("given_value", "text", "count"),
+    [
+        ("2Gi", "2Gi", 2 * 1024**3),
+        ("1G", "1G", 10**9),
+        ("512Mi", "512Mi", 512 * 1024**2),
+        ("1.5Gi", "1.5Gi", 1536 * 1024**2),
+        ("1k", "1k", 1000),
+        ("1Ki", "1Ki", 1024),
+        (12, "12", 12),
+        (12.0, "12", 12),
+        ("12e6", "12e6", 12_000_000),
+        ("12E6", "12E6", 12_000_000),
+        ("1E", "1E", 10**18),
+        ("1000m", "1000m", 1),
+    ],
+)
+def test_amounts_of_memory(given_value: object, text: str, count: int) -> None:
+    assert quantity.memory(given_value) == text
+    assert quantity.count_bytes(text) == count
+
+
+WORDS = ("", " ", "x", "2x", "-1", "+1", "4 GB", "1 ", " 1", "1,5", "1.5.2", "Mi", "m", "٣", "½")
+NUMERALS = ("1e", "1e999", "1e1000", "0x10", "inf", "nan", "1\n", "1_000", "9" * 30, "0", "0m")
+NUMBERS = (-1, 0, 0.0, float("nan"), float("inf"), float("-inf"), True, False, None, [], b"1", 1j)
+
+
+@pytest.mark.parametrize("bad", [*WORDS, *NUMERALS, *NUMBERS], ids=repr)
+@pytest.mark.parametrize("parse", [quantity.cpus, quantity.memory])
+def test_what_is_no_amount_is_refused_with_parameter_value_and_what_would_be_right(
+    parse: object, bad: object
+) -> None:
+    assert callable(parse)
+    with pytest.raises(SpecError) as caught:
+        parse(bad)
+    assert str(caught.value).startswith(f"{parse.__name__} is {bad!r}")
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize("bad", ["0.0005", 0.0005, "1u", "0.5m", 1e-9])
+def test_less_than_a_thousandth_of_a_core_is_refused(bad: object) -> None:
+    with pytest.raises(SpecError, match="thousandths"):
+        quantity.cpus(bad)
+
+
+@pytest.mark.parametrize("bad", ["0.5", 0.5, "500m", "1.0001k"])
+def test_a_fraction_of_a_byte_is_refused(bad: object) -> None:
+    with pytest.raises(SpecError, match="whole number of bytes"):
+        quantity.memory(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "meant"),
+    [
+        ("4 GB", "4G"),
+        ("4gb", "4G"),
+        ("2gi", "2Gi"),
+        ("2 GiB", "2Gi"),
+        ("1K", "1k"),
+        ("1.5 g", "1.5G"),
+    ],
+)
+def test_near_misses_are_named(bad: str, meant: str) -> None:
+    with pytest.raises(SpecError, match=f'did you mean "{meant}"'):
+        quantity.memory(bad)
+    assert quantity.memory(meant) == meant
+
+
+def test_the_parameter_can_have_another_name() -> None:
+    with pytest.raises(SpecError, match=r"^disk_size is 'x'"):
+        quantity.memory("x", parameter="disk_size")
+
+
+@given(st.integers(1, 10**6))
+def test_numbers_and_their_text_are_the_same_amount(thousandths: int) -> None:
+    number = thousandths / 1000
+    assert quantity.cores(quantity.cpus(number)) == number
+    assert quantity.cores(f"{thousandths}m") == number
+
+
+@given(st.text(max_size=8))
+def test_any_text_is_an_amount_or_a_spec_error(text: str) -> None:
+    for parse in (quantity.cpus, quantity.memory):
+        try:
+            assert parse(text) == text
+        except SpecError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1s", 1), ("30m", 1800), ("2h", 7200), ("7d", 604_800), ("007s", 7)]
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert quantity.seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "30", "m", "-1m", "1.5h", "1h30m", "0s", "1w", "٣m", "1m\n", " 1m", 5, None, True]
+)
+def test_what_is_no_duration_is_refused(bad: object) -> None:
+    with pytest.raises(SpecError, match=r"^ttl is") as caught:
+        quantity.seconds(bad, parameter="ttl")
+    assert repr(bad) in str(caught.value)
+    assert '"30m"' in str(caught.value)
