@@ -1,0 +1,94 @@
+"""`kt describe`: a service, and how to call it from a shell and from Python."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from kubetorch.cli import usage, views
+from kubetorch.cli.args import AsJson, Namespace, ServiceName
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.config.settings import config
+from kubetorch.errors import KubetorchError
+from kubetorch.wire import routes
+from kubetorch.wire.messages import WorkloadView
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show a service, and how to call it from a shell and from Python.
+
+    The lines of both panels work as they stand; values of arguments are examples.
+    """
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    service = services.find(name)
+    operations = _operations(services, service, output)
+    spec = service.spec
+    call = operations[0]
+    curl = usage.curl(spec.name, spec.namespace, _url(service), spec.callable, call)
+    elsewhere = None if spec.namespace == config.namespace else spec.namespace
+    python = usage.python(spec.name, elsewhere, spec.callable, call)
+    if as_json:
+        signatures = [one.signature for one in operations]
+        more = {"signatures": signatures, "curl": curl, "python": python}
+        output.value(views.service_json(service) | more)
+        return
+    _show_facts(service, operations, output)
+    if service.notes:
+        output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
+    output.panel("With Curl", curl.splitlines())
+    output.panel("With Python", python.splitlines())
+
+
+def _operations(services: Services, service: WorkloadView, output: Output) -> list[usage.Operation]:
+    """What can be called, as the first pod that is ready says."""
+    callable_ = service.spec.callable
+    for pod in service.pods:
+        if pod.is_ready:
+            try:
+                page = json.loads(services.ask_pod(service, pod, routes.OPENAPI))
+            except (KubetorchError, ValueError) as error:
+                output.warn(f"{pod.name} does not say what can be called: {error}")
+                continue
+            found = usage.operations(page, callable_)
+            if found:
+                return found
+    return [usage.unknown(callable_)]
+
+
+def _url(service: WorkloadView) -> str:
+    ready = [pod.url for pod in service.pods if pod.is_ready]
+    return service.url or (ready[0] if ready else "http://SERVICE_IS_NOT_READY")
+
+
+def _show_facts(service: WorkloadView, operations: list[usage.Operation], output: Output) -> None:
+    spec, compute = service.spec, service.spec.compute
+    kind = "class" if spec.callable.kind == "cls" else "function"
+    facts: dict[str, Any] = {
+        "Name": spec.name,
+        "Namespace": spec.namespace,
+        "Type": views.mode(service),
+        "Callable": f"{kind} {spec.callable.qualname} of {spec.callable.module}",
+        "Status": service.status,
+        "Generation": service.generation,
+        "Pods": f"{views.ready_pods(service)} of {compute.replicas} ready",
+        "CPUs": compute.cpus,
+        "Memory": compute.memory,
+        "TTL": compute.inactivity_ttl,
+        "Creator": spec.username,
+        "Created": views.moment(service.created),
+        "URL": service.url,
+    }
+    for key, value in facts.items():
+        if value not in (None, "", "-"):
+            output.report(f"{key + ':':<12}{value}")
+    output.report(f"{'Calls:':<12}" + ("\n" + " " * 12).join(one.signature for one in operations))
+    for pod in service.pods:
+        output.report(f"{'Pod:':<12}{pod.name}  {pod.phase}  {pod.url}")
+    output.report("")

@@ -1,0 +1,65 @@
+"""`kt logs`: what the pods of a service have logged."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, Namespace, ServiceName
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.errors import SpecError
+from kubetorch.wire.messages import PodView, WorkloadView
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def run(
+    name: ServiceName,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with new lines until interrupted.")
+    ] = False,
+    tail: Annotated[
+        int, typer.Option("-t", "--tail", min=0, help="How many of the last lines to begin with.")
+    ] = 100,
+    pod: Annotated[
+        str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
+    ] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a service has logged."""
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    output.note(f"Looking for service {name}...")
+    service = services.find(name)
+    chosen = _choose(service, pod) if pod is not None else None
+    prefixed = chosen is None and len(service.pods) > 1
+    for line in services.logs(service, tail=tail, follow=follow, pod=chosen):
+        if as_json:
+            output.record(views.line_json(line))
+        else:
+            output.text(f"({line.pod}) {line.text}" if prefixed else line.text)
+
+
+def _choose(service: WorkloadView, wanted: str) -> PodView:
+    """The pod that the user means by its name or index.
+
+    Raises:
+        SpecError: The service has no such pod.
+    """
+    name, pods = service.spec.name, service.pods
+    there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
+    if wanted.isdigit():
+        if int(wanted) < len(pods):
+            return pods[int(wanted)]
+        raise SpecError(f"Pod index {wanted} is out of range", hint=there_are)
+    for pod in pods:
+        if pod.name == wanted:
+            return pod
+    raise SpecError(
+        f"Service {name} does not have an associated pod called {wanted}", hint=there_are
+    )

@@ -1,0 +1,100 @@
+"""Entry point of `kt`: finds the command, runs it, and turns an error into a message and a status.
+
+A command's module is imported when that command runs, so that `kt --help` imports none of them.
+Exit statuses: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kubetorch._version import __version__
+from kubetorch.cli.output import Output, tolerate_narrow_encodings
+
+#: The commands in the order of `kt --help`, each with the first line of its help. The command `x`
+#: lies in `kubetorch.cli.commands.x`, whose `app` is a `typer.Typer`.
+COMMANDS: Mapping[str, str] = {
+    "deploy": "Deploy functions or classes from a file or module.",
+    "call": "Call a service, or a method of it.",
+    "list": "List the services of a namespace.",
+    "describe": "Show a service, and how to call it from a shell and from Python.",
+    "status": "Show the pods of a service and its last failure.",
+    "logs": "Show what a service has logged.",
+    "check": "Check that a service works, from its pods to its logs.",
+    "teardown": "Delete services and their pods.",
+    "calls": "List, inspect, cancel and await spawned calls.",
+    "token": "Print a token that may call one service.",
+    "config": "Show or change settings.",
+    "local": "Start, stop or inspect the service that runs pods on this machine.",
+}
+
+
+class Commands(TyperGroup):
+    """The commands of `kt`; help and completion need no more of them than name and summary."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401  # passed through
+        super().__init__(**settings)
+        for name, summary in COMMANDS.items():
+            command = TyperCommand(name, help=summary, rich_markup_mode=None)
+            self.commands[name] = command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401, D102  # typer's own
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def load(name: str) -> TyperCommand | TyperGroup:
+    """The command of that name, complete."""
+    module = importlib.import_module(f"kubetorch.cli.commands.{name}")
+    command = typer.main.get_command(module.app)
+    assert isinstance(command, (TyperCommand, TyperGroup))
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        Output().text(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def kt(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Run Python on Kubernetes, or on a laptop without one."""
+    del version  # its callback has done all
+    if context.invoked_subcommand is None:
+        Output().text(context.get_help())
+
+
+def main() -> None:
+    """Run `kt` with the arguments of this process."""
+    tolerate_narrow_encodings()
+    try:
+        app(prog_name="kt")
+    except Exception as error:  # noqa: BLE001  # around one command: every error becomes a message
+        Output().exception(error)
+        sys.exit(1)

@@ -1,0 +1,170 @@
+"""What `kt` writes: data and reports on stdout, remarks and errors on stderr.
+
+The only place that prints. With `--json` nothing but JSON goes to stdout. Colour is used only on a
+terminal and never carries meaning alone; `NO_COLOR` and `TERM=dumb` turn it off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TextIO
+
+from kubetorch.errors import KubetorchError
+
+Style = Literal["plain", "bold", "dim", "red", "green", "yellow", "blue", "cyan"]
+
+_CODES: Mapping[Style, str] = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "1;34",
+    "cyan": "36",
+}
+
+
+#: Where our own code lies.
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Output:
+    """The two streams of one command.
+
+    Args:
+        as_json: Whether stdout carries JSON only; reports then go to stderr.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self._stdout = sys.stdout
+        self._reports = sys.stderr if as_json else sys.stdout
+
+    def note(self, text: str, style: Style = "plain") -> None:
+        """A remark about what is going on, for people: on stderr."""
+        _write(sys.stderr, text, style)
+
+    def warn(self, text: str) -> None:
+        """A remark that the user should act on."""
+        self.note(text, "yellow")
+
+    def report(self, text: str, style: Style = "plain") -> None:
+        """What the command did or found: on stdout, unless that is for JSON."""
+        _write(self._reports, text, style)
+
+    def value(self, value: object) -> None:
+        """The result, for programs: JSON on stdout."""
+        indent = 2 if self._stdout.isatty() else None
+        _write(self._stdout, _json(value, indent), "plain")
+
+    def record(self, value: object) -> None:
+        """One of several results, for programs: JSON on a line of stdout."""
+        _write(self._stdout, _json(value), "plain")
+
+    def panel(self, title: str, lines: Iterable[str], *, style: Style = "blue") -> None:
+        """A titled block on stdout, unless that is for JSON.
+
+        Its lines are as they are, without a frame beside them, so that they can be copied.
+        """
+        _panel(self._reports, title, lines, style)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table on stdout; elsewhere than on a terminal no cell is ever folded or cut."""
+        from rich.console import Console  # noqa: PLC0415  # 15 ms; only tables need it
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        width = None if self._stdout.isatty() else Console(width=10_000).measure(table).maximum
+        console = Console(file=self._stdout, width=width)
+        with console.capture() as capture:
+            console.print(table)
+        for line in capture.get().splitlines():
+            _write(self._stdout, line.rstrip(), "plain")
+
+    def error(self, message: str, hint: str | None = None) -> None:
+        """Why the command failed, and the next step."""
+        _write(sys.stderr, message, "red")
+        if hint:
+            _write(sys.stderr, f"hint: {hint}", "plain")
+
+    def exception(self, error: BaseException) -> None:
+        """Why the command failed: an error of the user's code comes with where it was raised."""
+        if isinstance(error, KubetorchError):
+            message, hint = error.message or type(error).__name__, error.hint
+        else:
+            message, hint = "".join(traceback.format_exception_only(error)).rstrip(), None
+        where = _where(error).rstrip().removesuffix(message).rstrip()
+        if where:
+            self.note(where, "dim")
+        self.error(message, hint)
+
+    def failure_panel(self, title: str, lines: Iterable[str]) -> None:
+        """A titled block that belongs to an error."""
+        _panel(sys.stderr, title, lines, "red")
+
+    def text(self, text: str) -> None:
+        """Data for people and programs alike, such as a line of a log: as it is, on stdout."""
+        _write(self._stdout, text, "plain")
+
+
+def _where(error: BaseException) -> str:
+    """The traceback that a user wants to see, if any: of code that is not ours."""
+    remote = getattr(error, "remote_traceback", None)
+    if remote:
+        return str(remote)
+    if isinstance(error, (KubetorchError, OSError)):
+        return ""
+    shown = trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            shown = trace.tb_next
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, shown))
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+
+
+def _panel(stream: TextIO, title: str, lines: Iterable[str], style: Style) -> None:
+    width = min(shutil.get_terminal_size().columns, 100)
+    _write(stream, f"── {title} ".ljust(width, "─"), style)
+    for line in lines:
+        _write(stream, line, "plain")
+    _write(stream, "", "plain")
+
+
+def _write(stream: TextIO, text: str, style: Style) -> None:
+    print(_styled(stream, text, style), file=stream, flush=True)
+
+
+def _styled(stream: TextIO, text: str, style: Style) -> str:
+    code = _CODES.get(style)
+    if not text or code is None or not _has_colour(stream):
+        return text
+    return f"\033[{code}m{text}\033[0m"
+
+
+def _has_colour(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def tolerate_narrow_encodings() -> None:
+    """Let a terminal that cannot show a character show `?`, instead of failing the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")

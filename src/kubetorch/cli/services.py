@@ -1,0 +1,196 @@
+"""What commands ask about services: a name becomes a service, and the rest is asked of the SDK."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from kubetorch.cli.following import Known
+from kubetorch.cli.output import Output
+from kubetorch.cli.views import mode
+from kubetorch.config.settings import config
+from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError, SpecError
+from kubetorch.lib.http import HttpClient
+from kubetorch.sdk import services as sdk
+from kubetorch.sdk.cls import Cls
+from kubetorch.sdk.fn import Fn
+from kubetorch.sdk.handles import CallHandle
+from kubetorch.wire import failures
+from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
+
+#: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
+#: one stream of lines is joined to the next is found by what both have.
+_MARGIN = 1000
+#: Seconds that a pod has to answer a question about itself.
+_POD_PATIENCE = 10.0
+
+
+class Services:
+    """The services of one namespace.
+
+    Args:
+        namespace: Which; the configured one if not given.
+        output: Where it says which service was found.
+    """
+
+    def __init__(self, namespace: str | None, output: Output) -> None:
+        self.namespace: str = namespace or config.get("namespace")
+        self.username: str | None = config.username
+        self._output = output
+        self._session = sdk.session()
+
+    # ----------------------------------------------------------------------------------- finding
+
+    def all(self) -> list[WorkloadView]:
+        """All of them."""
+        return self._session.ask(lambda controller: controller.list_workloads(self.namespace))
+
+    def get(self, name: str) -> WorkloadView | None:
+        """The service of exactly this name, if there is one."""
+        try:
+            return self._session.ask(lambda asked: asked.get_workload(self.namespace, name))
+        except ServiceNotFoundError:
+            return None
+
+    def find(self, name: str) -> WorkloadView:
+        """The service that the user means: as named, or with the user name in front.
+
+        Raises:
+            ServiceNotFoundError: There is neither.
+        """
+        for candidate in self._candidates(name):
+            found = self.get(candidate)
+            if found is not None:
+                self._output.note(f"Found {mode(found)} service {found.spec.name}", "green")
+                return found
+        raise ServiceNotFoundError(
+            f"Failed to load service {name.lower()} in namespace {self.namespace}",
+            hint=f"kt list -n {self.namespace} shows what there is",
+        )
+
+    def _candidates(self, name: str) -> list[str]:
+        lowered = name.lower()
+        if not lowered or "/" in lowered:
+            raise SpecError(f"{name!r} is no name of a service", hint="kt list shows their names")
+        prefix = f"{self.username}-" if self.username else ""
+        return [lowered] if lowered.startswith(prefix) else [lowered, prefix + lowered]
+
+    # -------------------------------------------------------------------------------- one service
+
+    def delete(self, service: WorkloadView, *, force: bool) -> None:
+        """Stop a service and forget it.
+
+        Args:
+            service: Which.
+            force: Whether its calls get no time to end.
+        """
+        spec, grace = service.spec, 0.0 if force else None
+        self._session.ask(
+            lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
+        )
+
+    def token(self, service: WorkloadView, *, ttl: float | None = None) -> TokenView:
+        """A token that may call it, for so many seconds."""
+        spec = service.spec
+        return self._session.ask(lambda asked: asked.get_token(spec.namespace, spec.name, ttl=ttl))
+
+    def call_service(
+        self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401  # what the user's callable returns
+        """Call it, or a method of it."""
+        name, namespace = service.spec.name, service.spec.namespace
+        if method is None:
+            return Fn.from_name(name, namespace)(*args, **kwargs)
+        return getattr(Cls.from_name(name, namespace), method)(*args, **kwargs)
+
+    def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
+        """What a pod answers to `GET path`.
+
+        Raises:
+            ControllerUnavailableError: It does not answer.
+            KubetorchError: It answers that something is wrong.
+        """
+        token = service.token or self.token(service).token
+        with (
+            HttpClient(pod.url, token, timeout=_POD_PATIENCE) as http,
+            http.request("GET", path) as response,
+        ):
+            body = response.read()
+        if response.status != 200:
+            raise failures.rebuild(failures.parse_json(body))
+        return body
+
+    # --------------------------------------------------------------------------------------- logs
+
+    def logs(
+        self,
+        service: WorkloadView,
+        *,
+        tail: int,
+        follow: bool = False,
+        pod: PodView | None = None,
+        system: bool = False,
+    ) -> Iterator[DeployLog]:
+        """The last lines of a service, and with `follow` those that come.
+
+        A connection that breaks, as when the local service is restarted, is made again; no line
+        is left out or comes twice.
+
+        Args:
+            service: Whose.
+            tail: How many of the last lines.
+            follow: Whether to go on until the service is gone.
+            pod: Only lines of this pod.
+            system: Whether lines of the pods' agents are among them.
+        """
+        known = Known(started=time.time())
+        last: deque[DeployLog] = deque(maxlen=tail)
+        for line in self._lines(service, tail=tail + _MARGIN, follow=False, pod=pod):
+            known.is_new(line)
+            if system or line.source != "agent":
+                last.append(line)
+        yield from last
+        while follow:
+            known.begin_again()
+            controller = self._session.controller()
+            try:
+                lines = self._lines(service, tail=max(known.count, _MARGIN), follow=True, pod=pod)
+                for line in lines:
+                    if known.is_new(line) and (system or line.source != "agent"):
+                        yield line
+                return
+            except ControllerUnavailableError:
+                self._session.reconnect(controller)
+
+    def _lines(
+        self, service: WorkloadView, *, tail: int, follow: bool, pod: PodView | None
+    ) -> Iterator[DeployLog]:
+        return self._session.controller().stream_logs(
+            service.spec.namespace,
+            service.spec.name,
+            follow=follow,
+            tail=tail,
+            pod=None if pod is None else pod.name,
+        )
+
+    # ------------------------------------------------------------------------------ spawned calls
+
+    def calls(self, name: str | None) -> list[CallView]:
+        """Spawned calls of one service, or of all."""
+        workload = None if name is None else self.find(name).spec.name
+        return self._session.ask(lambda asked: asked.list_calls(self.namespace, workload))
+
+    def call(self, call_id: str) -> CallView:
+        """One spawned call."""
+        return self._session.ask(lambda asked: asked.get_call(call_id))
+
+    def cancel(self, call: CallView) -> CallView:
+        """Cancel a spawned call; its state after that."""
+        self._session.ask(lambda asked: asked.cancel_call(call.id))
+        return self.call(call.id)
+
+    def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's
+        """What a spawned call returned, once it has ended; raises what it raised."""
+        return CallHandle.from_id(call_id).get(timeout)

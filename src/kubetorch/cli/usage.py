@@ -1,0 +1,131 @@
+"""How a service is called, as lines that can be pasted: read from the pod's OpenAPI page. Pure."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.specs.callable import CallableRef
+from kubetorch.wire import routes
+
+#: Stands for a method where the service's own cannot be found out.
+PLACEHOLDER = "METHOD_OR_CLS_NAME"
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that can be called.
+
+    Attributes:
+        method: Method of a class; `None` for a function.
+        signature: As it stands in the source.
+        example: Keyword arguments that fit it, without those that have defaults.
+    """
+
+    method: str | None
+    signature: str
+    example: Mapping[str, Any]
+
+
+def operations(page: object, callable_: CallableRef) -> list[Operation]:
+    """What the OpenAPI page of a pod says can be called; a page that is none says nothing."""
+    found = []
+    base = routes.callable_path(callable_.name)
+    for path, item in _mapping(_mapping(page).get("paths")).items():
+        post = _mapping(_mapping(item).get("post"))
+        method = path[len(base) + 1 :] or None
+        if not (path == base or path.startswith(f"{base}/")):
+            continue
+        if post and (method is not None) == (callable_.kind == "cls"):
+            found.append(Operation(method, str(post.get("summary", "")), _example(post)))
+    return found
+
+
+def unknown(callable_: CallableRef) -> Operation:
+    """Stands for what can be called when the page is out of reach."""
+    method = PLACEHOLDER if callable_.kind == "cls" else None
+    return Operation(method, f"{method or callable_.name}(...)", {})
+
+
+def _example(post: Schema) -> dict[str, Any]:
+    """A fitting value for each parameter without a default."""
+    kwargs = _mapping(post.get("requestBody"))
+    for step in ("content", "application/json", "schema", "properties", "kwargs"):
+        kwargs = _mapping(kwargs.get(step))
+    parameters = _mapping(kwargs.get("properties"))
+    return {
+        name: _value(_mapping(schema))
+        for name, schema in parameters.items()
+        if not str(_mapping(schema).get("description", "")).startswith("default:")
+    }
+
+
+def _mapping(value: object) -> Schema:
+    return value if isinstance(value, Mapping) else {}
+
+
+_EXAMPLES: Mapping[str, Any] = {
+    "integer": 1,
+    "number": 1.0,
+    "string": "text",
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
+    """A value that a schema allows; 1 where it says nothing."""
+    choices = schema.get("anyOf")
+    if isinstance(choices, list) and choices:
+        return _value(_mapping(choices[0]))
+    return _EXAMPLES.get(str(schema.get("type")), 1)
+
+
+# ---------------------------------------------------------------------------------------- lines
+
+
+def curl(service: str, namespace: str, url: str, callable_: CallableRef, call: Operation) -> str:
+    """The shell command that makes a call; it asks `kt` for a token."""
+    path = routes.callable_path(callable_.name, call.method)
+    body = json.dumps({"args": [], "kwargs": call.example}).replace("'", "'\\''")
+    return "\n".join(
+        (
+            f"curl -X POST {url}{path} \\",
+            f'  -H "Authorization: Bearer $(kt token {service} -n {namespace})" \\',
+            '  -H "Content-Type: application/json" \\',
+            f"  -d '{body}'",
+        )
+    )
+
+
+def python(service: str, namespace: str | None, callable_: CallableRef, call: Operation) -> str:
+    """The Python program that makes a call.
+
+    Args:
+        service: Its name.
+        namespace: Its namespace, unless that is the configured one.
+        callable_: What it serves.
+        call: What of it is called.
+    """
+    kind = callable_.kind
+    found = (
+        f'kt.{kind}(name="{service}")'
+        if namespace is None
+        else f'kt.{kind.capitalize()}.from_name("{service}", namespace="{namespace}")'
+    )
+    variable = _identifier(service)
+    called = f"{variable}.{call.method}" if call.method else variable
+    arguments = ", ".join(f"{name}={value!r}" for name, value in call.example.items())
+    return f"import kubetorch as kt\n\n{variable} = {found}\nprint({called}({arguments}))"
+
+
+def _identifier(service: str) -> str:
+    name = service.replace("-", "_")
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"service_{name}"

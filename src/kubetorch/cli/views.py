@@ -1,0 +1,198 @@
+"""Services, pods and calls as `kt` shows them: as JSON objects and as rows of tables.
+
+The JSON has every key always, `null` where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kubetorch.specs.callable import CallableRef
+from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
+
+Json = dict[str, Any]
+
+
+def mode(service: WorkloadView) -> str:
+    """What kind of service it is, in the words of `kt`: `deployment`."""
+    return service.kind.lower()
+
+
+def service_json(service: WorkloadView) -> Json:
+    """A service, with its pods."""
+    spec = service.spec
+    return {
+        "name": spec.name,
+        "namespace": spec.namespace,
+        "type": mode(service),
+        "status": service.status,
+        "generation": service.generation,
+        "replicas": spec.compute.replicas,
+        "ready_pods": ready_pods(service),
+        "pods": [pod_json(pod) for pod in service.pods],
+        "callable": _callable_json(spec.callable),
+        "cpus": spec.compute.cpus,
+        "memory": spec.compute.memory,
+        "inactivity_ttl": spec.compute.inactivity_ttl,
+        "creator": spec.username,
+        "url": service.url or None,
+        "created": service.created or None,
+        "updated": service.updated or None,
+        "last_active": service.last_active or None,
+        "failure": failure_json(service.failure),
+        "notes": list(service.notes),
+    }
+
+
+def _callable_json(callable_: CallableRef) -> Json:
+    return {"name": callable_.name, "kind": callable_.kind, "module": callable_.module}
+
+
+def pod_json(pod: PodView) -> Json:
+    """A pod."""
+    return {
+        "name": pod.name,
+        "ordinal": pod.ordinal,
+        "phase": pod.phase,
+        "ready": pod.is_ready,
+        "generation": pod.generation,
+        "restarts": pod.restarts,
+        "calls": pod.calls,
+        "reason": pod.reason or None,
+        "url": pod.url or None,
+        "pid": pod.pid,
+        "started": pod.started or None,
+    }
+
+
+def failure_json(failure: Mapping[str, Any] | None) -> Json | None:
+    """Why a generation is not served."""
+    if failure is None:
+        return None
+    names = ("error_type", "message", "traceback", "pod_name")
+    return {name: failure.get(name) for name in names}
+
+
+def call_json(call: CallView) -> Json:
+    """A spawned call."""
+    return {
+        "id": call.id,
+        "namespace": call.namespace,
+        "service": call.workload,
+        "pod": call.pod,
+        "callable": call.callable,
+        "state": call.state,
+        "started": call.started,
+        "ended": call.ended,
+        "result_bytes": call.result_bytes,
+        "expires": call.expires,
+    }
+
+
+def line_json(line: DeployLog) -> Json:
+    """A line of a log."""
+    names = ("time", "pod", "source", "level", "text")
+    return {name: getattr(line, name) for name in names}
+
+
+# --------------------------------------------------------------------------------------- tables
+
+SERVICE_COLUMNS = (
+    "RESOURCE",
+    "TYPE",
+    "STATUS",
+    "# OF PODS",
+    "VOLUMES",
+    "LAST STATUS CHANGE",
+    "TTL",
+    "CREATOR",
+    "CPUs",
+    "MEMORY",
+    "GPUs",
+)
+
+
+def service_row(service: WorkloadView) -> list[str]:
+    """A service under `SERVICE_COLUMNS`."""
+    spec = service.spec
+    cells = (
+        spec.name,
+        mode(service),
+        service.status,
+        str(len(service.pods)),
+        None,
+        moment(service.updated),
+        spec.compute.inactivity_ttl,
+        spec.username,
+        spec.compute.cpus,
+        spec.compute.memory,
+        None,
+    )
+    return [cell or "-" for cell in cells]
+
+
+POD_COLUMNS = ("POD", "PHASE", "READY", "GENERATION", "RESTARTS", "CALLS", "AGE", "REASON")
+
+
+def pod_row(pod: PodView) -> list[str]:
+    """A pod under `POD_COLUMNS`."""
+    return [
+        pod.name,
+        pod.phase,
+        "yes" if pod.is_ready else "no",
+        str(pod.generation),
+        str(pod.restarts),
+        str(pod.calls),
+        age(pod.started),
+        pod.reason or "-",
+    ]
+
+
+CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "STARTED", "TOOK", "RESULT")
+
+
+def call_row(call: CallView) -> list[str]:
+    """A spawned call under `CALL_COLUMNS`."""
+    took = "-" if call.ended is None else f"{max(0.0, call.ended - call.started):.1f}s"
+    result = f"{call.result_bytes} bytes" if call.ended is not None else "-"
+    return [
+        call.id,
+        call.workload,
+        call.callable,
+        call.state,
+        moment(call.started),
+        took,
+        result,
+    ]
+
+
+def ready_pods(service: WorkloadView) -> int:
+    """How many pods serve the wanted generation."""
+    return sum(pod.is_ready for pod in service.pods)
+
+
+def failure_lines(failure: Mapping[str, Any]) -> list[str]:
+    """A failure for people: its traceback, or what there is instead."""
+    text = failure.get("traceback") or f"{failure.get('error_type')}: {failure.get('message')}"
+    return str(text).rstrip().splitlines()
+
+
+# ---------------------------------------------------------------------------------------- times
+
+
+def age(since: float, *, now: float | None = None) -> str:
+    """How long ago that was, in its largest unit: `5s`, `12m`, `3h`, `8d`; `-` for never."""
+    if since <= 0:
+        return "-"
+    seconds = max(0.0, (time.time() if now is None else now) - since)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def moment(at: float | None) -> str:
+    """A time of the clock here, to the second; `-` for never."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "-"

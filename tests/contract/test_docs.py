@@ -1,0 +1,169 @@
+"""The documents say what is so: code compiles, links lead somewhere, references are complete."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from kubetorch import errors
+from kubetorch.cli.main import COMMANDS, app, load
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted({ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")})
+CLI_PAGE = ROOT / "docs/cli.md"
+PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def blocks(page, language):
+    """The code blocks of a language, each with the number of its first line."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_python_blocks_compile(page):
+    for line, code in blocks(page, "python"):
+        compile("\n" * (line - 1) + code, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_python_blocks_use_only_what_kubetorch_has(page):
+    import kubetorch
+
+    for line, code in blocks(page, "python"):
+        for name in set(re.findall(r"\bkt\.([A-Za-z_]+)", code)):
+            assert hasattr(kubetorch, name), f"{page.name}:{line}: there is no kt.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_relative_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_shell_blocks_use_commands_and_options_that_kt_has(page):
+    for line, code in blocks(page, "shell"):
+        joined = code.replace("\\\n", " ")
+        for words in re.findall(r"(?:^|[(|&;])[ ]*kt ([^|&;)#\n]*)", joined, re.MULTILINE):
+            command, *rest = words.split()
+            if command.startswith("-"):
+                continue
+            assert command in COMMANDS, f"{page.name}:{line}: there is no kt {command}"
+            known = set().union(*(options(found) for found in family(load(command))))
+            used = {word for word in rest if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+            assert used <= known, f"{page.name}:{line}: kt {command} has no {used - known}"
+
+
+RUN = re.compile(
+    r"^<!-- run -->\n```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+MARKED = [
+    pytest.param(match["code"], match["output"], id=f"{name}-{number}")
+    for page, name in zip(PAGES, PAGE_IDS, strict=True)
+    for number, match in enumerate(RUN.finditer(page.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize(("code", "expected"), MARKED)
+def test_marked_blocks_run_and_print_what_the_page_says(code, expected, service_home, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    done = subprocess.run(
+        [sys.executable, program.name],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    if expected is not None:
+        assert without_pod_names(done.stdout) == without_pod_names(expected)
+
+
+def without_pod_names(output):
+    """Names of pods are made anew each time."""
+    return re.sub(r"\((\w+)-\w{5}-\w{5}\)", r"(\1)", output)
+
+
+# ------------------------------------------------------------------------------------ references
+
+
+def options(command):
+    """The options of a command, in all spellings, without the help that every command has."""
+    found = {name for param in command.params for name in param.opts if name.startswith("-")}
+    return found - {"-h", "--help"}
+
+
+def family(command):
+    """A command, and the commands in it."""
+    return [command, *getattr(command, "commands", {}).values()]
+
+
+def sections(page, depth):
+    """Text below each heading that begins with `kt`, up to the next heading of any depth."""
+    text = page.read_text(encoding="utf-8")
+    parts = re.split(r"^(#+) (.*)$", text, flags=re.MULTILINE)
+    return {
+        title: body
+        for marks, title, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+        if title.split()[0] == "kt" and len(marks) <= depth
+    }
+
+
+def all_commands():
+    """Every command by the words that run it."""
+    found = {"kt": typer.main.get_command(app)}
+    for name in COMMANDS:
+        command = load(name)
+        found[f"kt {name}"] = command
+        for sub, inner in getattr(command, "commands", {}).items():
+            found[f"kt {name} {sub}"] = inner
+    return found
+
+
+def test_the_reference_of_kt_has_a_section_for_every_command_and_for_nothing_else():
+    assert set(sections(CLI_PAGE, 3)) == set(all_commands())
+
+
+@pytest.mark.parametrize("words", sorted(sections(CLI_PAGE, 3)))
+def test_the_reference_of_kt_has_the_options_of_each_command(words):
+    body = sections(CLI_PAGE, 3)[words]
+    rows = re.findall(r"^\| (`-[^|]*`) \|", body, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(-[^`\s]+)", row)}
+    assert documented == options(all_commands()[words])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_the_help_of_each_says(name):
+    command = load(name)
+    assert (command.help or "").splitlines()[0] == COMMANDS[name]
+
+
+def test_the_reference_of_errors_has_every_error_once_with_its_bases_code_and_status():
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`(?: \(`(\w+)`\))? \| (\w+) · (\d+) \|", text, re.MULTILINE)
+    documented = {name: (base or None, code, int(status)) for name, base, code, status in rows}
+    assert len(documented) == len(rows)
+    assert documented == {
+        name: (builtin_base(cls), cls.code, cls.status)
+        for name, cls in errors.EXCEPTION_REGISTRY.items()
+    }
+
+
+def builtin_base(cls):
+    """The built-in class that an error derives from besides `Exception`."""
+    found = [
+        base.__name__
+        for base in cls.__mro__
+        if base.__module__ == "builtins" and base not in (Exception, BaseException, object)
+    ]
+    return found[0] if found else None

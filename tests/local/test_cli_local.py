@@ -1,0 +1,105 @@
+"""`kt local`: the service that runs pods here, and how `kt` looks on a terminal."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+
+def kt(*arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "kubetorch", *arguments],
+        env={**os.environ, "NO_COLOR": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def shown(*arguments):
+    done = kt(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_status_never_starts_the_service(service_home):
+    assert "does not run" in kt("local", "status").stdout
+    found = shown("local", "status")
+    assert (found["running"], found["url"]) == (False, None)
+    assert found["home"] == str(service_home)
+    assert not service_home.exists()
+
+
+def test_start_status_and_stop_tell_one_story(service_home):
+    assert kt("local", "start").stdout.startswith("Started the local service at http://127.0.0.1:")
+    found = shown("local", "status")
+    assert (found["running"], found["services"]) == (True, 0)
+    assert shown("local", "start")["pid"] == found["pid"]
+    assert kt("local", "start").stdout.startswith("Runs already: the local service at")
+    assert found["url"] in kt("local", "status").stdout
+    assert kt("local", "stop").stdout == "Stopped the local service\n"
+    assert kt("local", "stop").stdout == "The local service does not run\n"
+    assert shown("local", "stop") == {"stopped": False}
+
+
+def test_a_killed_service_is_started_again_by_the_next_command(service_home):
+    before = shown("local", "start")["pid"]
+    os.kill(before, signal.SIGKILL)
+    assert shown("list") == []
+    assert shown("local", "status")["pid"] != before
+
+
+def test_a_folder_that_others_can_read_is_refused(service_home):
+    service_home.mkdir(parents=True)
+    service_home.chmod(0o755)
+    done = kt("list")
+    assert done.returncode == 1
+    assert f"hint: chmod 700 {service_home}" in done.stderr
+
+
+# ------------------------------------------------------------------------------- on a terminal
+
+
+def on_a_terminal(*arguments, columns=100, **environ):
+    """What `kt` writes to a terminal, and its exit status."""
+    child, screen = pty.fork()
+    if child == 0:
+        os.environ.update({"COLUMNS": str(columns), "TERM": "xterm", **environ})
+        os.execv(sys.executable, [sys.executable, "-m", "kubetorch", *arguments])
+    written = b""
+    deadline = time.monotonic() + 60
+    while select.select([screen], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            data = os.read(screen, 65536)
+        except OSError:  # the other end of a pseudo-terminal was closed
+            break
+        if not data:
+            break
+        written += data
+    os.close(screen)
+    _, status = os.waitpid(child, 0)
+    return written.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(status)
+
+
+def without_colour(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_errors_are_red_on_a_terminal_and_end_with_a_hint(service_home):
+    text, status = on_a_terminal("status", "absent")
+    assert status == 1
+    message = "Failed to load service absent in namespace default"
+    assert f"\x1b[31m{message}\x1b[0m" in text
+    assert text.rstrip().splitlines()[-1].startswith("hint: kt list")
+
+
+def test_without_colour_a_terminal_shows_the_same_text(service_home):
+    coloured, _ = on_a_terminal("status", "absent")
+    plain, _ = on_a_terminal("status", "absent", NO_COLOR="1")
+    assert plain == without_colour(coloured)
+    assert "\x1b" not in plain

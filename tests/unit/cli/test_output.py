@@ -1,0 +1,83 @@
+"""Where output goes, and that it can be read without colour."""
+
+import io
+import json
+
+import pytest
+
+from kubetorch.cli.output import Output, tolerate_narrow_encodings
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_reports_go_to_stdout_and_remarks_to_stderr(capsys):
+    output = Output()
+    output.report("✓ Deleted deployment train", "green")
+    output.note("Looking for service train...")
+    output.error("it failed", "try again")
+    captured = capsys.readouterr()
+    assert captured.out == "✓ Deleted deployment train\n"
+    assert captured.err == "Looking for service train...\nit failed\nhint: try again\n"
+
+
+def test_with_json_stdout_has_nothing_else(capsys):
+    output = Output(as_json=True)
+    output.report("Deploying train...")
+    output.panel("With Curl", ["curl"])
+    output.value({"name": "train", "größe": [1, None]})
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"name": "train", "größe": [1, None]}
+    assert captured.err.startswith("Deploying train...\n")
+
+
+def test_a_pipe_gets_no_colour_and_json_on_one_line(capsys):
+    output = Output()
+    output.report("done", "green")
+    output.value({"a": {"b": 1}})
+    assert capsys.readouterr().out == 'done\n{"a": {"b": 1}}\n'
+
+
+def test_a_terminal_gets_colour_unless_it_was_refused(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout", coloured := Terminal())
+    Output().report("done", "green")
+    assert coloured.getvalue() == "\033[32mdone\033[0m\n"
+
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            patch.setattr("sys.stdout", bare := Terminal())
+            Output().report("done", "green")
+            assert bare.getvalue() == "done\n"
+
+
+def test_a_table_in_a_pipe_is_never_folded(capsys):
+    long = "x" * 300
+    Output().table(["NAME", "STATUS"], [[long, "Ready"], ["[bold]b", "-"]])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["NAME", "STATUS"],
+        [long, "Ready"],
+        ["[bold]b", "-"],
+    ]
+
+
+def test_the_lines_of_a_panel_can_be_copied_as_they_stand(capsys):
+    lines = ["curl -X POST http://127.0.0.1:40000/train \\", "  -d '" + "x" * 200 + "'"]
+    Output().panel("With Curl", lines)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("── With Curl ─")
+    assert printed[1:3] == lines
+
+
+@pytest.mark.parametrize("text", ["✓ done", "日本"])
+def test_a_terminal_that_cannot_show_a_character_does_not_fail_the_command(monkeypatch, text):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", narrow)
+    tolerate_narrow_encodings()
+    Output().report(text)
+    assert b"?" in narrow.buffer.getvalue()

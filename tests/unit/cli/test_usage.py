@@ -1,0 +1,96 @@
+"""How to call a service, read off the page of its pod."""
+
+import ast
+import json
+import shlex
+
+import pytest
+
+from kubetorch.cli import usage
+from kubetorch.pod import openapi
+from kubetorch.specs.callable import CallableRef
+
+FUNCTION = CallableRef(
+    kind="fn", name="train", module="jobs", qualname="train", source_file="jobs.py"
+)
+CLASS = CallableRef(
+    kind="cls", name="Counter", module="jobs", qualname="Counter", source_file="jobs.py"
+)
+
+
+SOURCE = """
+def train(steps: int, tags: list[str], mode: str | None, other, lr=0.1):
+    ...
+
+class Counter:
+    def add(self, k): ...
+    def reset(self): ...
+    def _private(self): ...
+"""
+
+
+def page(callable_, tmp_path):
+    """What the pod says of a callable in `SOURCE`."""
+    (tmp_path / "jobs.py").write_text(SOURCE)
+    return openapi.document(callable_, "service", openapi.operations(callable_, tmp_path))
+
+
+def test_an_example_has_a_fitting_value_for_each_parameter_without_default(tmp_path):
+    (found,) = usage.operations(page(FUNCTION, tmp_path), FUNCTION)
+    assert found.method is None
+    assert found.example == {"steps": 1, "tags": [], "mode": "text", "other": 1}
+    assert found.signature.startswith("def train(steps: int, ")
+
+
+def test_each_public_method_of_a_class_is_found(tmp_path):
+    found = usage.operations(page(CLASS, tmp_path), CLASS)
+    assert [(one.method, one.example) for one in found] == [("add", {"k": 1}), ("reset", {})]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        {},
+        [],
+        {"paths": None},
+        {"paths": {"/train": None}},
+        {"paths": {"/other": {"post": {"summary": "x"}}}},
+        {"paths": {"/train/method": {"post": {"summary": "x"}}}},
+    ],
+)
+def test_a_page_that_says_nothing_of_the_callable_has_no_operations(bad):
+    assert usage.operations(bad, FUNCTION) == []
+
+
+def test_a_class_whose_source_the_pod_cannot_read_has_no_operations(tmp_path):
+    unread = openapi.document(CLASS, "service", openapi.operations(CLASS, None))
+    assert usage.operations(unread, CLASS) == []
+
+
+def test_a_class_whose_methods_are_unknown_has_a_placeholder():
+    assert usage.unknown(CLASS).method == "METHOD_OR_CLS_NAME"
+    assert usage.unknown(FUNCTION).method is None
+
+
+def test_the_curl_line_is_one_shell_command_whose_body_is_json():
+    call = usage.Operation(None, "train(mode)", {"mode": "it's", "steps": 1})
+    line = usage.curl("train", "research", "http://127.0.0.1:4000", FUNCTION, call)
+    words = shlex.split(line)
+    assert words[:4] == ["curl", "-X", "POST", "http://127.0.0.1:4000/train"]
+    assert "Authorization: Bearer $(kt token train -n research)" in words
+    assert json.loads(words[words.index("-d") + 1]) == {"args": [], "kwargs": dict(call.example)}
+
+
+@pytest.mark.parametrize("namespace", [None, "research"])
+def test_the_python_lines_are_a_program(namespace):
+    call = usage.Operation("add", "add(k, name)", {"k": 1, "name": "it's"})
+    program = usage.python("my-counter", namespace, CLASS, call)
+    ast.parse(program)
+    assert program.endswith('print(my_counter.add(k=1, name="it\'s"))')
+    assert ("research" in program) == (namespace is not None)
+
+
+@pytest.mark.parametrize("service", ["class", "2nd"])
+def test_a_service_whose_name_is_no_identifier_gets_one(service):
+    ast.parse(usage.python(service, None, FUNCTION, usage.Operation(None, "", {})))
