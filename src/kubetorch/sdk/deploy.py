@@ -25,7 +25,7 @@ from kubetorch.datastore import scan as scanning
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
-from kubetorch.errors import ControllerUnavailableError
+from kubetorch.errors import ControllerError, ControllerUnavailableError
 from kubetorch.sdk import imports, runtime, services
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.launch import LaunchLines
@@ -170,24 +170,25 @@ class Deployment:
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
         controller = self._session.controller()
         fresh = bundle.fresh()
-        for _ in range(ATTEMPTS):
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
                     return last.workload
+                fresh = []
                 controller.upload(bundle.packed(last.blobs))
             except FileChangedError:
+                if not attempts_left:
+                    raise
                 bundle = self._bundle()
                 fresh = bundle.fresh()
             except ControllerUnavailableError:
-                if self._is_cancelled or time.monotonic() > deadline:
+                if not attempts_left or self._is_cancelled or time.monotonic() > deadline:
                     raise
                 controller = self._session.reconnect(controller)
-            else:
-                fresh = []
-        raise ControllerUnavailableError(
-            f"the deploy of {bundle.spec.name} was begun {ATTEMPTS} times and never ended",
-            hint="is a file of the project written to all the time, or the controller restarted?",
+        raise ControllerError(
+            f"the controller lacked blobs of {bundle.spec.name} that it was sent {ATTEMPTS} times",
+            hint="kt local status says where its log is",
         )
 
     def _find_existing(self) -> WorkloadView | None:
@@ -222,6 +223,7 @@ class Deployment:
             tree=None if scan is None else scan.digest,
             init_args=None if init_args is None else digest_of(init_args),
             runtime=runtime.describe(where.folder, preload),
+            instance=self._id if order.spec.callable.kind == "cls" else None,
         )
         return _Bundle(spec, scan, init_args)
 

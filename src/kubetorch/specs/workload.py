@@ -39,6 +39,8 @@ class WorkloadSpec:
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
+        instance: Identity of the deploy of a class: each makes a new instance, also when nothing
+            else has changed. `None` for a function.
     """
 
     namespace: str
@@ -49,3 +51,4 @@ class WorkloadSpec:
     init_args: str | None = None
     runtime: RuntimeSpec = field(default_factory=RuntimeSpec)
     username: str | None = None
+    instance: str | None = None
