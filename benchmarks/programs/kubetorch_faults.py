@@ -18,6 +18,8 @@ import kubetorch as kt
 from benchmarks.programs.answering import answer, arguments
 from benchmarks.programs.output import watched
 
+DEADLINE = 60.0
+
 
 def main() -> None:
     """Deploy, then answer."""
@@ -41,7 +43,7 @@ def main() -> None:
             killer = threading.Thread(target=kill)
             killer.start()
             try:
-                hold()
+                hold.options(timeout=DEADLINE)()
             except expected:
                 ended = time.monotonic()
             else:
@@ -60,9 +62,13 @@ def main() -> None:
 
 
 def agent_of(worker: int) -> int:
-    """The agent is the outermost process of a pod."""
-    ancestors = psutil.Process(worker).parents()
-    return [parent.pid for parent in ancestors if "kubetorch.pod" in parent.cmdline()][-1]
+    """The agent is the process of a pod that the local service started."""
+    child = psutil.Process(worker)
+    for parent in child.parents():
+        if "kubetorch.local" in parent.cmdline():
+            return child.pid
+        child = parent
+    raise LookupError(f"process {worker} is not in a pod")
 
 
 if __name__ == "__main__":
