@@ -615,13 +615,16 @@ def test_a_call_that_waits_in_line_is_cancelled_without_running(folder: Path) ->
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop", threads=1)
-            first = a.open(worker, 0.3, method="sleep")
+            first = a.open(worker, 3, method="sleep")
             waiting = a.open(worker, 1, method="add")
+            began = time.monotonic()
             worker.cancel(waiting.number, "not needed", timed_out=False)
-            assert await first.result() == "slept"
             with pytest.raises(CallFailed) as caught:
                 await waiting.result()
+            assert time.monotonic() - began < 1
+            assert caught.value.failure.message == "not needed"
             assert not caught.value.failure.started
+            assert await first.result() == "slept"
             assert await a.call(worker, method="produced") == 0
 
     run(main())

@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -31,11 +31,10 @@ from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod import endings
 from kubetorch.pod.lines import Line, Output
 from kubetorch.pod.links import Link, Payload
+from kubetorch.pod.terms import CallSink, LoadFailed, WorkerSpec
 from kubetorch.pod.worker import protocol
 from kubetorch.pod.worker.protocol import Frame
-from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import failures
-from kubetorch.wire.failures import Failure
 
 #: Seconds that a cancelled call has before its worker is killed.
 CANCEL_GRACE = 2.0
@@ -45,72 +44,6 @@ STOP_GRACE = 5.0
 KILL_TIMEOUT = 10.0
 #: Calls that one worker takes at a time, running or waiting for a thread.
 CALL_LIMIT = 2000
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What a worker is to run, and how.
-
-    Attributes:
-        generation: The generation of the code.
-        ref: The callable.
-        python: Absolute path of the interpreter.
-        sys_path: Entries to put first: the code's root, the project, what the caller had.
-        cwd: Working directory.
-        env: The whole environment, expanded.
-        init_args: JSON object of the constructor's keyword arguments.
-        preload: Third-party modules for the zygote.
-        log_level: Level of the root logger, `debug` to `critical`.
-        modules: Modules to look up under another name when arguments are unpickled.
-        threads: Sync calls that run at the same time.
-        library_path: Those entries of `sys_path` that lie outside of the deployed code, so that
-            a zygote, which outlives generations, may import from them.
-    """
-
-    generation: int
-    ref: CallableRef
-    python: str
-    sys_path: tuple[str, ...]
-    cwd: str
-    env: tuple[tuple[str, str], ...]
-    init_args: str | None
-    preload: tuple[str, ...]
-    log_level: str
-    modules: tuple[tuple[str, str], ...] = ()
-    threads: int = 40
-    library_path: tuple[str, ...] = ()
-
-
-class CallSink(Protocol):
-    """Told of what one call produces; exactly one of result, error and lost comes, as the last."""
-
-    def on_log(self, line: Line) -> None:
-        """It wrote a line."""
-
-    def on_progress(self, current: float, total: float | None, message: str | None) -> None:
-        """It has come so far."""
-
-    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """It is a generator and yielded a value; see `Worker.grant`."""
-
-    def on_result(
-        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
-    ) -> None:
-        """It returned. With codec `none`, two segments are raw content and its content type."""
-
-    def on_error(self, failure: bytes) -> None:
-        """It raised; the failure is JSON, see `kubetorch.wire.failures`."""
-
-    def on_lost(self, error: KubetorchError) -> None:
-        """Its worker is gone, or was ended because the call did not end when it was cancelled."""
-
-
-class LoadFailed(Exception):
-    """The user's module or constructor raised."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.error_type}: {failure.message}")
-        self.failure = failure
 
 
 @dataclass(frozen=True)
@@ -344,6 +277,8 @@ class Worker:
             self._kill(self._stopped())
         async with deadlines.timeout(KILL_TIMEOUT):
             await self._ended.wait()
+            assert self._ending is not None
+            await asyncio.shield(self._ending)
 
     def _stopped(self) -> WorkerRecycledError:
         error = WorkerRecycledError(
@@ -424,7 +359,13 @@ class Worker:
             call.sink.on_error(bytes(frame.payload))
             return
         codec, sizes, _ = protocol.unpack_sizes(frame)
-        payload = self._link.payload(frame)
+        try:
+            payload = self._link.payload(frame)
+        except (OSError, ValueError) as error:  # for example no descriptor is left
+            self._forget(frame.call, call)
+            call.sink.on_error(failures.describe(error, pod_name=self._pod_name).to_json())
+            self._link.send(protocol.pack(protocol.CANCEL, frame.call))
+            return
         if frame.kind == protocol.YIELD:
             call.sink.on_yield(codec, sizes, payload)
             return

@@ -18,14 +18,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from kubetorch.errors import KubetorchError, WorkerDiedError
 from kubetorch.lib import processes
 from kubetorch.pod.forking import Belongings, OnStage, Zygotes
-from kubetorch.pod.handles import CallSink as CallSink
-from kubetorch.pod.handles import LoadFailed as LoadFailed
 from kubetorch.pod.handles import Worker as Worker
 from kubetorch.pod.handles import WorkerProcess
-from kubetorch.pod.handles import WorkerSpec as WorkerSpec
 from kubetorch.pod.lines import Line as Line
 from kubetorch.pod.links import OwnedPayload as OwnedPayload
 from kubetorch.pod.links import Payload as Payload
+from kubetorch.pod.terms import CallSink as CallSink
+from kubetorch.pod.terms import LoadFailed as LoadFailed
+from kubetorch.pod.terms import WorkerSpec as WorkerSpec
 from kubetorch.pod.zygotes import Zygote, ZygoteError
 
 #: Variable by which all that a worker started is found.

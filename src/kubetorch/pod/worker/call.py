@@ -40,6 +40,8 @@ class Call:
         self.interruptible = Interruptible()
         #: Why it is to end.
         self.cancelled: KubetorchError | None = None
+        # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
+        self._claims = [None]
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         self._connection = connection
@@ -50,6 +52,14 @@ class Call:
         self._granted: asyncio.Future[None] | None = None
         self._progress: bytes | None = None
         self._progress_sent = 0.0
+
+    def claim(self) -> bool:
+        """Whether it is the caller's to run, or to end without running; true once."""
+        try:
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
 
     # --------------------------------------------------------------------------- cancellation
 

@@ -78,6 +78,8 @@ class Calls:
         elif frame.kind == protocol.CANCEL:
             timed_out = bool(frame.flags & protocol.TIMED_OUT)
             call.cancel(frame.meta.decode(), timed_out=timed_out)
+            if call.cancelled is not None and call.claim():  # it waits for its turn
+                self._fail(call, call.cancelled, started=False)
         return None
 
     def _open(self, frame: Frame) -> Job | None:
@@ -108,9 +110,10 @@ class Calls:
     # ----------------------------------------------------------------------- in a thread
 
     def _run(self, call: Call) -> None:
+        if not call.claim():
+            return
         current.set(call)
         try:
-            call.check()
             function, args, kwargs = self._prepare(call)
         except Exception as error:  # noqa: BLE001  # unpickling may raise anything
             self._fail(call, error, started=False)
@@ -155,6 +158,8 @@ class Calls:
 
     async def _run_async(self, call: Call, value: Any) -> None:  # noqa: ANN401  # the user's
         """Run the callable, or go on with what it returned."""
+        if value is None and not call.claim():
+            return
         current.set(call)
         # From here on: a task that is cancelled before it runs would never answer.
         call.task = asyncio.current_task()
@@ -174,6 +179,8 @@ class Calls:
             else:
                 value = await value
         except BaseException as error:  # noqa: BLE001  # as in `_run`
+            if inspect.iscoroutine(value):  # it may not have begun
+                value.close()
             self._fail(call, error, started=started and not _is_unbound(error))
             return
         self._succeed(call, value, streamed=streamed)
@@ -213,14 +220,12 @@ class Calls:
 
     def _fail(self, call: Call, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
-            traceback.print_exception(error)
-            _leave_child(1)
+            _leave_child(_exit_status(error))
         self._finish(call)
         if call.cancelled is not None and isinstance(
             error, (asyncio.CancelledError, type(call.cancelled))
         ):
-            call.cancelled.__traceback__ = error.__traceback__
-            error = call.cancelled
+            error = type(call.cancelled)(call.cancelled.message).with_traceback(error.__traceback__)
         self._send_failure(call.number, error, started=started)
 
     def _finish(self, call: Call) -> None:
@@ -260,6 +265,14 @@ def _is_unbound(error: BaseException) -> bool:
         return False
     # The only frame is ours, which made the call.
     return error.__traceback__.tb_next is None
+
+
+def _exit_status(error: BaseException) -> int:
+    """What a program ends with that lets this exception out; it is shown as by Python."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    traceback.print_exception(error)
+    return 1
 
 
 def _leave_child(status: int) -> None:
