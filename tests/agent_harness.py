@@ -280,6 +280,8 @@ class AgentProcess:
                 stderr=log,
                 start_new_session=True,
             )
+        # Closed at the end, whatever a test that fails leaves open.
+        self._sockets: list[socket.socket] = []
         self.controller = controller
         self.hello = controller.wait_for(messages.Hello)
 
@@ -289,6 +291,8 @@ class AgentProcess:
 
     def stop(self) -> int:
         """SIGTERM, and its exit status."""
+        for sock in self._sockets:
+            sock.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -298,6 +302,8 @@ class AgentProcess:
             raise
 
     def kill(self) -> None:
+        for sock in self._sockets:
+            sock.close()
         self.process.kill()
         self.process.wait(TIMEOUT)
 
@@ -335,7 +341,9 @@ class AgentProcess:
         return status, json.loads(answer)
 
     def client(self, **more: Any) -> StreamClient:
-        return StreamClient(self.port, **more)
+        client = StreamClient(self.port, **more)
+        self._sockets.append(client.sock)
+        return client
 
 
 class StreamClient:

@@ -66,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_open = False
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
-        #: The code with which the peer closed the connection, if it did.
+        #: The code of the first goodbye, whoever said it; `None` when there was none.
         self.close_code: int | None = None
         #: Whether what is sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
@@ -98,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, code: int = websocket.NORMAL, reason: str = "") -> None:
         """Say goodbye and close once everything is written."""
         if self._is_open:
+            self.close_code = code
             self.send(websocket.close_payload(code, reason), opcode=websocket.CLOSE)
             self._finish(reason or self._reason)
 

@@ -305,8 +305,8 @@ class Calls:
     async def drain(self, grace: float, reason: str) -> None:
         """Refuse new calls, let running ones end for `grace` seconds, then end them."""
         self._is_draining = True
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
+        self._waiting.clear()
+        for call in [call for call in self._open if call.runner is None]:
             refusal = CallRefusedError(f"pod {self._pod_name} is being stopped")
             call.fail(refusal, started=False)
         if self._open:
@@ -314,7 +314,7 @@ class Calls:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
-            call.fail(PodTerminatedError(self._pod_name, reason), started=call.runner is not None)
+            call.fail(PodTerminatedError(self._pod_name, reason), started=True)
 
 
 def check_name(name: str, spec: WorkloadSpec) -> None:

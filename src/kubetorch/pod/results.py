@@ -11,6 +11,7 @@ controller, which keeps them; reports are repeated until they have certainly arr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -67,10 +68,10 @@ class Results:
             try:
                 report = msgspec.json.decode(path.read_bytes(), type=CallReport)
             except (OSError, msgspec.MsgspecError):
-                path.unlink(missing_ok=True)
+                _remove(path)
                 continue
             if not _ID.fullmatch(report.id):
-                path.unlink(missing_ok=True)
+                _remove(path)
             elif report.ended is None:
                 self._lost(report)
             elif report.result is not None:
@@ -99,7 +100,7 @@ class Results:
 
     def forget(self, call_id: str) -> None:
         """The controller certainly knows how this call ended."""
-        self._record(call_id).unlink(missing_ok=True)
+        _remove(self._record(call_id))
 
     async def close(self, timeout: float) -> None:
         """Wait for uploads that are under way, for so many seconds; the rest stays on disk."""
@@ -154,15 +155,15 @@ class Results:
             break
         self._waiting.pop(report.id, None)
         self._uploads.pop(report.id, None)
-        self._blob(report.id).unlink(missing_ok=True)
+        _remove(self._blob(report.id))
 
     def _drop(self, call_id: str) -> None:
         self._waiting.pop(call_id, None)
         task = self._uploads.pop(call_id, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        self._record(call_id).unlink(missing_ok=True)
-        self._blob(call_id).unlink(missing_ok=True)
+        _remove(self._record(call_id))
+        _remove(self._blob(call_id))
 
     def _record(self, call_id: str) -> Path:
         return self._folder / f"{call_id}.json"
@@ -179,7 +180,12 @@ class Results:
             temporary.replace(path)
         except OSError as error:
             _log.warning("record not written path=%s error=%s", path, error)
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _state(call: Call, outcome: Outcome) -> str:

@@ -143,10 +143,11 @@ class ClientStream:
         connection = self._connection
         if connection is None or connection.is_open or self._is_over:
             return  # of a connection that was replaced
-        if connection.close_code in (websocket.NORMAL, websocket.GOING_AWAY):
-            self.end()
-        else:
+        if connection.close_code is None:
             self._wait_for_client()
+        else:
+            # It said goodbye, or something that made no sense.
+            self.end()
 
     def _wait_for_client(self) -> None:
         """There is no connection: the client is gone if it opens none in time."""

@@ -1,0 +1,534 @@
+"""Faults injected for real: broken frames, broken connections, killed and stopped processes."""
+
+import os
+import signal
+import struct
+import threading
+import time
+
+import psutil
+import pytest
+from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
+
+from kubetorch.lib import websocket
+from kubetorch.wire import frames
+from kubetorch.wire.calls import Raised, unpack_outcome
+from kubetorch.wire.frames import Kind
+from kubetorch.wire.messages import (
+    CallReport,
+    Hello,
+    LogReport,
+    Observed,
+    Reload,
+    Terminate,
+)
+
+SOURCE = """
+import os, time, asyncio
+
+class Service:
+    def pid(self):
+        return os.getpid()
+
+    def echo(self, value):
+        return value
+
+    def sleep(self, seconds):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "slept"
+
+    def stuck(self, seconds):
+        time.sleep(seconds)
+
+    def blob(self, size):
+        return "x" * size
+
+    def count(self, n):
+        for i in range(n):
+            yield i
+            time.sleep(0.01)
+
+    def leave(self, status):
+        os._exit(status)
+
+    def say(self, text):
+        print(text)
+        return text
+"""
+
+
+@pytest.fixture
+def controller(tmp_path):
+    controller = FakeController(tmp_path)
+    yield controller
+    controller.close()
+
+
+@pytest.fixture
+def agent(tmp_path, controller):
+    agent = AgentProcess(tmp_path, controller)
+    try:
+        observed = controller.deploy(1, SOURCE, "Service", kind="cls")
+        assert observed.failure is None, observed.failure
+        yield agent
+    finally:
+        if agent.process.poll() is None:
+            if psutil.Process(agent.pid).status() == psutil.STATUS_STOPPED:
+                agent.process.send_signal(signal.SIGCONT)
+            agent.stop()
+
+
+def call(client, number, method, *args, **more):
+    return client.call(number, *args, name="Service", method=method, **more)
+
+
+def worker_pid(agent) -> int:
+    status, pid = agent.post("/Service/pid")
+    assert status == 200
+    return pid
+
+
+# ------------------------------------------------------------------------------- broken frames
+
+
+def binary(payload: bytes) -> bytes:
+    return websocket.frame_header(websocket.BINARY, len(payload), masked=True) + payload
+
+
+BROKEN = {
+    "garbage": os.urandom(64),
+    "no_frame": binary(b"abc"),
+    "unknown_kind": binary(struct.pack("!BBHIQ", 99, 0, 0, 0, 1)),
+    "kind_of_the_agent": binary(struct.pack("!BBHIQ", Kind.RESULT, 0, 0, 0, 1)),
+    "meta_beyond_the_end": binary(struct.pack("!BBHIQ", Kind.OPEN, 0, 0, 1000, 1) + b"x"),
+    "meta_that_is_no_msgpack": binary(struct.pack("!BBHIQ", Kind.OPEN, 0, 0, 4, 1) + b"\xc1" * 4),
+    "meta_of_another_kind": binary(frames.encode(Kind.OPEN, 1, frames.Credit(7))),
+    "text": websocket.frame_header(websocket.TEXT, 2, masked=True) + b"hi",
+    "unmasked": websocket.frame_header(websocket.BINARY, 2, masked=False) + b"hi",
+    "oversized": struct.pack("!BBQ", 0x82, 0xFF, 1 << 40) + bytes(4),
+    "reserved_bits": b"\xf2\x80\0\0\0\0",
+    "acknowledges_what_was_not_sent": binary(frames.encode(Kind.ACK, 0, frames.Ack(999))),
+    "negative_credit": binary(frames.encode(Kind.CREDIT, 1, frames.Credit(-5))),
+    "number_that_is_taken": binary(
+        frames.encode(
+            Kind.OPEN, 1, frames.Open(id="x", callable="Service", body=frames.Body("json", (0,), 0))
+        )
+    ),
+    "payload_beyond_its_size": binary(
+        frames.encode(
+            Kind.OPEN, 2, frames.Open(id="x", callable="Service", body=frames.Body("json", (1,), 1))
+        )
+        + b"12"
+    ),
+}
+
+
+def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent):
+    good = agent.client(client="good")
+    good.open(1, 1.5, name="Service", method="sleep")
+    for name, data in BROKEN.items():
+        bad = agent.client(client=f"bad-{name}")
+        bad.open(1, 30.0, name="Service", method="sleep")
+        bad.send_raw(data)
+        try:
+            with pytest.raises(EOFError):
+                while True:
+                    bad.next()
+            assert bad.close_code in (websocket.PROTOCOL_ERROR, websocket.TOO_BIG), name
+        except ConnectionResetError:
+            pass
+        bad.close(None)
+        again = agent.client(client=f"bad-{name}", resume=f"{bad.welcome.incarnation}:0")
+        assert not again.welcome.resumed, name
+        again.close()
+    assert good.result(1) == "slept"
+    wait_until(lambda: b"kubetorch_calls_running 0" in agent.http("GET", "/metrics")[2])
+    good.close()
+
+
+def test_data_beyond_what_was_announced_is_refused(agent):
+    client = agent.client()
+    total = frames.CHUNK + 10
+    opening = frames.Open(
+        id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
+    )
+    client.send(Kind.OPEN, 1, opening)
+    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
+    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
+    with pytest.raises((EOFError, ConnectionResetError)):
+        while True:
+            client.next()
+    client.close(None)
+    assert worker_pid(agent)
+
+
+def test_a_truncated_upload_holds_nobody_up(agent):
+    client = agent.client(client="truncated")
+    total = 10 * frames.CHUNK
+    opening = frames.Open(
+        id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
+    )
+    client.send(Kind.OPEN, 1, opening)
+    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
+    client.send_raw(websocket.frame_header(websocket.BINARY, 1000, masked=True) + b"xyz")
+    client.sock.close()
+    other = agent.client(client="other")
+    assert call(other, 1, "echo", 1) == 1
+    other.close()
+
+
+# -------------------------------------------------------------------------- broken connections
+
+
+def test_a_call_survives_its_connection(agent):
+    client = agent.client(client="moving")
+    client.open(1, 1.0, name="Service", method="sleep")
+    client.open(2, "hello", name="Service", method="say")
+    assert client.until(2, Kind.RESULT)[-1][3] == b'"hello"'
+    client.sock.close()
+    again = agent.client(
+        client="moving", resume=f"{client.welcome.incarnation}:{client.received}"
+    )
+    assert again.welcome.resumed
+    assert again.welcome.received == 2
+    assert again.result(1) == "slept"
+    again.close()
+
+
+def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(agent):
+    client = agent.client(client="lossy")
+    client.open(1, 60, name="Service", method="count")
+    seen = [client.next()[3] for _ in range(5)]
+    received = client.received
+    time.sleep(0.1)
+    client.sock.close()  # what is on its way is lost
+    time.sleep(0.2)
+    again = agent.client(client="lossy", resume=f"{client.welcome.incarnation}:{received}")
+    found = again.until(1, Kind.RESULT)
+    assert seen + [f[3] for f in found[:-1]] == [str(i).encode() for i in range(60)]
+    again.close()
+
+
+def test_an_upload_goes_on_where_the_connection_broke(agent):
+    client = agent.client(client="uploader")
+    text = "y" * (4 * frames.CHUNK)
+    payload = b'{"args":["%b"],"kwargs":{}}' % text.encode()
+    body = frames.Body("json", (len(payload),), len(payload))
+    opening = frames.Open(id="up", callable="Service", method="echo", body=body)
+    client.send(Kind.OPEN, 1, opening)
+    client.send(Kind.DATA, 1, None, payload[: frames.CHUNK])
+    half = frames.encode(Kind.DATA, 1) + payload[frames.CHUNK : 2 * frames.CHUNK]
+    header = websocket.frame_header(websocket.BINARY, len(half), masked=True)
+    client.send_raw(header + half[: len(half) // 2])
+    time.sleep(0.2)
+    client.sock.close()
+    again = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
+    assert again.welcome.received == 2
+    for begin in range(frames.CHUNK, len(payload), frames.CHUNK):
+        again.send(Kind.DATA, 1, None, payload[begin : begin + frames.CHUNK])
+    assert again.result(1) == text
+    again.close()
+
+
+def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(agent):
+    client = agent.client(client="double")
+    client.open(1, 0.5, name="Service", method="sleep")
+    time.sleep(0.1)
+    again = agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
+    assert again.welcome.resumed
+    assert again.result(1) == "slept"
+    with pytest.raises((EOFError, ConnectionResetError)):
+        client.next()
+    client.close(None)
+    again.close()
+
+
+def test_a_client_of_another_incarnation_starts_from_scratch(agent):
+    client = agent.client(client="old", resume="another:17")
+    assert not client.welcome.resumed
+    assert call(client, 1, "echo", 1) == 1
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Kubetorch-Resume": "garbage"},
+        {"X-Kubetorch-Client": "no/name"},
+        {"X-Kubetorch-Client": ""},
+        {"X-Kubetorch-Protocol": "99"},
+        {"X-Kubetorch-Protocol": "x"},
+        {"Sec-WebSocket-Version": "12"},
+    ],
+)
+def test_an_upgrade_that_makes_no_sense_is_refused(agent, headers):
+    assert agent.client(headers=headers).status in (400, 409)
+
+
+def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(agent):
+    slow = agent.client(client="slow", receive_buffer=4096)
+    size = 20_000
+    for number in range(1, 501):
+        slow.open(number, size, name="Service", method="blob")
+    quick = agent.client(client="quick")
+    begin = time.monotonic()
+    for number in range(1, 51):
+        assert call(quick, number, "echo", number) == number
+    assert time.monotonic() - begin < 10
+    memory = psutil.Process(agent.pid).memory_info().rss
+    assert memory < 400 * 1024 * 1024
+    seen = set()
+    while len(seen) < 500:
+        kind, number, meta, _ = slow.next()
+        assert kind in (Kind.RESULT, Kind.ACK)
+        if kind == Kind.RESULT:
+            assert meta.body.total == size + 2
+            assert number not in seen
+            seen.add(number)
+            if len(seen) % 50 == 0:
+                slow.ack()
+    slow.close()
+    quick.close()
+
+
+def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(agent):
+    client = agent.client(client="mute")
+    for number in range(1, 101):
+        client.open(number, 1_000_000, name="Service", method="blob")
+    got = 0
+    client.sock.settimeout(1.0)
+    with pytest.raises(TimeoutError):
+        while True:
+            kind, _, _, payload = client.next()
+            got += len(payload)
+    assert 32 * 1024 * 1024 < got < 80 * 1024 * 1024
+    client.sock.settimeout(10)
+    client.ack()
+    assert client.next()
+    client.close()
+
+
+# --------------------------------------------------------------------------- killed processes
+
+
+def test_a_worker_killed_in_a_call_fails_that_call_at_once_and_is_replaced(agent):
+    client = agent.client()
+    pid = call(client, 1, "pid")
+    client.open(2, 30.0, name="Service", method="sleep")
+    time.sleep(0.1)
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(CallFailed, match="WorkerDiedError: .*SIGKILL") as caught:
+        client.result(2)
+    assert time.monotonic() - begin < 0.5
+    assert caught.value.failure["state"]["exit_code"] == -9
+    assert caught.value.failure["started"] is True
+    assert caught.value.failure["pod_name"] == "demo-0"
+    assert call(client, 3, "pid") != pid
+    client.close()
+
+
+def test_an_idle_worker_that_is_killed_is_replaced_and_the_next_call_waits_for_it(agent):
+    pid = worker_pid(agent)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid))
+    assert worker_pid(agent) != pid
+    assert b"kubetorch_worker_restarts_total 1" in agent.http("GET", "/metrics")[2]
+
+
+def test_a_call_that_ends_its_process_fails_with_the_exit_code(agent):
+    client = agent.client()
+    for number in range(1, 4):
+        begin = time.monotonic()
+        with pytest.raises(CallFailed, match="exit code 3") as caught:
+            call(client, number, "leave", 3)
+        assert caught.value.failure["state"]["exit_code"] == 3
+        # The call ended it, not the worker itself: there is no back-off.
+        assert time.monotonic() - begin < 3
+    assert call(client, 4, "echo", 1) == 1
+    client.close()
+
+
+def test_a_stopped_worker_is_replaced_after_a_timeout(agent):
+    client = agent.client()
+    pid = call(client, 1, "pid")
+    os.kill(pid, signal.SIGSTOP)
+    client.open(2, 1, name="Service", method="echo", timeout=0.3)
+    client.open(3, 2, name="Service", method="echo")
+    begin = time.monotonic()
+    with pytest.raises(CallFailed, match="CallTimeoutError"):
+        client.result(2)
+    assert time.monotonic() - begin < 1.0
+    with pytest.raises(CallFailed, match="WorkerRecycledError"):
+        client.result(3)
+    assert time.monotonic() - begin < 5.0
+    assert call(client, 4, "pid") != pid
+    client.close()
+
+
+def test_a_call_that_does_not_yield_is_ended_with_its_worker(agent):
+    client = agent.client()
+    pid = call(client, 1, "pid")
+    client.open(2, 60.0, name="Service", method="stuck")
+    time.sleep(0.1)
+    client.send(Kind.CANCEL, 2, frames.Cancel("enough"))
+    begin = time.monotonic()
+    with pytest.raises(CallFailed, match="CallCancelledError"):
+        client.result(2)
+    assert time.monotonic() - begin < 5.0
+    assert call(client, 3, "pid") != pid
+    client.close()
+
+
+def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent):
+    client = agent.client()
+    client.open(1, 1.0, name="Service", method="sleep")
+    time.sleep(0.1)
+    agent.process.send_signal(signal.SIGTERM)
+    assert client.next()[0] == Kind.GOAWAY
+    client.open(2, 1, name="Service", method="echo")
+    with pytest.raises(CallFailed, match="CallRefusedError: .*stopped") as caught:
+        client.result(2)
+    assert caught.value.failure["started"] is False
+    assert agent.http("POST", "/Service/echo", b'{"args":[1]}')[0] == 503
+    assert client.result(1) == "slept"
+    with pytest.raises(EOFError):
+        client.next()
+    assert client.close_code == websocket.GOING_AWAY
+    assert agent.process.wait(10) == 0
+    client.close(None)
+
+
+def test_calls_that_outlast_the_grace_end_with_the_pods_end_as_reason(agent, controller):
+    client = agent.client()
+    client.open(1, 60.0, name="Service", method="sleep")
+    time.sleep(0.1)
+    begin = time.monotonic()
+    controller.send(Terminate(grace=0.5, reason="Evicted"))
+    with pytest.raises(CallFailed, match="PodTerminatedError: .*Evicted") as caught:
+        client.result(1)
+    assert caught.value.failure["state"]["reason"] == "Evicted"
+    assert time.monotonic() - begin < 5.0
+    assert agent.process.wait(10) == 0
+    client.close(None)
+
+
+def test_a_killed_agent_leaves_no_processes_behind(agent):
+    pid = worker_pid(agent)
+    agent.kill()
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_spawned_call_that_ran_when_the_agent_was_killed_is_reported_as_failed(
+    agent, controller, tmp_path
+):
+    client = agent.client()
+    client.open(1, 60.0, name="Service", method="sleep", detached=True, id="spawned-1")
+    controller.wait_for(CallReport, lambda m: m.id == "spawned-1")
+    agent.kill()
+    client.close(None)
+    again = AgentProcess(tmp_path, controller, port=agent.port)
+    try:
+        report = controller.wait_for(CallReport, lambda m: m.id == "spawned-1" and bool(m.ended))
+        assert report.state == "failed"
+        outcome = unpack_outcome(controller.blobs[report.result])
+        assert isinstance(outcome, Raised)
+        assert outcome.failure.error_type == "AgentDiedError"
+    finally:
+        again.stop()
+
+
+def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
+    agent.post("/Service/say", "before")
+    wait_until(lambda: b"before" in (agent.root / "log" / "current.jsonl").read_bytes())
+    agent.kill()
+    again = AgentProcess(tmp_path, controller, port=agent.port)
+    try:
+        assert b'"text":"before"' in again.http("GET", "/v1/logs")[2]
+    finally:
+        again.stop()
+
+
+# --------------------------------------------------------------------------- the controller
+
+
+def test_a_session_that_breaks_comes_back_and_says_what_is_served(agent, controller):
+    controller.cut()
+    assert controller.wait_for(Hello).generation == 1
+    assert controller.wait_for(Observed).serving == 1
+    assert controller.deploy(2, SOURCE, "Service", kind="cls").serving == 2
+
+
+def test_calls_go_on_without_a_controller(agent, controller):
+    controller.refuse_status = 401
+    controller.cut()
+    time.sleep(0.3)
+    client = agent.client()
+    assert call(client, 1, "echo", 1) == 1
+    client.open(2, 0.1, name="Service", method="sleep", detached=True, id="spawned-2")
+    assert client.result(2) == "slept"
+    controller.refuse_status = None
+    report = controller.wait_for(CallReport, lambda m: m.id == "spawned-2" and bool(m.ended))
+    assert report.state == "succeeded"
+    client.close()
+    assert "session refused status=401" in agent.log_file.read_text()
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_no_call(tmp_path, controller):
+    log = tmp_path / "pod" / "log"
+    log.mkdir(parents=True)
+    (log / "current.jsonl").symlink_to("/dev/full")  # every write to it fails with ENOSPC
+    (tmp_path / "pod" / "results").symlink_to("/dev/full")
+    agent = AgentProcess(tmp_path, controller)
+    try:
+        assert controller.deploy(1, SOURCE, "Service", kind="cls").serving == 1
+        assert agent.post("/Service/say", "said") == (200, "said")
+        client = agent.client()
+        client.open(1, "spawned", name="Service", method="say", detached=True, id="spawned-3")
+        assert client.result(1) == "spawned"
+        report = controller.wait_for(CallReport, lambda m: m.id == "spawned-3" and bool(m.ended))
+        assert report.state == "succeeded"
+        assert b"kubetorch_log_lines_dropped_total 0" not in agent.http("GET", "/metrics")[2]
+        assert agent.http("GET", "/v1/logs")[0] == 200
+    finally:
+        agent.stop()
+
+
+def test_threads_that_open_and_cut_connections_leave_nothing_open(agent):
+    before = len(psutil.Process(agent.pid).net_connections())
+
+    def churn(name: int) -> None:
+        for i in range(20):
+            client = agent.client(client=f"churn-{name}-{i}")
+            client.open(1, 1, name="Service", method="echo")
+            if i % 2:
+                client.close()
+            else:
+                client.sock.close()
+
+    threads = [threading.Thread(target=churn, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: len(psutil.Process(agent.pid).net_connections()) <= before)
+    assert worker_pid(agent)
+
+
+def test_lines_of_a_failing_import_reach_the_deploy(agent, controller):
+    observed = controller.deploy(2, "print('importing')\nraise KeyError('broken')\n", "f")
+    assert observed.serving == 1
+    assert observed.failure is not None
+    assert observed.failure["error_type"] == "KeyError"
+    assert "raise KeyError('broken')" in observed.failure["traceback"]
+    assert worker_pid(agent)
+
+
+def test_prints_while_loading_are_reported(agent, controller):
+    spec = controller.spec("print('importing')\ndef f(): return 1\n", "f")
+    controller.send(Reload(generation=2, spec=spec))
+    line = controller.wait_for(LogReport)
+    assert (line.generation, line.text, line.source) == (2, "importing", "stdout")
+    assert controller.wait_for(Observed).serving == 2
