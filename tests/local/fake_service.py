@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from kubetorch.local.service import Commands, main
+from kubetorch.local.__main__ import main
 
 AGENT = (sys.executable, str(Path(__file__).with_name("fake_agent.py")))
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], Commands(AGENT, None)))
+    sys.exit(main(AGENT, None))

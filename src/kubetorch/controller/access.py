@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.errors import ForeignOriginError, UnauthorizedError
 from kubetorch.lib import origins
@@ -19,13 +20,11 @@ _POD = "pod:"
 _HINT = "send the user's token as Authorization: Bearer <token>"
 
 
-@dataclass(frozen=True)
-class User:
+class User(msgspec.Struct, frozen=True):
     """The user, who may do everything."""
 
 
-@dataclass(frozen=True)
-class PodIdentity:
+class PodIdentity(msgspec.Struct, frozen=True):
     """A pod of a workload."""
 
     namespace: str

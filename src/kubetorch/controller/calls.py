@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kubetorch.controller.state import CallRecord, CallState
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.errors import DataStoreError, KubetorchError, PodTerminatedError, ResultExpiredError
 from kubetorch.lib.clock import Clock
 from kubetorch.wire import failures
-from kubetorch.wire.calls import Raised, pack_outcome
 from kubetorch.wire.messages import CallReport, CallView
 
 #: Seconds that the result of a spawned call is kept.
@@ -121,6 +121,9 @@ class Calls:
         return _ended(call) + KEEP_SECONDS <= self._clock.time()
 
     def _fail(self, call: CallRecord, error: KubetorchError) -> None:
+        # Rarely needed, and pickle costs 5 ms of each start.
+        from kubetorch.wire.calls import Raised, pack_outcome  # noqa: PLC0415
+
         outcome = pack_outcome(Raised(failures.describe(error, pod_name=call.pod)))
         digest = digest_of(outcome)
         try:

@@ -10,45 +10,42 @@ was given up. `Reload` is sent to every connected pod that serves something else
 yet on its connection; so it does not matter in which order events arrive, nor how often.
 
 A pod that was made from an older template is *retiring*: it serves the last good generation until
-the backend ends it, and nobody waits for it.
+the wanted one is reached without it; then the backend ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 Failure = dict[str, Any]
 
 # -------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True)
-class Deployed:
+class Deployed(msgspec.Struct, frozen=True):
     """A generation is wanted."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class PodsChanged:
+class PodsChanged(msgspec.Struct, frozen=True):
     """The backend has these pods now: those of the wanted template, and retiring ones."""
 
     pods: frozenset[str]
     retiring: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Connected:
+class Connected(msgspec.Struct, frozen=True):
     """A session of a pod began, or is heard of again; it serves this generation."""
 
     pod: str
     serving: int
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """A pod serves `serving` after it was asked for `generation`, which it may have failed."""
 
     pod: str
@@ -57,15 +54,13 @@ class Observed:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The session of a pod ended, or it is silent."""
 
     pod: str
 
 
-@dataclass(frozen=True)
-class GaveUp:
+class GaveUp(msgspec.Struct, frozen=True):
     """A generation will not be reached: a pod cannot start, or the time is over."""
 
     generation: int
@@ -77,39 +72,34 @@ Event = Deployed | PodsChanged | Connected | Observed | Lost | GaveUp
 # ------------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True)
-class Reload:
+class Reload(msgspec.Struct, frozen=True):
     """Tell a pod to serve a generation."""
 
     pod: str
     generation: int
 
 
-@dataclass(frozen=True)
-class Reached:
+class Reached(msgspec.Struct, frozen=True):
     """Every pod serves the generation, for the first time."""
 
     generation: int
 
 
-@dataclass(frozen=True)
-class NotReached:
+class NotReached(msgspec.Struct, frozen=True):
     """The generation was given up."""
 
     generation: int
     failure: Failure
 
 
-@dataclass(frozen=True)
-class Superseded:
+class Superseded(msgspec.Struct, frozen=True):
     """A later generation came before this one was reached."""
 
     generation: int
     by: int
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """Every pod serves a generation that had been given up."""
 
     generation: int
@@ -118,16 +108,14 @@ class Recovered:
 Effect = Reload | Reached | NotReached | Superseded | Recovered
 
 
-@dataclass
-class _Session:
+class _Session(msgspec.Struct):
     """What is known of a connected pod."""
 
     serving: int
     told: int = 0
 
 
-@dataclass
-class Rollout:
+class Rollout(msgspec.Struct):
     """The state of one workload.
 
     Attributes:
@@ -141,7 +129,7 @@ class Rollout:
     failure: Failure | None = None
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
-    _sessions: dict[str, _Session] = field(default_factory=dict)
+    _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
 
     def handle(self, event: Event) -> list[Effect]:
         """What follows from an event."""
@@ -184,7 +172,7 @@ class Rollout:
     def target(self, pod: str) -> int:
         """What a pod should serve; 0 when it is to be left alone."""
         if pod in self.retiring:
-            return self.good
+            return 0 if self.good == self.wanted else self.good
         if self.failure is None:
             return self.wanted
         if self.retiring:

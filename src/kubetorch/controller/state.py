@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import astuple
 
 from kubetorch.controller import database
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 
 
-@dataclass(frozen=True)
-class WorkloadRecord:
+class WorkloadRecord(msgspec.Struct, frozen=True):
     """One workload.
 
     Attributes:
@@ -43,16 +44,14 @@ class WorkloadRecord:
     active: float = 0.0
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True):
     """One generation of a workload: its number and what it is."""
 
     number: int
     spec: WorkloadSpec
 
 
-@dataclass(frozen=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True):
     """One pod of the process backend.
 
     Attributes:
@@ -79,8 +78,7 @@ class PodRecord:
     started: float = 0.0
 
 
-@dataclass(frozen=True)
-class CallRecord:
+class CallRecord(msgspec.Struct, frozen=True):
     """One spawned call; see `kubetorch.wire.messages.CallReport` for the fields."""
 
     id: str
@@ -95,12 +93,11 @@ class CallRecord:
     result_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """Everything about workloads, as it is read when the controller starts."""
 
     workloads: tuple[WorkloadRecord, ...] = ()
-    generations: dict[tuple[str, str], tuple[Generation, ...]] = field(default_factory=dict)
+    generations: dict[tuple[str, str], tuple[Generation, ...]] = msgspec.field(default_factory=dict)
 
 
 class PodState(Protocol):
@@ -197,9 +194,11 @@ class SqliteState:
         keep: Sequence[int] = (),
     ) -> None:
         key = (workload.namespace, workload.name)
-        statements: list[tuple[str, tuple[Any, ...]]] = [
-            (_replace("workloads", WorkloadRecord), astuple(workload))
-        ]
+        statements: list[tuple[str, tuple[Any, ...]]]
+        if generation is not None:
+            statements = [(_replace("workloads", WorkloadRecord), astuple(workload))]
+        else:  # a change, which must not bring back what was deleted meanwhile
+            statements = [(_update("workloads", WorkloadRecord), (*astuple(workload), *key))]
         if generation is not None:
             spec = messages.encode(generation.spec).decode()
             statements.append(
@@ -280,6 +279,11 @@ class SqliteState:
             raise database.failure(self._path, error) from error
 
 
-def _replace(table: str, record: type) -> str:
-    marks = ", ".join("?" * len(fields(record)))
+def _replace(table: str, record: type[msgspec.Struct]) -> str:
+    marks = ", ".join("?" * len(record.__struct_fields__))
     return f"insert or replace into {table} values ({marks})"
+
+
+def _update(table: str, record: type[msgspec.Struct]) -> str:
+    values = ", ".join(f"{name} = ?" for name in record.__struct_fields__)
+    return f"update {table} set {values} where namespace = ? and name = ?"

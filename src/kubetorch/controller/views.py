@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.wire.messages import Activity, PodView
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True):
     """What a pod said over its session.
 
     Attributes:

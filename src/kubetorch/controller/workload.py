@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller import idle, rollout, views
 from kubetorch.controller.backends.base import Backend, PodStatus
@@ -60,8 +62,7 @@ class PodSession(Protocol):
         """End the session."""
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What all workloads share.
 
     Attributes:
@@ -425,4 +426,4 @@ class Workload:
 
 def describe(error: KubetorchError) -> Failure:
     """An error of our own as a failure; where in our code it was raised is of no use to users."""
-    return replace(failures.describe(error), traceback=error.remote_traceback or "").to_dict()
+    return failures.describe(error).to_dict() | {"traceback": error.remote_traceback or ""}

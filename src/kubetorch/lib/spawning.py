@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NoReturn
 
 
 def spawn(
@@ -75,7 +74,7 @@ def _fork(command: tuple[str, ...], environment: Mapping[str, str], standard: li
 
 def _become(
     command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]
-) -> NoReturn:
+) -> None:
     try:
         os.setsid()
         for number, fd in enumerate(standard):

@@ -7,14 +7,12 @@ depend on who came first. What a program needs in its pods it says: `kt.Compute(
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from kubetorch.errors import ConfigError
+from kubetorch.local.commands import HOME
 
-#: Home of the service.
-HOME = "KT_LOCAL_DIR"
 #: Seconds without a request after which a service with nothing deployed stops.
 IDLE = "KT_LOCAL_IDLE"
 IDLE_DEFAULT = 60.0
@@ -45,11 +43,6 @@ def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     return kept | {HOME: str(home)}
 
 
-def for_pods(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that all pods of a service with this one have in common."""
-    return {name: value for name, value in environ.items() if name != IDLE}
-
-
 def idle_seconds(environ: Mapping[str, str]) -> float:
     """Seconds without a request after which a service with nothing deployed stops.
 
@@ -64,9 +57,3 @@ def idle_seconds(environ: Mapping[str, str]) -> float:
     if not 0 < seconds < 1e9:
         raise ConfigError(f"{IDLE} is {text!r}; it must be a number of seconds above 0")
     return seconds
-
-
-def python(*arguments: str) -> tuple[str, ...]:
-    """A command that runs this interpreter, with nothing of the working directory on its path."""
-    safe = ("-P",) if sys.version_info >= (3, 11) else ()
-    return (sys.executable, *safe, *arguments)

@@ -66,12 +66,6 @@ class Home:
         self.blobs = path / "blobs"
         self.log = path / "log" / "service.log"
 
-    @property
-    def marks(self) -> str:
-        """What the marks of this home's processes begin with: no other folder has its inode."""
-        found = self.path.stat()
-        return f"{found.st_dev:x}.{found.st_ino:x}-"
-
     def create(self) -> None:
         """Make it, if it is not there.
 

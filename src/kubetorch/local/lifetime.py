@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kubetorch.config import environment as variables
 from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib import files, identity, spawning
-from kubetorch.local import environment
+from kubetorch.local import commands, environment
 from kubetorch.local.home import Home, Running
 from kubetorch.wire import failures, routes
 from kubetorch.wire.podenv import MARK
@@ -136,8 +136,7 @@ def _start(place: Home) -> Endpoint:
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     reading, writing = os.pipe()
     try:
-        command = environment.python("-m", "kubetorch.local", "--detach")
-        pid = spawning.spawn(command, started, output=writing, errors=log)
+        pid = spawning.spawn(commands.SERVICE, started, output=writing, errors=log)
     except OSError as error:
         os.close(reading)
         raise ControllerUnavailableError(f"the local service cannot be started: {error}") from error
@@ -197,7 +196,7 @@ def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -
 
 def _end_orphans(place: Home) -> None:
     """End pods that a service left behind which was killed."""
-    marks = place.marks
+    marks = commands.marks(str(place.path))
     for pid, mark in identity.processes_with(MARK).items():
         if mark.startswith(marks):
             with contextlib.suppress(ProcessLookupError):

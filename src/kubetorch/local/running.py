@@ -16,7 +16,7 @@ from kubetorch.controller.controller import Controller
 from kubetorch.controller.state import SqliteState
 from kubetorch.errors import KubetorchError
 from kubetorch.lib.clock import SystemClock
-from kubetorch.local import environment
+from kubetorch.local import commands, environment
 from kubetorch.local.service import Begun
 from kubetorch.wire import tokens
 
@@ -77,16 +77,16 @@ class _Service:
             home=begun.place.path,
             secret=begun.secret,
             user=user,
-            environment=environment.for_pods(begun.environ),
-            command=begun.commands.agent,
-            marks=begun.place.marks,
+            environment={**begun.environ, commands.HOME: str(begun.place.path)},
+            command=begun.agents.command,
+            marks=commands.marks(str(begun.place.path)),
         )
         backend = ProcessBackend(
             site,
             state,
             clock=clock,
-            spare_command=begun.commands.spare,
-            first=begun.spare,
+            spare_command=begun.agents.spare,
+            first=begun.agents.first,
         )
         return Controller(
             backend=backend,

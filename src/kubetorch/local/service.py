@@ -1,8 +1,8 @@
 """The local service: the controller with the process backend, in a process of its own.
 
-The order of a start is chosen for speed. First an agent is started that waits to become a pod, so
-that it imports what it needs while this process does; then the socket listens and the caller is
-told, so that its first request waits in the socket's queue while the rest is imported
+The order of a start is chosen for speed. An agent that waits to become a pod was started before
+this is imported, so both import at the same time. As soon as the socket listens the caller is told,
+and its first request waits in the socket's queue while the rest is imported
 (`kubetorch.local.running`). What can be wrong with the machine is found before that, and told to
 the caller as a typed error.
 """
@@ -16,32 +16,34 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from kubetorch._version import __version__
+from kubetorch.config import environment as variables
 from kubetorch.controller import database
-from kubetorch.controller.backends import spare
+from kubetorch.controller.backends.spare import Spare
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
 from kubetorch.lib import identity, ports
-from kubetorch.local import environment
+from kubetorch.local import commands
 from kubetorch.local.home import Home, Running
-from kubetorch.wire.podenv import MARK
 
 _STDOUT, _STDERR = 1, 2
 
 
-class Commands(NamedTuple):
-    """What starts an agent, and a spare one if there are to be some."""
+class Agents(NamedTuple):
+    """Where agents come from.
 
-    agent: tuple[str, ...]
-    spare: tuple[str, ...] | None
+    Attributes:
+        command: What starts one.
+        spare: What starts one that waits to become a pod, if there are to be such.
+        first: One that waits already.
+    """
 
-
-AGENT = Commands(
-    environment.python("-m", "kubetorch.pod"), environment.python("-m", "kubetorch.pod.spare")
-)
+    command: tuple[str, ...]
+    spare: tuple[str, ...] | None = None
+    first: Spare | None = None
 
 
 class Begun(NamedTuple):
@@ -55,8 +57,7 @@ class Begun(NamedTuple):
         token: The user's token.
         secret: The installation's secret.
         environ: Its environment.
-        commands: What starts agents.
-        spare: An agent that waits to become a pod.
+        agents: Where agents come from.
     """
 
     place: Home
@@ -66,22 +67,14 @@ class Begun(NamedTuple):
     token: str
     secret: bytes
     environ: Mapping[str, str]
-    commands: Commands
-    spare: spare.Spare | None
+    agents: Agents
 
 
-def main(arguments: Sequence[str], commands: Commands = AGENT) -> int:
-    """Run the service; its exit status.
-
-    Args:
-        arguments: `--detach` leaves the process that was started, which ends at once.
-        commands: What starts agents.
-    """
-    if "--detach" in arguments and os.fork():
-        os._exit(0)
+def main(environ: Mapping[str, str], agents: Agents) -> int:
+    """Run the service; its exit status."""
     os.umask(0o077)
     try:
-        begun = _begin(os.environ, commands)
+        begun = _begin(environ, agents)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the local service cannot start: {error}\n")
         _tell({"failure": _describe(error)})
@@ -94,16 +87,13 @@ def main(arguments: Sequence[str], commands: Commands = AGENT) -> int:
     return run(begun)
 
 
-def _begin(environ: Mapping[str, str], commands: Commands) -> Begun:
-    place = Home(Path(environ[environment.HOME]).absolute())
+def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
+    named = environ.get(commands.HOME)
+    place = Home((Path(named) if named else variables.local_dir()).absolute())
     place.create()
     os.chdir(place.path)
     _lock(place)
-    waiting = None
-    if commands.spare is not None:
-        mark = place.marks + os.urandom(8).hex()
-        variables = {**environment.for_pods(environ), MARK: mark}
-        waiting = spare.start(commands.spare, variables, mark=mark, log=_STDERR)
+    place.check()
     token = place.secret_bytes(place.token).decode()
     secret = bytes.fromhex(place.secret_bytes(place.secret).decode())
     state = database.open_database(place.state)
@@ -116,7 +106,7 @@ def _begin(environ: Mapping[str, str], commands: Commands) -> Begun:
         version=__version__,
     )
     place.write_running(running)
-    return Begun(place, listener, state, running, token, secret, environ, commands, waiting)
+    return Begun(place, listener, state, running, token, secret, environ, agents)
 
 
 def _lock(place: Home) -> None:

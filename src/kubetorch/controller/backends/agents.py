@@ -21,8 +21,10 @@ import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Phase, PodStatus
 from kubetorch.controller.backends.spare import Spare
@@ -48,8 +50,7 @@ _KILL_ROUNDS = 5
 _SESSION_LIFETIME = 10 * 365 * 86400.0
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """Where pods live, and what all of them share.
 
     Attributes:

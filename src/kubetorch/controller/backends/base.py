@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
@@ -14,8 +15,7 @@ Phase = Literal["Pending", "Running", "Failed", "Terminating"]
 Listener = Callable[[str, str], None]
 
 
-@dataclass(frozen=True)
-class PodStatus:
+class PodStatus(msgspec.Struct, frozen=True):
     """A pod, as its backend sees it.
 
     Attributes:

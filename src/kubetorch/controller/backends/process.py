@@ -17,9 +17,10 @@ import secrets
 import shutil
 import signal
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from kubetorch.controller.backends import spare
 from kubetorch.controller.backends.agents import Pod, Site
@@ -43,12 +44,11 @@ _STANDARD_ERROR = 2
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
-@dataclass
-class _Workload:
+class _Workload(msgspec.Struct):
     """What there should be, and what there is."""
 
     wanted: Wanted
-    pods: list[Pod] = field(default_factory=list)
+    pods: list[Pod] = msgspec.field(default_factory=list)
 
     def current(self) -> list[Pod]:
         """Pods of the wanted template that stay."""

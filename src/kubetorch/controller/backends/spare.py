@@ -7,26 +7,25 @@ service can start one before anything else.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kubetorch.lib import spawning
 
 
-class Spare(NamedTuple):
+class Spare:
     """An agent that waits.
 
-    Attributes:
+    Args:
         pid: Its process.
         mark: Value of `kubetorch.wire.podenv.MARK` in its environment.
         pipe: Where it reads who it is.
     """
 
-    pid: int
-    mark: str
-    pipe: int
+    def __init__(self, pid: int, mark: str, pipe: int) -> None:
+        self.pid = pid
+        self.mark = mark
+        self._pipe = pipe
 
     def become(self, environment: Mapping[str, str], log: str) -> int:
         """Let it be the pod with this environment and log; its process id.
@@ -34,8 +33,10 @@ class Spare(NamedTuple):
         Raises:
             OSError: It died.
         """
+        import json  # noqa: PLC0415  # the service starts its first spare before it imports that
+
         pod = {"environment": dict(environment), "log": log}
-        with os.fdopen(self.pipe, "wb", buffering=0) as pipe:
+        with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
             data = memoryview(json.dumps(pod).encode() + b"\n")
             while data:
                 data = data[pipe.write(data) :]
@@ -43,7 +44,7 @@ class Spare(NamedTuple):
 
     def drop(self) -> None:
         """Let it end."""
-        os.close(self.pipe)
+        os.close(self._pipe)
 
 
 def start(

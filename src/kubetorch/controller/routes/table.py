@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
+
+import msgspec
 
 from kubetorch.controller.access import PodIdentity, Principal
 from kubetorch.controller.exchange import Exchange, with_status
@@ -17,8 +18,7 @@ Handler = Callable[..., Awaitable[None]]
 Audience = Literal["anybody", "user", "pods"]
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One route.
 
     Attributes:

@@ -1,0 +1,89 @@
+"""Who may ask the controller."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubetorch.controller.access import Access, PodIdentity, User
+from kubetorch.errors import ForeignOriginError, UnauthorizedError
+from kubetorch.wire import tokens
+
+SECRET = b"s" * 32
+NOW = 1000.0
+POD = PodIdentity("ns", "f", "f-1")
+
+
+def access(*known: PodIdentity) -> Access:
+    return Access(
+        user=tokens.fingerprint("the-token"),
+        secret=SECRET,
+        clock=lambda: NOW,
+        is_known=lambda pod: pod in known,
+    )
+
+
+def token(subject: str, *, audience: str = "ns/f", expires: float = NOW + 1) -> str:
+    key = tokens.workload_key(SECRET, audience)
+    return tokens.sign(key, tokens.Claims(audience, expires, subject))
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def test_the_users_token_is_the_user() -> None:
+    assert access().identify(bearer("the-token")) == User()
+
+
+def test_the_token_of_a_pod_is_that_pod() -> None:
+    assert access(POD).identify(bearer(token("pod:f-1"))) == POD
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"authorization": "Basic dTpw"}, id="another scheme"),
+        pytest.param(bearer(""), id="empty"),
+        pytest.param(bearer("the-tokem"), id="wrong"),
+        pytest.param(bearer("kt1.e30.x"), id="garbage"),
+        pytest.param(bearer("ü.ö.ä"), id="not ASCII"),
+        pytest.param(bearer(token("user")), id="a token for calls"),
+        pytest.param(bearer(token("pod:f-1", expires=NOW)), id="expired"),
+        pytest.param(bearer(token("pod:unknown")), id="a pod that is gone"),
+        pytest.param(bearer(token("pod:f-1", audience="ns/g")), id="another workload"),
+    ],
+)
+def test_everything_else_is_nobody(headers: dict[str, str]) -> None:
+    with pytest.raises(UnauthorizedError):
+        access(POD).identify(headers)
+
+
+def test_a_token_signed_with_another_workloads_key_is_refused() -> None:
+    claims = tokens.Claims("ns/f", NOW + 1, "pod:f-1")
+    forged = tokens.sign(tokens.workload_key(SECRET, "ns/g"), claims)
+    with pytest.raises(UnauthorizedError):
+        access(POD).identify(bearer(forged))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost", "[::1]:8080", "127.1.2.3"])
+@pytest.mark.parametrize("origin", [None, "http://localhost:3000", "http://127.0.0.1"])
+def test_requests_of_this_machine_pass(host: str, origin: str | None) -> None:
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+    access().check_origin(headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "localhost", "origin": "https://evil.example"},
+        {"host": "localhost", "origin": "null"},
+        {"host": "localhost", "origin": "http://localhost.evil.example"},
+    ],
+)
+def test_requests_of_foreign_pages_are_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(ForeignOriginError):
+        access().check_origin(headers)

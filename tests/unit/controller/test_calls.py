@@ -1,0 +1,58 @@
+"""For how long results of spawned calls are kept."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, expired
+from kubetorch.controller.state import CallRecord
+
+NOW = 1_000_000.0
+HOUR = 3600.0
+
+
+def call(name: str, *, age: float, size: int = 1) -> CallRecord:
+    ended = NOW - age
+    return CallRecord(name, "ns", "f", "p", "f", "succeeded", ended, ended, name, size)
+
+
+def ids(calls: list[CallRecord]) -> list[str]:
+    return [call.id for call in calls]
+
+
+def test_a_young_result_is_kept() -> None:
+    assert expired([call("a", age=KEEP_SECONDS - 1)], now=NOW) == ([], [])
+
+
+def test_an_old_result_is_dropped_and_its_call_remembered() -> None:
+    dropped, forgotten = expired([call("a", age=KEEP_SECONDS)], now=NOW)
+    assert (ids(dropped), forgotten) == (["a"], [])
+
+
+def test_a_very_old_call_is_forgotten() -> None:
+    dropped, forgotten = expired([call("a", age=2 * KEEP_SECONDS)], now=NOW)
+    assert (dropped, ids(forgotten)) == ([], ["a"])
+
+
+def test_the_oldest_results_go_when_there_are_too_many_bytes() -> None:
+    half = KEEP_BYTES // 2
+    calls = [call("old", age=3 * HOUR, size=half), call("new", age=HOUR, size=half)]
+    assert expired(calls, now=NOW) == ([], [])
+    dropped, _ = expired([*calls, call("newest", age=0.0, size=1)], now=NOW)
+    assert ids(dropped) == ["old"]
+
+
+def test_a_result_larger_than_all_room_is_dropped() -> None:
+    dropped, _ = expired([call("a", age=0.0, size=KEEP_BYTES + 1)], now=NOW)
+    assert ids(dropped) == ["a"]
+
+
+def test_the_oldest_calls_are_forgotten_when_there_are_too_many() -> None:
+    calls = [call(str(index), age=float(index)) for index in range(KEEP_CALLS + 1)]
+    _, forgotten = expired(calls, now=NOW)
+    assert ids(forgotten) == [str(KEEP_CALLS)]
+
+
+def test_a_running_call_is_kept_whatever_its_age() -> None:
+    running = replace(call("a", age=100 * KEEP_SECONDS), ended=None, result=None)
+    assert expired([running], now=NOW) == ([], [])

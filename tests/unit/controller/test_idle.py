@@ -1,0 +1,79 @@
+"""When a workload is idle."""
+
+from __future__ import annotations
+
+from kubetorch.controller.idle import IdleWatch, seconds_left
+from kubetorch.lib.clock import ManualClock
+from kubetorch.wire.messages import Activity
+
+
+def left(*activities: Activity | None, now: float = 1000.0, since: float = 0.0) -> float | None:
+    return seconds_left(activities, ttl=60.0, since=since, now=now)
+
+
+def test_the_time_counts_from_the_last_call_of_any_pod() -> None:
+    assert left(Activity(calls=0, last=980.0), Activity(calls=0, last=970.0)) == 40.0
+
+
+def test_the_time_counts_from_the_deploy_when_there_was_no_call() -> None:
+    assert left(Activity(calls=0, last=0.0), since=990.0) == 50.0
+
+
+def test_nothing_is_left_when_it_was_idle_for_long() -> None:
+    assert left(Activity(calls=0, last=10.0)) == 0.0
+
+
+def test_a_running_call_is_not_idle() -> None:
+    assert left(Activity(calls=0, last=10.0), Activity(calls=1, last=10.0)) is None
+
+
+def test_a_pod_that_is_away_may_be_busy() -> None:
+    assert left(Activity(calls=0, last=10.0), None) is None
+
+
+def test_a_clock_that_was_set_back_costs_at_most_one_ttl() -> None:
+    assert left(Activity(calls=0, last=5000.0)) == 60.0
+
+
+class Watched:
+    """A workload whose only pod was active at `last`."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000.0)
+        self.activity: Activity | None = Activity(calls=0, last=1000.0)
+        self.idle = 0
+        self.watch = IdleWatch(self.clock, seconds_left=self.left, on_idle=self.on_idle)
+
+    def left(self) -> float | None:
+        return seconds_left([self.activity], ttl=60.0, since=0.0, now=self.clock.time())
+
+    def on_idle(self) -> None:
+        self.idle += 1
+
+
+def test_idleness_is_noticed_when_the_time_is_over_and_not_before() -> None:
+    watched = Watched()
+    watched.watch.update()
+    watched.clock.advance(59.0)
+    assert watched.idle == 0
+    watched.clock.advance(1.0)
+    assert watched.idle == 1
+
+
+def test_a_call_in_between_starts_the_time_again() -> None:
+    watched = Watched()
+    watched.watch.update()
+    watched.clock.advance(30.0)
+    watched.activity = Activity(calls=0, last=1030.0)
+    watched.clock.advance(30.0)
+    assert watched.idle == 0
+    watched.clock.advance(30.0)
+    assert watched.idle == 1
+
+
+def test_a_closed_watch_notices_nothing() -> None:
+    watched = Watched()
+    watched.watch.update()
+    watched.watch.close()
+    watched.clock.advance(100.0)
+    assert watched.idle == 0

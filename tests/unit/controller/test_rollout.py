@@ -1,0 +1,186 @@
+"""The state machine of a rollout: scenarios, and any order of events."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetorch.controller.rollout import (
+    Connected,
+    Deployed,
+    Effect,
+    GaveUp,
+    Lost,
+    NotReached,
+    Observed,
+    PodsChanged,
+    Reached,
+    Recovered,
+    Reload,
+    Rollout,
+    Superseded,
+)
+
+FAILURE = {"error_type": "ImportError"}
+
+
+def run(state: Rollout, *events: object) -> list[Effect]:
+    return [effect for event in events for effect in state.handle(event)]  # type: ignore[arg-type]
+
+
+def rolled_out(*pods: str, generation: int = 1) -> Rollout:
+    state = Rollout()
+    run(state, PodsChanged(frozenset(pods)), Deployed(generation))
+    for pod in pods:
+        run(state, Connected(pod, 0), Observed(pod, generation, generation))
+    assert state.good == generation
+    return state
+
+
+def test_a_pod_is_told_to_load_when_it_connects() -> None:
+    state = Rollout()
+    assert run(state, PodsChanged(frozenset("a")), Deployed(1)) == []
+    assert run(state, Connected("a", 0)) == [Reload("a", 1)]
+
+
+def test_a_connected_pod_is_told_when_a_generation_is_deployed() -> None:
+    assert run(rolled_out("a"), Deployed(2)) == [Reload("a", 2)]
+
+
+def test_a_generation_is_reached_when_the_last_pod_serves_it() -> None:
+    state = rolled_out("a", "b")
+    run(state, Deployed(2))
+    assert run(state, Observed("a", 2, 2)) == []
+    assert run(state, Observed("b", 2, 2)) == [Reached(2)]
+
+
+def test_a_generation_is_reached_once_however_often_pods_say_so() -> None:
+    state = rolled_out("a")
+    again = [Observed("a", 1, 1), Lost("a"), Connected("a", 1), PodsChanged(frozenset("a"))]
+    assert run(state, *again) == []
+
+
+def test_nothing_is_reached_without_pods() -> None:
+    assert run(Rollout(), Deployed(1), PodsChanged(frozenset())) == []
+
+
+def test_a_pod_that_comes_back_with_the_generation_is_not_told_again() -> None:
+    assert run(rolled_out("a"), Lost("a"), Connected("a", 1)) == []
+
+
+def test_a_pod_that_comes_back_empty_is_told_again() -> None:
+    assert run(rolled_out("a"), Lost("a"), Connected("a", 0)) == [Reload("a", 1)]
+
+
+def test_an_import_error_gives_the_generation_up_and_the_pod_keeps_the_last_good_one() -> None:
+    state = rolled_out("a")
+    run(state, Deployed(2))
+    assert run(state, Observed("a", 2, 1, FAILURE)) == [NotReached(2, FAILURE)]
+    assert state.target("a") == 1
+
+
+def test_pods_that_were_faster_go_back_when_one_fails() -> None:
+    state = rolled_out("a", "b")
+    run(state, Deployed(2), Observed("a", 2, 2))
+    effects = run(state, Observed("b", 2, 1, FAILURE))
+    assert effects == [NotReached(2, FAILURE), Reload("a", 1)]
+
+
+def test_a_failed_first_generation_is_loaded_again_by_an_agent_that_starts_again() -> None:
+    state = Rollout()
+    run(state, PodsChanged(frozenset("a")), Deployed(1), Connected("a", 0))
+    assert run(state, Observed("a", 1, 0, FAILURE)) == [NotReached(1, FAILURE)]
+    assert run(state, Lost("a"), Connected("a", 0)) == [Reload("a", 1)]
+    assert run(state, Observed("a", 1, 0, FAILURE)) == []
+
+
+def test_a_generation_that_was_given_up_can_still_be_reached() -> None:
+    state = Rollout()
+    run(state, PodsChanged(frozenset("a")), Deployed(1), Connected("a", 0), GaveUp(1, FAILURE))
+    assert run(state, Observed("a", 1, 1)) == [Recovered(1)]
+    assert state.failure is None
+
+
+def test_a_later_deploy_supersedes_one_that_is_under_way() -> None:
+    state = rolled_out("a")
+    run(state, Deployed(2))
+    assert run(state, Deployed(3)) == [Superseded(2, 3), Reload("a", 3)]
+    assert run(state, Observed("a", 2, 2)) == []
+    assert run(state, Observed("a", 3, 3)) == [Reached(3)]
+
+
+def test_a_later_deploy_supersedes_nothing_that_is_decided() -> None:
+    assert run(rolled_out("a"), Deployed(2)) == [Reload("a", 2)]
+
+
+def test_giving_up_an_older_generation_changes_nothing() -> None:
+    state = rolled_out("a")
+    run(state, Deployed(2))
+    assert run(state, GaveUp(1, FAILURE)) == []
+    assert state.is_undecided
+
+
+def test_retiring_pods_keep_what_they_serve_until_the_new_ones_are_ready() -> None:
+    state = rolled_out("old")
+    run(state, PodsChanged(frozenset({"new"}), frozenset({"old"})))
+    assert run(state, Deployed(2)) == []
+    assert run(state, Connected("new", 0)) == [Reload("new", 2)]
+    assert run(state, Observed("new", 2, 2)) == [Reached(2)]
+
+
+def test_a_new_pod_that_fails_beside_an_old_one_is_left_alone() -> None:
+    state = rolled_out("old")
+    run(state, PodsChanged(frozenset({"new"}), frozenset({"old"})), Deployed(2))
+    run(state, Connected("new", 0))
+    assert run(state, Observed("new", 2, 0, FAILURE)) == [NotReached(2, FAILURE)]
+    assert state.target("old") == 1
+
+
+def test_a_pod_more_is_waited_for() -> None:
+    state = rolled_out("a")
+    run(state, Deployed(2), PodsChanged(frozenset("ab")))
+    assert run(state, Observed("a", 2, 2)) == []
+    assert state.lagging() == ["b"]
+
+
+# ------------------------------------------------------------------------------------ property
+
+PODS = ("a", "b", "c")
+_pod = st.sampled_from(PODS)
+_generation = st.integers(1, 4)
+_event = st.one_of(
+    st.builds(Deployed, _generation),
+    st.builds(
+        PodsChanged,
+        st.frozensets(_pod),
+        st.just(frozenset()),
+    ),
+    st.builds(Connected, _pod, st.integers(0, 4)),
+    st.builds(Observed, _pod, _generation, st.integers(0, 4), st.sampled_from([None, FAILURE])),
+    st.builds(Lost, _pod),
+    st.builds(GaveUp, _generation, st.just(FAILURE)),
+)
+
+
+@given(st.lists(st.tuples(_event, st.integers(1, 2)), max_size=40))
+def test_any_order_and_duplication_of_events_converges(
+    events: list[tuple[object, int]],
+) -> None:
+    state = Rollout()
+    effects: list[Effect] = []
+    for event, times in events:
+        for _ in range(times):
+            effects += run(state, event)
+    # From here on the world behaves: the last deploy comes, its pods connect and do as told.
+    effects += run(state, Deployed(5), PodsChanged(frozenset(PODS)))
+    for pod in PODS:
+        pending = run(state, Connected(pod, 0))
+        while pending:
+            effect = pending.pop(0)
+            effects.append(effect)
+            if isinstance(effect, Reload):
+                pending += run(state, Observed(effect.pod, effect.generation, effect.generation))
+    assert {state.serving(pod) for pod in PODS} == {5}
+    assert effects.count(Reached(5)) == 1
+    decided = [e.generation for e in effects if isinstance(e, (Reached, NotReached, Superseded))]
+    assert len(decided) == len(set(decided)), "a generation was decided twice"
