@@ -103,3 +103,26 @@ def test_without_colour_a_terminal_shows_the_same_text(service_home):
     plain, _ = on_a_terminal("status", "absent", NO_COLOR="1")
     assert plain == without_colour(coloured)
     assert "\x1b" not in plain
+
+
+def test_a_service_that_was_torn_down_stays_gone_when_the_local_service_starts_again(
+    service_home, tmp_path
+):
+    (tmp_path / "brief.py").write_text("def brief(): return 1\n")
+    target = str(tmp_path / "brief.py:brief")
+    assert kt("deploy", target, "--compute", "{}").returncode == 0
+    assert shown("call", "brief") == 1
+    assert kt("teardown", "brief", "-y").returncode == 0
+    assert kt("local", "stop").returncode == 0
+    assert shown("list") == []
+
+
+def test_a_table_on_a_narrow_terminal_leaves_out_what_says_nothing(service_home, tmp_path):
+    (tmp_path / "brief.py").write_text("def brief(): return 1\n")
+    assert kt("deploy", str(tmp_path / "brief.py:brief"), "-c", '{"cpus": 0.25}').returncode == 0
+    wide, _ = on_a_terminal("list", columns=150)
+    narrow, _ = on_a_terminal("list", columns=80)
+    assert "VOLUMES" in wide and "VOLUMES" not in narrow
+    header, row = without_colour(narrow).splitlines()
+    assert row.startswith("brief") and row.endswith("0.25")
+    assert header.index("CPUs") == row.index("0.25")

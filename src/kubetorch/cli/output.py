@@ -12,6 +12,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -75,22 +76,15 @@ class Output:
         _panel(self._reports, title, lines, style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table on stdout; elsewhere than on a terminal no cell is ever folded or cut."""
-        from rich.console import Console  # noqa: PLC0415  # 15 ms; only tables need it
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+        """A table on stdout, whose cells are never cut; one may have several lines.
 
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        width = None if self._stdout.isatty() else Console(width=10_000).measure(table).maximum
-        console = Console(file=self._stdout, width=width)
-        with console.capture() as capture:
-            console.print(table)
-        for line in capture.get().splitlines():
-            _write(self._stdout, line.rstrip(), "plain")
+        On a terminal that is too narrow, columns in which there is nothing (`-`) are left out.
+        """
+        width = shutil.get_terminal_size().columns if self._stdout.isatty() else None
+        header, *lines = layout(columns, rows, width)
+        _write(self._stdout, header, "bold")
+        for line in lines:
+            _write(self._stdout, line, "plain")
 
     def error(self, message: str, hint: str | None = None) -> None:
         """Why the command failed, and the next step."""
@@ -116,6 +110,25 @@ class Output:
     def text(self, text: str) -> None:
         """Data for people and programs alike, such as a line of a log: as it is, on stdout."""
         _write(self._stdout, text, "plain")
+
+
+def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """The lines of a table: a header, and one for each line of the tallest cell of a row."""
+    table = [list(column) for column in zip(columns, *rows, strict=True)]
+    widths = [_width(column) for column in table]
+    if width is not None and sum(widths) + 2 * len(widths) - 2 > width:
+        table = [column for column in table if any(cell != "-" for cell in column[1:])] or table
+        widths = [_width(column) for column in table]
+    lines = []
+    for row in zip(*table, strict=True):
+        for cells in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            padded = (cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(len(line) for cell in column for line in cell.split("\n"))
 
 
 def _where(error: BaseException) -> str:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kubetorch.cli.output import Output, tolerate_narrow_encodings
+from kubetorch.cli.output import Output, layout, tolerate_narrow_encodings
 
 
 class Terminal(io.StringIO):
@@ -55,15 +55,32 @@ def test_a_terminal_gets_colour_unless_it_was_refused(monkeypatch):
             assert bare.getvalue() == "done\n"
 
 
-def test_a_table_in_a_pipe_is_never_folded(capsys):
+def test_a_table_in_a_pipe_has_every_cell_whole(capsys):
     long = "x" * 300
     Output().table(["NAME", "STATUS"], [[long, "Ready"], ["[bold]b", "-"]])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [
-        ["NAME", "STATUS"],
-        [long, "Ready"],
-        ["[bold]b", "-"],
+    assert lines[1] == f"{long}  Ready"
+    assert lines[2].split() == ["[bold]b", "-"]
+
+
+def test_cells_stand_below_their_headers_and_may_have_several_lines():
+    assert layout(["A", "LONG NAME", "C"], [["1", "one\ntwo", "x"], ["2", "-", "y"]], None) == [
+        "A  LONG NAME  C",
+        "1  one        x",
+        "   two",
+        "2  -          y",
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "header"), [(None, "A  NONE  B"), (10, "A  NONE  B"), (9, "A  B"), (1, "A  B")]
+)
+def test_only_where_it_is_too_wide_columns_without_values_are_left_out(width, header):
+    assert layout(["A", "NONE", "B"], [["1", "-", "2"]], width)[0] == header
+
+
+def test_a_table_of_nothing_but_gaps_keeps_its_columns():
+    assert layout(["A", "B"], [["-", "-"]], 1) == ["A  B", "-  -"]
 
 
 def test_the_lines_of_a_panel_can_be_copied_as_they_stand(capsys):
