@@ -25,9 +25,10 @@ from blake3 import blake3
 
 from kubetorch.datastore import listings, trees
 from kubetorch.datastore.ignoring import IgnoreRules
+from kubetorch.datastore.limits import Limits
 from kubetorch.datastore.listings import FileRecord, FolderRecord, ListingCache
 from kubetorch.datastore.trees import Entry, Tree
-from kubetorch.datastore.walking import Limits, Pending, Walk, unreadable
+from kubetorch.datastore.walking import Pending, Walk, unreadable
 from kubetorch.errors import DataStoreError, SpecError
 
 _READ_BYTES = 1024 * 1024

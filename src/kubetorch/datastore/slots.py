@@ -7,29 +7,21 @@ An update takes a slot that no live worker holds and touches only what differs b
 and the wanted tree. The record is removed before the first change and written after the last, so a
 slot whose update was cut short, by whatever, has none and is made anew. What user code changed in
 a slot differs from its record and is written again; files that it added stay.
-
-Files are written beside and renamed, so whoever still has an old one open keeps it. With a source
-its byte code goes: Python compares whole seconds and sizes, and would take a same-size edit within
-one second for no edit.
 """
-
-# Names are text: a Path for each of thousands of files costs more than everything else here.
-# ruff: noqa: PTH102, PTH105, PTH108, PTH106, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from kubetorch.datastore.blobs import Source, storage_error
-from kubetorch.datastore.trees import Entry, Tree
+from kubetorch.datastore.materialising import WrittenFile, compare, materialise
+from kubetorch.datastore.trees import Tree
 from kubetorch.errors import DataStoreError
 
 #: Slots that are kept: one that serves, and one for the next generation.
@@ -53,21 +45,11 @@ class Slot:
     tree: str
 
 
-class _File(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was written, and what `lstat` said of it then."""
-
-    entry: Entry
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
 class _Record(msgspec.Struct, frozen=True, array_like=True):
     version: int
     project: str
     tree: str
-    files: list[_File]
+    files: list[WrittenFile]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -155,7 +137,7 @@ class CodeSlots:
 
     def _numbers(self) -> list[int]:
         try:
-            return sorted(int(name) for name in os.listdir(self._root) if name.isdigit())
+            return sorted(int(path.name) for path in self._root.iterdir() if path.name.isdigit())
         except FileNotFoundError:
             return []
 
@@ -189,20 +171,12 @@ class CodeSlots:
             (folder / project).mkdir(parents=True, mode=0o755)
             record = _Record(_RECORD_VERSION, project, "", [])
         base = f"{folder}/{project}"
-        kept, removed = _compare(base, record.files, tree)
-        written = [entry for entry in tree.entries if entry.path not in kept]
-        if not written and not removed and record.tree == tree.digest:
+        kept, removed = compare(base, record.files, tree)
+        if len(kept) == len(tree.entries) and not removed and record.tree == tree.digest:
             return
         self._record_path(number).unlink(missing_ok=True)
-        _forget_byte_code(base, [*removed, *(entry.path for entry in written)])
-        for path in removed:
-            _unlink(f"{base}/{path}")
-        _remove_empty_folders(base, removed)
-        for entry in written:
-            kept[entry.path] = _write(base, entry, source)
-        self._write_record(
-            number, _Record(_RECORD_VERSION, project, tree.digest, list(kept.values()))
-        )
+        files = materialise(base, tree, source, kept, removed)
+        self._write_record(number, _Record(_RECORD_VERSION, project, tree.digest, files))
 
     def _write_record(self, number: int, record: _Record) -> None:
         path = self._record_path(number)
@@ -245,150 +219,8 @@ def _failure(error: OSError, folder: Path) -> DataStoreError:
     )
 
 
-# ------------------------------------------------------------------------------------ comparing
-
-
-def _compare(base: str, files: Iterable[_File], tree: Tree) -> tuple[dict[str, _File], list[str]]:
-    """What of a folder can stay: the files that are as wanted and untouched, and what must go."""
-    wanted = {entry.path: entry for entry in tree.entries}
-    kept: dict[str, _File] = {}
-    removed: list[str] = []
-    lstat = os.lstat
-    _remove_links_to_folders(base, wanted)
-    for file in files:
-        path = file.entry.path
-        entry = wanted.get(path)
-        if entry is None:
-            removed.append(path)
-            continue
-        if entry != file.entry:
-            continue
-        try:
-            facts = lstat(f"{base}/{path}")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if (
-            facts.st_ctime_ns == file.ctime_ns
-            and facts.st_mtime_ns == file.mtime_ns
-            and facts.st_size == file.size
-            and facts.st_ino == file.inode
-        ):
-            kept[path] = file
-    return kept, removed
-
-
-def _remove_links_to_folders(base: str, paths: Iterable[str]) -> None:
-    """Where a folder of the tree should be, user code may have put a link that leads elsewhere."""
-    for folder in sorted({path.rpartition("/")[0] for path in paths}):
-        while folder:
-            path = f"{base}/{folder}"
-            try:
-                if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    os.unlink(path)
-            except (FileNotFoundError, NotADirectoryError):
-                pass
-            folder = folder.rpartition("/")[0]
-
-
-# --------------------------------------------------------------------------------------- writing
-
-
-def _write(base: str, entry: Entry, source: Source) -> _File:
-    path = f"{base}/{entry.path}"
-    temporary = f"{path.rpartition('/')[0]}/.kt-new-{os.getpid()}"
-    try:
-        _create(temporary, entry, source)
-    except (FileNotFoundError, NotADirectoryError):
-        _make_folder(base, entry.path.rpartition("/")[0])
-        _create(temporary, entry, source)
-    try:
-        os.replace(temporary, path)
-    except IsADirectoryError:
-        shutil.rmtree(path)
-        os.replace(temporary, path)
-    facts = os.lstat(path)
-    return _File(entry, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
-
-
-def _create(temporary: str, entry: Entry, source: Source) -> None:
-    if entry.mode == "symlink":
-        os.symlink(entry.target, temporary)
-        return
-    mode = 0o777 if entry.mode == "executable" else 0o666
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb", buffering=0) as file:
-        length, pieces = source(entry.digest)
-        if length != entry.size:
-            raise DataStoreError(
-                f"the blob of {entry.path!r} has {length} bytes; the tree says {entry.size}"
-            )
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
-
-
-def _make_folder(base: str, folder: str) -> None:
-    """Make a folder and those above it; what user code has put in the way goes."""
-    path = base
-    for name in folder.split("/") if folder else ():
-        path = f"{path}/{name}"
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                os.unlink(path)
-                os.mkdir(path, 0o755)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except IsADirectoryError:
-        shutil.rmtree(path)
-
-
 def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
-
-
-def _remove_empty_folders(base: str, removed: Iterable[str]) -> None:
-    """Remove the folders that removed files have left empty: one would be a namespace package."""
-    for folder in sorted({path.rpartition("/")[0] for path in removed}, reverse=True):
-        while folder:
-            for empty in (f"{base}/{folder}/__pycache__", f"{base}/{folder}"):
-                try:
-                    os.rmdir(empty)
-                except OSError:
-                    continue
-            folder = folder.rpartition("/")[0]
-
-
-def _forget_byte_code(base: str, paths: Iterable[str]) -> None:
-    """Delete the byte code of these sources."""
-    modules: dict[str, set[str]] = {}
-    for path in paths:
-        if path.endswith(".py"):
-            folder, _, name = path.rpartition("/")
-            modules.setdefault(folder, set()).add(name[: -len(".py")])
-    for folder, names in modules.items():
-        cache = f"{base}/{folder}/__pycache__" if folder else f"{base}/__pycache__"
-        try:
-            found = os.listdir(cache)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for file in found:
-            # <module>.<interpreter>[.opt-N].pyc
-            if _module_of(file) in names:
-                _unlink(f"{cache}/{file}")
-
-
-def _module_of(byte_code: str) -> str:
-    stem = byte_code.removesuffix(".pyc")
-    head, _, last = stem.rpartition(".")
-    return head.rpartition(".")[0] if last.startswith("opt-") else head

@@ -15,28 +15,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kubetorch.datastore import limits
 from kubetorch.datastore.ignoring import IGNORE_FILES, IgnoreRules
+from kubetorch.datastore.limits import Limits
 from kubetorch.datastore.listings import FileRecord, FolderRecord, record
 from kubetorch.datastore.trees import Entry
-from kubetorch.errors import ProjectTooLargeError, SpecError
-
-_MIB = 1024 * 1024
-_HINT = "list what the pods do not need in .ktignore"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How large a project may be.
-
-    Attributes:
-        total_bytes: Above this nothing travels.
-        files: The same for the number of files.
-        warn_bytes: Above this a warning is given.
-    """
-
-    total_bytes: int = 512 * _MIB
-    files: int = 100_000
-    warn_bytes: int = 50 * _MIB
+from kubetorch.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -87,16 +71,16 @@ class Walk:
         root: The project's folder, a real path.
         rules: What does not travel.
         last: Folders as the last scan saw them.
-        limits: How large the project may be.
+        allowed: How large the project may be.
     """
 
     def __init__(
-        self, root: str, rules: IgnoreRules, last: Iterable[FolderRecord], limits: Limits
+        self, root: str, rules: IgnoreRules, last: Iterable[FolderRecord], allowed: Limits
     ) -> None:
         self._root = root
         self._rules = rules
         self._last = {folder.path: folder for folder in last}
-        self._limits = limits
+        self._limits = allowed
         self._stack: list[_Visit] = []
         self._count = 0
         self.folders: list[FolderRecord] = []
@@ -117,7 +101,7 @@ class Walk:
             if listing is not None:
                 self._visit(visit, listing)
                 if self._count > self._limits.files:
-                    raise self._too_many()
+                    raise limits.too_many(self._root, self._sizes(), self._limits)
         self._check_size()
 
     def run_single(self, name: str) -> None:
@@ -340,42 +324,9 @@ class Walk:
             file.size for folder in self.folders for file in (*folder.files, *folder.followed)
         ) + sum(item.size for item in self.pending)
         if total > self._limits.total_bytes:
-            sizes = self._sizes()
-            raise ProjectTooLargeError(
-                f"the project {self._root} has {_mib(total)} in {len(sizes)} files; "
-                f"{_mib(self._limits.total_bytes)} are allowed. Its largest files:\n"
-                + _largest(sizes, 10),
-                hint=_HINT,
-            )
+            raise limits.too_large(self._root, self._sizes(), self._limits)
         if total > self._limits.warn_bytes:
-            self.warnings.append(
-                f"the project {self._root} has {_mib(total)}; {_HINT}. Its largest files:\n"
-                + _largest(self._sizes(), 3)
-            )
-
-    def _too_many(self) -> ProjectTooLargeError:
-        sizes = self._sizes()
-        counts: dict[str, int] = {}
-        for _, path in sizes:
-            top = path.partition("/")[0]
-            counts[top] = counts.get(top, 0) + 1
-        most = sorted(counts.items(), key=lambda item: -item[1])[:5]
-        return ProjectTooLargeError(
-            f"the project {self._root} has more than {self._limits.files} files, most of them in "
-            + ", ".join(name for name, _ in most)
-            + ". The largest so far:\n"
-            + _largest(sizes, 10),
-            hint=_HINT,
-        )
-
-
-def _largest(sizes: list[tuple[int, str]], count: int) -> str:
-    ordered = sorted(sizes, key=lambda item: (-item[0], item[1]))[:count]
-    return "\n".join(f"  {_mib(size):>12}  {path}" for size, path in ordered)
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:.1f} MiB"
+            self.warnings.append(limits.warning(self._root, self._sizes()))
 
 
 def _is_within(path: str, folder: str) -> bool:

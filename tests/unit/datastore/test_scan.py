@@ -17,11 +17,12 @@ from kubetorch.datastore import listings
 from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.ignoring import IgnoreRules
+from kubetorch.datastore.limits import Limits
 from kubetorch.datastore.listings import Listings
 from kubetorch.datastore.scan import FileChangedError, Options, Scan, scan
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.datastore.trees import Entry
-from kubetorch.datastore.walking import Limits, Walk
+from kubetorch.datastore.walking import Walk
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 
 

@@ -4,11 +4,15 @@ import errno
 import importlib.util
 import os
 import py_compile
+import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kubetorch.datastore import slots
 from kubetorch.datastore.blobs import BlobStore, digest_of
@@ -229,6 +233,22 @@ def test_a_folder_that_became_a_link_is_not_written_through(
     assert (elsewhere / "deep/mod.py").read_text() == FILES["pkg/deep/mod.py"]
 
 
+def test_what_a_link_in_place_of_a_folder_leads_to_is_never_deleted(
+    code: CodeSlots, blobs: Blobs, tmp_path: Path
+) -> None:
+    slot = reuse(code, blobs.tree(FILES), blobs)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(slot.path / "pkg", elsewhere)
+    shutil.rmtree(elsewhere / "deep")
+    (elsewhere / "deep").write_text("a file where the tree had a folder")
+    before = sorted(path.name for path in elsewhere.rglob("*"))
+    shutil.rmtree(slot.path / "pkg")
+    (slot.path / "pkg").symlink_to(elsewhere)
+    reuse(code, blobs.tree({"main.py": "x = 1\n"}), blobs)
+    assert sorted(path.name for path in elsewhere.rglob("*")) == before
+    assert [path.name for path in slot.path.iterdir()] == ["main.py"]
+
+
 def test_files_that_user_code_added_stay(code: CodeSlots, blobs: Blobs) -> None:
     slot = reuse(code, blobs.tree(FILES), blobs)
     (slot.path / "checkpoint.bin").write_text("weights")
@@ -360,6 +380,70 @@ def test_slots_are_filled_from_a_blob_store(code: CodeSlots, blobs: Blobs, tmp_p
     for digest, data in blobs.contents.items():
         store.put(digest, data)
     assert content(code.update(tree, store.stream, "project")) == FILES
+
+
+_PATHS = ("a", "b", "a/a", "a/b.py", "b/a", "b/b/c.py", "c.py")
+
+
+def _random_tree(blobs: Blobs, chance: random.Random) -> Tree:
+    while True:
+        chosen = chance.sample(_PATHS, chance.randint(0, 5))
+        links = [Entry(path, "symlink", target="a") for path in chosen if chance.random() < 0.15]
+        names = {link.path for link in links}
+        files = {path: str(chance.randint(0, 3)) for path in chosen if path not in names}
+        executable = tuple(path for path in files if chance.random() < 0.2)
+        try:
+            return blobs.tree(files, *links, executable=executable)
+        except DataStoreError:  # a file that is also a folder
+            continue
+
+
+def _meddle(root: Path, chance: random.Random) -> None:
+    """What user code may do to its folder."""
+    path = root / chance.choice(_PATHS)
+    kind = chance.choice(["write", "delete", "folder", "link", "touch"])
+    try:
+        if kind == "touch":
+            os.utime(path, (0, 0))
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif kind != "write" or path.is_symlink():
+            path.unlink(missing_ok=True)
+        if kind == "write":
+            path.write_text(chance.choice("0123"))
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(chance.choice(["a", "..", "/nowhere", "../../../outside"]))
+    except OSError:  # its folder is not there, or no folder
+        return
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_slot_is_what_the_tree_says_whatever_happened_to_it(seed: int) -> None:
+    chance, blobs = random.Random(seed), Blobs()
+    with tempfile.TemporaryDirectory() as folder:
+        outside = Path(folder) / "outside"
+        (outside / "a").mkdir(parents=True)
+        for name in ("b", "b.py", "c.py"):
+            (outside / name).touch()
+        code = CodeSlots(Path(folder) / "code")
+        for _ in range(8):
+            tree = _random_tree(blobs, chance)
+            before = sorted(outside.rglob("*"))
+            slot = reuse(code, tree, blobs)
+            assert sorted(outside.rglob("*")) == before
+            for entry in tree.entries:
+                path = slot.path / entry.path
+                assert path.is_symlink() == (entry.mode == "symlink")
+                if path.is_symlink():
+                    assert str(path.readlink()) == entry.target
+                    continue
+                assert path.read_bytes() == blobs.contents[entry.digest]
+                assert os.access(path, os.X_OK) == (entry.mode == "executable")
+            for _ in range(chance.randint(0, 3)):
+                _meddle(slot.path, chance)
 
 
 # ------------------------------------------------------------------------------------- switching
