@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_controller import BREAK, STALL, FakeController, ready, view
 from kubetorch.datastore import trees
 from kubetorch.errors import (
     ControllerError,
@@ -25,6 +24,7 @@ from kubetorch.sdk.source import Placement, Source
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, versions
 from kubetorch.wire.messages import Accepted, DeployLog, Failed, Missing, Stage
+from tests.local.fake_controller import BREAK, STALL, FakeController, ready, view
 
 
 @pytest.fixture(autouse=True)
@@ -152,9 +152,11 @@ def test_a_controller_that_always_breaks_off_is_given_up(client, tmp_path):
 
 
 def test_a_controller_that_never_has_enough_is_given_up(client, tmp_path):
-    with FakeController(tmp_path / "blobs", [[Missing(blobs=())]] * deploy.ATTEMPTS) as fake:
-        with pytest.raises(ControllerError, match="lacked blobs"):
-            client.deployment(fake).run()
+    with (
+        FakeController(tmp_path / "blobs", [[Missing(blobs=())]] * deploy.ATTEMPTS) as fake,
+        pytest.raises(ControllerError, match="lacked blobs"),
+    ):
+        client.deployment(fake).run()
 
 
 def test_a_file_that_changes_while_it_is_sent_is_scanned_again(client, project, tmp_path):
@@ -184,9 +186,11 @@ def failed(error):
 
 def test_an_error_of_our_own_is_raised_as_itself(client, tmp_path):
     event = failed(ServiceTimeoutError("not ready", hint="wait"))
-    with FakeController(tmp_path / "blobs", [[Accepted(generation=1), event]]) as fake:
-        with pytest.raises(ServiceTimeoutError, match="not ready") as caught:
-            client.deployment(fake).run()
+    with (
+        FakeController(tmp_path / "blobs", [[Accepted(generation=1), event]]) as fake,
+        pytest.raises(ServiceTimeoutError, match="not ready") as caught,
+    ):
+        client.deployment(fake).run()
 
     assert caught.value.hint == "wait"
 
@@ -196,9 +200,11 @@ def test_what_the_users_code_raised_is_raised_as_itself_with_its_traceback(clien
         {}["missing"]
     except KeyError as error:
         events = [failed(error)]
-    with FakeController(tmp_path / "blobs", [events]) as fake:
-        with pytest.raises(KeyError) as caught:
-            client.deployment(fake).run()
+    with (
+        FakeController(tmp_path / "blobs", [events]) as fake,
+        pytest.raises(KeyError) as caught,
+    ):
+        client.deployment(fake).run()
 
     assert "missing" in caught.value.remote_traceback
     assert caught.value.__cause__ is not None
@@ -206,9 +212,11 @@ def test_what_the_users_code_raised_is_raised_as_itself_with_its_traceback(clien
 
 def test_an_exception_that_is_not_known_here_is_a_remote_error(client, tmp_path):
     failure = {"error_type": "Strange", "message": "what", "module": "nowhere.at.all"}
-    with FakeController(tmp_path / "blobs", [[Failed(failure=failure)]]) as fake:
-        with pytest.raises(RemoteError, match="Strange: what"):
-            client.deployment(fake).run()
+    with (
+        FakeController(tmp_path / "blobs", [[Failed(failure=failure)]]) as fake,
+        pytest.raises(RemoteError, match="Strange: what"),
+    ):
+        client.deployment(fake).run()
 
 
 def test_lines_of_loading_code_are_shown_once_also_when_they_are_told_again(
@@ -258,8 +266,8 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         """
         import signal, sys, threading, pathlib
         sys.path[:0] = {path!r}
-        from fake_controller import STALL, FakeController
-        from test_sdk_deploy_flow import Client
+        from tests.local.fake_controller import STALL, FakeController
+        from tests.local.test_sdk_deploy_flow import Client
         from kubetorch.wire.messages import Accepted
 
         client = Client(pathlib.Path({project!r}))
@@ -281,7 +289,7 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
             sys.executable,
             "-c",
             code.format(
-                path=[str(here), str(here.parent)],
+                path=[str(here.parents[1])],
                 project=str(client.project),
                 blobs=str(tmp_path / "blobs"),
             ),

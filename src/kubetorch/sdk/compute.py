@@ -13,6 +13,7 @@ from kubetorch.sdk import parameters
 from kubetorch.specs import quantity
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
 
 _LAUNCH_TIMEOUT = ComputeSpec().launch_timeout
@@ -239,6 +240,11 @@ class Compute:
             self._service_name = name
             return self
         return Compute.from_spec(self._spec, namespace=self._namespace, service_name=name)
+
+    def describes(self, workload: WorkloadSpec) -> bool:
+        """Whether it is what that workload runs on; how that one logs aside."""
+        is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
+        return is_its and self._spec == replace(workload.compute, logging=self._spec.logging)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):

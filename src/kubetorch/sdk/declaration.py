@@ -6,16 +6,17 @@ this file in every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import naming, options, parameters
 from kubetorch.sdk.compute import Compute
-from kubetorch.sdk.source import Source
+from kubetorch.sdk.source import Placement, Source
 from kubetorch.specs import names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
@@ -91,6 +92,15 @@ class Declaration:
     def reload_prefixes(self, value: str | Sequence[str] | None) -> None:
         self._reload_prefixes = naming.parse_prefixes(value)
         self._forget()
+
+    def _candidates(self) -> tuple[str, ...]:
+        if self._service_name is not None:
+            return (self._service_name,)
+        branch = environment.branch_of_build() or naming.checked_out_branch(Path.cwd())
+        username = config.username
+        return naming.candidates(
+            self._name, self._reload_prefixes, username=username, branch=branch
+        )
 
     # ------------------------------------------------------------------------------------- code
 
@@ -199,6 +209,25 @@ class Declaration:
     def stream_logs(self, value: bool | None) -> None:
         self._stream_logs = None if value is None else options.boolean("stream_logs", value)
         self._callers.clear()
+
+    def _declare(
+        self,
+        compute: Compute,
+        init_args: Mapping[str, Any] | None,
+        stream_logs: bool | None,
+        reload_prefixes: str | Sequence[str] | None,
+        placement: Placement,
+    ) -> None:
+        if init_args is not None and self.kind != "cls":
+            raise SpecError(f"init_args are for classes; {self.name} is a function")
+        if reload_prefixes is not None:
+            self.reload_prefixes = reload_prefixes
+        if stream_logs is not None:
+            self.stream_logs = stream_logs
+        self.compute = compute
+        self._init_args = None if init_args is None else parameters.init_args(init_args)
+        if self._source is not None:
+            self._source = self._source.with_placement(placement)
 
     # ----------------------------------------------------------------------------------- pickle
 

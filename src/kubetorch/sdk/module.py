@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
 from kubetorch.sdk import inpod, naming, parameters
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.declaration import Declaration
 from kubetorch.sdk.source import Placement, Pointers, Source
+from kubetorch.specs.callable import CallableKind
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import routes
 
@@ -214,25 +214,6 @@ class Module(Declaration, Generic[HandleT]):
             log.warning("%s could not be torn down: %s", self.service_name, error)
         self._forget()
 
-    def _declare(
-        self,
-        compute: Compute,
-        init_args: Mapping[str, Any] | None,
-        stream_logs: bool | None,
-        reload_prefixes: str | Sequence[str] | None,
-        placement: Placement,
-    ) -> None:
-        if init_args is not None and self.kind != "cls":
-            raise SpecError(f"init_args are for classes; {self.name} is a function")
-        if reload_prefixes is not None:
-            self.reload_prefixes = reload_prefixes
-        if stream_logs is not None:
-            self.stream_logs = stream_logs
-        self.compute = compute
-        self._init_args = None if init_args is None else parameters.init_args(init_args)
-        if self._source is not None:
-            self._source = self._source.with_placement(placement)
-
     def _deployment(self, get_if_exists: bool = False) -> Deployment:
         from kubetorch.sdk import deploy  # noqa: PLC0415  # see the module's docstring
 
@@ -283,10 +264,21 @@ class Module(Declaration, Generic[HandleT]):
             ServiceNotFoundError: There is none.
         """
         module = cls._named(name, namespace, reload_prefixes)
+        found = None
+        if not hasattr(cls, "kind"):  # `kt.Module` itself: a function or a class
+            found = module._search()
+            module = cls._of_kind(found.spec.callable.kind)._named(name, namespace, reload_prefixes)
         # A module that a pod imports must not ask anybody: there, the first call looks it up.
-        if not inpod.is_worker():
-            module._accept(module._search())
+        if found is not None or not inpod.is_worker():
+            module._accept(found or module._search())
         return module
+
+    @classmethod
+    def _of_kind(cls: type[ModuleT], kind: CallableKind) -> type[ModuleT]:
+        from kubetorch.sdk.cls import Cls  # noqa: PLC0415  # it imports this module
+        from kubetorch.sdk.fn import Fn  # noqa: PLC0415  # it imports this module
+
+        return cast("type[ModuleT]", Cls if kind == "cls" else Fn)
 
     @classmethod
     def _named(
@@ -301,15 +293,6 @@ class Module(Declaration, Generic[HandleT]):
         if namespace is not None:
             module._namespace = parameters.namespace(namespace)
         return module
-
-    def _candidates(self) -> tuple[str, ...]:
-        if self._service_name is not None:
-            return (self._service_name,)
-        branch = environment.branch_of_build() or naming.checked_out_branch(Path.cwd())
-        username = config.username
-        return naming.candidates(
-            self._name, self._reload_prefixes, username=username, branch=branch
-        )
 
     def _search(self) -> WorkloadView:
         from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
@@ -337,7 +320,7 @@ class Module(Declaration, Generic[HandleT]):
                 f"the service {spec.name} is a {what}",
                 hint=f"kt.{spec.callable.kind}(name={spec.name!r})",
             )
-        if self._compute is None or self._compute.service_name != spec.name:
+        if self._compute is None or not self._compute.describes(spec):
             self._compute = Compute.from_spec(
                 spec.compute, namespace=spec.namespace, service_name=spec.name
             )

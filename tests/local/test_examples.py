@@ -1,0 +1,109 @@
+"""Every example runs, and prints what its reader would expect."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the examples: what they write stays there."""
+    return shutil.copytree(EXAMPLES, tmp_path / "examples")
+
+
+def run(*command, cwd):
+    """What a program prints, with the names of its pods cut."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.sub(r"^\(([a-z]+)-[^)]*\)", r"(\1)", done.stdout, flags=re.MULTILINE)
+
+
+EXPECTED = {
+    "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
+    "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
+    "still there: b = 2\ndeployed again: 1 value\n",
+    "async_fan_out.py": "page 0 … page 19\n20 calls of 0.2 s each took less than 2 s: True\n",
+    "generator_progress.py": "".join(
+        f"{{'epoch': {epoch}, 'loss': {0.5**epoch}}}\n" for epoch in range(1, 6)
+    ),
+    "map_200.py": "results: 200 of which failed: 1 13 is not scored\n"
+    "first: [0, 1, 4, 9, 16] last: 39601\n"
+    f"sum: {sum(n * n for n in range(200) if n != 13)}\n",
+}
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        *EXPECTED,
+        "notebook.ipynb",
+        "curl.sh",
+    }
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_program_prints_what_it_should(name, folder):
+    assert run(sys.executable, name, cwd=folder) == EXPECTED[name]
+
+
+def test_the_first_example_shows_its_new_code_after_an_edit(folder):
+    assert "{'loss': 0.05}" in run(sys.executable, "hello_world.py", cwd=folder)
+    program = folder / "hello_world.py"
+    program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
+
+    assert "{'loss': 5.0}" in run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_curl_calls_a_function_with_a_token(folder):
+    output = run("sh", "curl.sh", cwd=folder)
+
+    assert '{"loss":0.05}' in output.replace(" ", "")
+    assert "status 500" in output
+    assert '"error_type":"ZeroDivisionError"' in output.replace(": ", ":")
+
+
+def test_a_notebook_deploys_its_own_functions_and_classes(folder):
+    import nbformat
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from nbclient import NotebookClient
+
+        notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
+        client = NotebookClient(
+            notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}}
+        )
+        client.execute()
+
+    outputs = [
+        output.get("text") or output["data"]["text/plain"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
+    # In a notebook lines from pods have a colour.
+    shown = [re.sub(r"\x1b\[\d*m|(?<=\(area)-[^)]*", "", output) for output in outputs]
+    line = "(area) computing in a pod\n"
+    assert shown == [line, "12.566", "(7, 10)", line, "3.142"]
+    assert (folder / "area_fn.py").is_file()
+    assert (folder / "Counter_cls.py").is_file()

@@ -1,0 +1,278 @@
+"""Programs as users write them: scripts that deploy at module level, `__main__`, interpreters."""
+
+import sys
+
+import pytest
+
+import kubetorch as kt
+from tests.local.user_project import UserProject
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def project(tmp_path):
+    return UserProject(tmp_path / "shop")
+
+
+@pytest.fixture
+def run(project):
+    """Runs a program, with its output; its services are torn down at the end."""
+
+    def run(name, source, *arguments, **environ):
+        done = project.run(project.write(name, source), *arguments, **environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    yield run
+    for view in kt.globals.controller_client().list_workloads():
+        kt.Module.from_name(view.spec.name, view.spec.namespace).teardown()
+
+
+AT_MODULE_LEVEL = """
+import kubetorch as kt
+
+def train(steps):
+    return helper(steps)
+
+def helper(steps):
+    return 2 * steps
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+    def add(self, k):
+        self.n += k
+        return self.n
+
+compute = kt.Compute(cpus="0.1")
+remote = kt.fn(train).to(compute)
+counter = kt.cls(Counter).to(compute)
+print(remote(4), counter.add(3), AFTER)
+"""
+
+
+def test_a_program_may_deploy_and_call_at_module_level(run):
+    source = AT_MODULE_LEVEL.replace("AFTER", "'end'")
+
+    assert run("train.py", source) == ["8 3 end"]
+    assert run("train.py", source) == ["8 3 end"]
+
+
+def test_a_deploy_above_the_definition_has_no_effect_in_the_pod(run):
+    early = "first = kt.fn(train).to(kt.Compute())\nfirst(1)\nfirst.teardown()\n\nclass Counter"
+    source = AT_MODULE_LEVEL.replace("class Counter", early).replace("AFTER", "'end'")
+
+    assert run("train.py", source) == ["8 3 end"]
+
+
+def test_a_program_may_call_at_module_level_what_another_module_deployed(run, project):
+    project.write(
+        "pipeline.py",
+        """
+        import kubetorch as kt
+        import steps
+
+        remote = kt.fn(steps.double).to(kt.Compute(cpus="0.1"))
+        value = remote(2)
+        """,
+    )
+    project.write("steps.py", "def double(n):\n    return 2 * n\n")
+    program = """
+    import kubetorch as kt
+    import pipeline
+
+    def report():
+        return "value is " + str(pipeline.value)
+
+    print(kt.fn(report).to(kt.Compute(cpus="0.1"))())
+    print(pipeline.value)
+    """
+
+    # In the pod of `report`, the deploying statements of `pipeline` have no effect.
+    assert run("main.py", program) == ["value is None", "4"]
+
+
+def test_an_asyncio_program_may_deploy_at_module_level(run):
+    source = """
+    import asyncio
+    import kubetorch as kt
+
+    async def fetch(n):
+        return n + 1
+
+    async def main():
+        remote = await kt.fn(fetch).to_async(kt.Compute(cpus="0.1"))
+        print(await remote(1, async_=True))
+
+    asyncio.run(main())
+    """
+
+    assert run("main.py", source) == ["2"]
+
+
+def test_a_process_that_a_pods_code_spawns_does_not_deploy_again(run):
+    source = """
+    import multiprocessing
+    import kubetorch as kt
+
+    def square(n):
+        return n * n
+
+    def train():
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.map(square, [1, 2, 3])
+
+    print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
+    """
+
+    assert run("train.py", source) == ["[1, 4, 9]"]
+
+
+def test_objects_of_a_scripts_own_classes_travel_by_pickle_both_ways(run):
+    source = """
+    import kubetorch as kt
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    class Wrong(Exception):
+        pass
+
+    def move(point):
+        if point.x < 0:
+            raise Wrong("negative")
+        return Point(point.x + 1)
+
+    if __name__ == "__main__":
+        remote = kt.fn(move)
+        remote.serialization = "pickle"
+        remote.to(kt.Compute(cpus="0.1", allowed_serialization=["json", "pickle"]))
+        moved = remote(Point(1))
+        print(type(moved) is Point, moved.x)
+        try:
+            remote(Point(-1))
+        except Wrong as error:
+            print("caught", error)
+        print(remote.spawn(Point(5)).get().x)
+    """
+
+    assert run("main.py", source) == ["True 2", "caught negative", "6"]
+
+
+def test_a_module_that_is_run_by_its_name_is_deployed_by_its_name(run, project):
+    project.write("jobs/__init__.py", "")
+    project.write("jobs/names.py", "NAME = 'names'\n")
+    project.write(
+        "jobs/train.py",
+        """
+        import kubetorch as kt
+        from . import names
+
+        def train():
+            return names.NAME, __name__
+
+        if __name__ == "__main__":
+            print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
+        """,
+    )
+
+    done = project.run("-m", "jobs.train")
+
+    assert done.stdout == "['names', 'jobs.train']\n", done.stderr
+
+
+def test_a_single_file_without_a_project_travels_alone(run, project):
+    (project.folder / "pyproject.toml").unlink()
+    project.write("other.py", "")
+    source = """
+    import pathlib
+    import kubetorch as kt
+
+    def files():
+        return sorted(path.name for path in pathlib.Path(__file__).parent.glob("*.py"))
+
+    if __name__ == "__main__":
+        print(kt.fn(files).to(kt.Compute(cpus="0.1"))())
+    """
+
+    assert run("alone.py", source) == ["['alone.py']"]
+
+
+def test_code_that_is_not_synced_is_imported_from_where_it_is(run, project, tmp_path):
+    place = tmp_path / "container"
+    place.mkdir()
+    (place / "ready.py").write_text("def train():\n    return __file__\n")
+    source = f"""
+    import sys
+    import kubetorch as kt
+
+    sys.path.append({str(place)!r})
+    import ready
+
+    remote = kt.fn(ready.train, sync_dir=False, remote_dir={str(place)!r})
+    print(remote.to(kt.Compute(cpus="0.1"))())
+    """
+
+    assert run("main.py", source) == [str(place / "ready.py")]
+
+
+def test_folders_of_the_programs_own_path_are_found_in_the_pods(run, tmp_path):
+    place = tmp_path / "tools"
+    place.mkdir()
+    (place / "tool.py").write_text("VALUE = 7\n")
+    source = """
+    import kubetorch as kt
+    import tool
+
+    def train():
+        return tool.VALUE
+
+    if __name__ == "__main__":
+        print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
+    """
+
+    assert run("main.py", source, PYTHONPATH=str(place)) == ["7"]
+
+
+def test_what_was_typed_into_an_interpreter_cannot_be_deployed_and_says_so(project):
+    program = (
+        "import kubetorch as kt\n"
+        "def f():\n    return 1\n\n"
+        "try:\n    kt.fn(f).to(kt.Compute())\n"
+        "except kt.NotebookError as error:\n    print(error.hint)\n\n"
+    )
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=program,
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert ".py file" in done.stdout, done.stderr
+
+
+def test_progress_reaches_the_caller(run):
+    source = """
+    import kubetorch as kt
+
+    def train():
+        for step in range(3):
+            kt.progress(step, 3, message="training")
+
+    if __name__ == "__main__":
+        remote = kt.fn(train).to(kt.Compute(cpus="0.1"))
+        remote.options(on_progress=lambda *report: print(*report))()
+    """
+
+    # Reports that follow each other quickly are left out, but for the last.
+    assert run("main.py", source)[-1] == "2.0 3.0 training"
