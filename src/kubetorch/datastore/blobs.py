@@ -214,10 +214,6 @@ class BlobStore:
                 if _DIGEST.fullmatch(entry.name):
                     yield BlobInfo(entry.name, facts.st_size, facts.st_mtime)
 
-    def total_bytes(self) -> int:
-        """The lengths of all blobs together."""
-        return sum(blob.size for blob in self.iterate())
-
     def sweep(self) -> None:
         """Remove what processes that died have left half-written."""
         for entry in _scandir(f"{self._folder}/tmp"):

@@ -109,11 +109,6 @@ class CodeSlots:
         """A worker of this slot has ended, or `update`'s caller is done with it."""
         self._release(slot.number)
 
-    def is_held(self, slot: Slot) -> bool:
-        """Whether the slot must not change."""
-        with self._lock:
-            return slot.number in self._holds
-
     def _release(self, number: int) -> None:
         with self._lock:
             left = self._holds[number] - 1

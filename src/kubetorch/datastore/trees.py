@@ -71,24 +71,6 @@ class Tree:
         """The blobs of its files, each once."""
         return list(dict.fromkeys(entry.digest for entry in self.entries if entry.digest))
 
-    @property
-    def total_bytes(self) -> int:
-        """The sizes of all files together."""
-        return sum(entry.size for entry in self.entries)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How one tree becomes another.
-
-    Attributes:
-        removed: Paths that only the old one has.
-        written: Entries of the new one that the old one lacks or has differently.
-    """
-
-    removed: tuple[str, ...]
-    written: tuple[Entry, ...]
-
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
@@ -120,14 +102,6 @@ def decode(encoded: bytes) -> Tree:
     if _encoder.encode(entries) != encoded:
         raise DataStoreError("not a tree: it is encoded in a way that build() does not")
     return Tree(digest_of(encoded), entries, encoded)
-
-
-def difference(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
-    """What has to happen to a folder with `old` in it so that it has `new`."""
-    before = {entry.path: entry for entry in old}
-    written = tuple(entry for entry in new if before.pop(entry.path, None) != entry)
-    # What was popped is in the new tree; what is left is gone.
-    return Difference(tuple(before), written)
 
 
 def _path(entry: Entry) -> str:

@@ -284,7 +284,7 @@ class Response:
                     raise http.client.IncompleteRead(b"", self._raw.length)
             except _BROKEN as error:
                 self.close()
-                raise unavailable(self._request, error, None) from error
+                raise unavailable(self._request, error, self._client._hint) from error
             except BaseException:
                 self.close()
                 raise
@@ -306,7 +306,7 @@ class Response:
             elif len(pending) > LINE_LIMIT:
                 self.close()
                 error = http.client.LineTooLong(f"{len(pending)} bytes")
-                raise unavailable(self._request, error, None) from error
+                raise unavailable(self._request, error, self._client._hint) from error
         if pending:
             yield bytes(pending)
 

@@ -64,24 +64,6 @@ def memory(value: object, *, parameter: str = "memory") -> str:
     return text
 
 
-def cores(quantity: str) -> float:
-    """An amount of CPUs, as a number of cores.
-
-    Raises:
-        SpecError: It is no amount.
-    """
-    return float(_amount(quantity, quantity, "cpus", _CPU_HINT))
-
-
-def count_bytes(quantity: str) -> int:
-    """An amount of memory, in bytes, rounded up.
-
-    Raises:
-        SpecError: It is no amount.
-    """
-    return math.ceil(_amount(quantity, quantity, "memory", _MEMORY_HINT))
-
-
 def seconds(value: object, *, parameter: str = "inactivity_ttl") -> int:
     """A duration such as `30m`, in seconds.
 

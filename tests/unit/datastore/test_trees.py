@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.slots import CodeSlots
-from kubetorch.datastore.trees import Entry, build, decode, difference
+from kubetorch.datastore.trees import Entry, build, decode
 from kubetorch.errors import DataStoreError
 
 EMPTY = digest_of(b"")
@@ -53,15 +53,13 @@ def test_the_digest_depends_on_content_and_not_on_order() -> None:
 def test_an_empty_tree_is_a_tree() -> None:
     tree = build([])
     assert decode(tree.encoded).entries == ()
-    assert tree.total_bytes == 0
     assert tree.digests() == []
 
 
-def test_digests_are_named_once_and_sizes_summed() -> None:
+def test_digests_are_named_once() -> None:
     one = digest_of(b"1")
     tree = build([file("a", digest=one, size=1), file("b", digest=one, size=1), link("c", "a")])
     assert tree.digests() == [one]
-    assert tree.total_bytes == 2
 
 
 @pytest.mark.parametrize(
@@ -200,16 +198,6 @@ def test_a_tree_of_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(DataStoreError, match="1000001 entries"):
         trees.check(Endless())
-
-
-def test_the_difference_names_what_goes_and_what_is_written() -> None:
-    old = build([file("gone"), file("same"), file("changed"), file("kind")])
-    changed = file("changed", digest=digest_of(b"1"), size=1)
-    new = build([file("same"), changed, link("kind", "same"), file("new")])
-    found = difference(old.entries, new.entries)
-    assert found.removed == ("gone",)
-    assert {entry.path for entry in found.written} == {"changed", "kind", "new"}
-    assert difference(new.entries, new.entries) == trees.Difference((), ())
 
 
 # ------------------------------------------------------------------------------------ properties

@@ -9,47 +9,48 @@ from kubetorch.specs import quantity
 
 
 @pytest.mark.parametrize(
-    ("given_value", "text", "cores"),
+    ("given_value", "text"),
     [
-        ("0.5", "0.5", 0.5),
-        (0.5, "0.5", 0.5),
-        (1, "1", 1),
-        (1.0, "1", 1),
-        ("2", "2", 2),
-        ("500m", "500m", 0.5),
-        ("1.", "1.", 1),
-        (".5", ".5", 0.5),
-        (0.1, "0.1", 0.1),
-        (0.001, "0.001", 0.001),
-        ("1e1", "1e1", 10),
-        ("2k", "2k", 2000),
+        ("0.5", "0.5"),
+        (0.5, "0.5"),
+        (1, "1"),
+        (1.0, "1"),
+        ("2", "2"),
+        ("500m", "500m"),
+        ("1.", "1."),
+        (".5", ".5"),
+        (0.1, "0.1"),
+        (0.001, "0.001"),
+        ("1e1", "1e1"),
+        ("2k", "2k"),
     ],
 )
-def test_amounts_of_cpus(given_value: object, text: str, cores: float) -> None:
+def test_amounts_of_cpus(given_value: object, text: str) -> None:
     assert quantity.cpus(given_value) == text
-    assert quantity.cores(text) == cores
+    assert quantity.cpus(text) == text
 
 
 @pytest.mark.parametrize(
-    ("given_value", "text", "count"),
+    ("given_value", "text"),
     [
-        ("2Gi", "2Gi", 2 * 1024**3),
-        ("1G", "1G", 10**9),
-        ("512Mi", "512Mi", 512 * 1024**2),
-        ("1.5Gi", "1.5Gi", 1536 * 1024**2),
-        ("1k", "1k", 1000),
-        ("1Ki", "1Ki", 1024),
-        (12, "12", 12),
-        (12.0, "12", 12),
-        ("12e6", "12e6", 12_000_000),
-        ("12E6", "12E6", 12_000_000),
-        ("1E", "1E", 10**18),
-        ("1000m", "1000m", 1),
+        ("2Gi", "2Gi"),
+        ("1G", "1G"),
+        ("512Mi", "512Mi"),
+        ("1.5Gi", "1.5Gi"),
+        ("1k", "1k"),
+        ("1Ki", "1Ki"),
+        (12, "12"),
+        (12.0, "12"),
+        ("12e6", "12e6"),
+        ("12E6", "12E6"),
+        ("1E", "1E"),
+        ("1000m", "1000m"),
+        (2**62, str(2**62)),
     ],
 )
-def test_amounts_of_memory(given_value: object, text: str, count: int) -> None:
+def test_amounts_of_memory(given_value: object, text: str) -> None:
     assert quantity.memory(given_value) == text
-    assert quantity.count_bytes(text) == count
+    assert quantity.memory(text) == text
 
 
 WORDS = ("", " ", "x", "2x", "-1", "+1", "4 GB", "1 ", " 1", "1,5", "1.5.2", "Mi", "m", "٣", "½")
@@ -104,10 +105,10 @@ def test_the_parameter_can_have_another_name() -> None:
 
 
 @given(st.integers(1, 10**6))
-def test_numbers_and_their_text_are_the_same_amount(thousandths: int) -> None:
+def test_every_number_of_thousandths_of_a_core_is_an_amount(thousandths: int) -> None:
     number = thousandths / 1000
-    assert quantity.cores(quantity.cpus(number)) == number
-    assert quantity.cores(f"{thousandths}m") == number
+    assert float(quantity.cpus(number)) == number
+    assert quantity.cpus(f"{thousandths}m") == f"{thousandths}m"
 
 
 @given(st.text(max_size=8))
