@@ -73,10 +73,10 @@ class BlobRoutes:
         body = await exchange.body(NAMES_LIMIT)
         try:
             names = msgspec.json.decode(body, type=_Names).blobs
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f'the body must be {{"blobs": [...]}}: {error}') from error
-        for digest in names:
-            check_digest(digest)
+            for digest in names:
+                check_digest(digest)
+        except (msgspec.MsgspecError, DataStoreError) as error:
+            raise ProtocolError(f'the body must be {{"blobs": [digests]}}: {error}') from error
         return names
 
 
@@ -100,7 +100,8 @@ async def receive(chunks: AsyncIterator[bytes], blobs: BlobStore) -> int:
     except StorageFullError:
         raise
     except DataStoreError as error:  # poisoned: the sender's fault
-        raise with_status(error, 400) from error
+        with_status(error, 400)
+        raise
     finally:
         if receiver is not None:
             receiver.close()

@@ -1,0 +1,189 @@
+"""What a controller makes of what an agent says, and of its silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kubetorch.controller.access import PodIdentity, Principal, User
+from kubetorch.controller.sessions import HELLO_TIMEOUT, SILENCE, Session
+from kubetorch.lib import websocket
+from kubetorch.lib.clock import ManualClock
+from kubetorch.wire import messages, versions
+from kubetorch.wire.messages import Activity, CallReport, Hello, Members, Observed
+
+POD = PodIdentity("ns", "f", "f-1")
+HELLO = Hello(
+    namespace="ns",
+    workload="f",
+    pod="f-1",
+    incarnation="i",
+    url="http://127.0.0.1:1",
+    protocol=versions.PROTOCOL,
+    version="0",
+    generation=3,
+)
+
+
+class Recorder:
+    """Stands for a workload, the registry and the connection: notes what is done to them."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[Any, ...]] = []
+        self.sent: list[bytes] = []
+        self.closed: tuple[int, str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("connected", "disconnected", "silent", "heard_again", "observed", "active"):
+            raise AttributeError(name)
+        return lambda *arguments: self.noted.append((name, *arguments))
+
+    def workload_of(self, pod: PodIdentity) -> Recorder | None:
+        return self if pod == POD else None
+
+    def on_call(self, pod: PodIdentity, report: CallReport) -> None:
+        self.noted.append(("call", pod, report))
+
+    def send(self, data: bytes, *, opcode: int) -> None:
+        self.sent.append(data)
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed = (code, reason)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.noted]
+
+
+class Case:
+    """A session that has begun, without a socket."""
+
+    def __init__(self, principal: Principal = POD, *, hello: Hello | None = HELLO) -> None:
+        self.world = Recorder()
+        self.clock = ManualClock()
+        self.ended: list[Session] = []
+        self.session = Session(
+            principal,
+            registry=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
+            clock=self.clock,
+            on_end=self.ended.append,
+        )
+        self.session.on_open(self.world)  # type: ignore[arg-type]  # it notes what is sent
+        if hello is not None:
+            self.say(hello)
+
+    def say(self, message: object) -> None:
+        data = message if isinstance(message, bytes) else messages.encode(message)
+        self.session.on_message(websocket.TEXT, memoryview(data))
+
+
+def test_hello_connects_the_pod() -> None:
+    case = Case()
+    assert case.world.noted == [("connected", HELLO, case.session)]
+    assert case.world.closed is None
+
+
+def test_the_user_may_speak_for_a_pod() -> None:
+    assert Case(User()).world.names == ["connected"]
+
+
+@pytest.mark.parametrize(
+    ("principal", "pod"),
+    [
+        pytest.param(PodIdentity("ns", "f", "f-2"), "f-1", id="the token of another pod"),
+        pytest.param(User(), "f-9", id="a pod that is unknown"),
+    ],
+)
+def test_hello_of_a_stranger_is_refused(principal: Principal, pod: str) -> None:
+    case = Case(principal, hello=msgspec.structs.replace(HELLO, pod=pod))
+    assert case.world.closed is not None
+    assert case.world.closed[0] == websocket.POLICY_VIOLATION
+    assert case.world.names == []
+
+
+def test_an_agent_of_another_protocol_is_refused() -> None:
+    case = Case(hello=msgspec.structs.replace(HELLO, protocol=99))
+    assert case.world.closed is not None
+    assert "upgrade" in case.world.closed[1]
+
+
+@pytest.mark.parametrize(
+    "first", [b"{", b"[]", b'{"type": "nonsense"}', Activity(calls=0, last=1.0)]
+)
+def test_what_is_no_hello_ends_the_session(first: object) -> None:
+    case = Case(hello=None)
+    case.say(first)
+    assert case.world.closed is not None
+    assert case.world.closed[0] == websocket.PROTOCOL_ERROR
+
+
+def test_a_second_hello_ends_the_session() -> None:
+    case = Case()
+    case.say(HELLO)
+    assert case.world.closed is not None
+
+
+def test_nothing_is_heard_after_the_end() -> None:
+    case = Case()
+    case.session.close("enough")
+    case.say(Observed(generation=1, serving=1))
+    assert case.world.names == ["connected"]
+
+
+def test_news_go_where_they_belong() -> None:
+    case = Case()
+    case.say(Observed(generation=4, serving=4))
+    case.say(CallReport(id="c", callable="f", state="running", started=1.0))
+    assert case.world.names == ["connected", "observed", "call"]
+
+
+def test_a_large_message_is_put_together() -> None:
+    case = Case()
+    data = messages.encode(Observed(generation=4, serving=3, failure={"message": "x" * 100_000}))
+    case.session.on_placed(data[:16], memoryview(data[16:]))
+    assert case.world.names == ["connected", "observed"]
+
+
+def test_a_connection_without_hello_is_closed() -> None:
+    case = Case(hello=None)
+    case.clock.advance(HELLO_TIMEOUT)
+    assert case.world.closed == (websocket.POLICY_VIOLATION, "no hello came")
+
+
+def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
+    case = Case()
+    case.clock.advance(SILENCE - 1)
+    case.say(Activity(calls=0, last=1.0))
+    case.clock.advance(SILENCE - 1)
+    assert "silent" not in case.world.names
+    case.clock.advance(1)
+    assert case.world.noted[-1] == ("silent", "f-1")
+    case.say(Activity(calls=0, last=1.0))
+    assert case.world.noted[-2] == ("heard_again", "f-1", 3)
+
+
+def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
+    case = Case()
+    case.say(Observed(generation=4, serving=4))
+    case.clock.advance(SILENCE)
+    case.say(Activity(calls=0, last=1.0))
+    assert ("heard_again", "f-1", 4) in case.world.noted
+
+
+def test_the_end_of_the_connection_disconnects_the_pod() -> None:
+    case = Case()
+    case.session.on_close("gone")
+    assert case.world.noted[-1] == ("disconnected", "f-1", case.session)
+    assert case.ended == [case.session]
+    case.clock.advance(SILENCE)
+    assert case.world.names[-1] == "disconnected"
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    case = Case()
+    case.session.send(Members(epoch=1, members=()))
+    case.session.on_close("gone")
+    case.session.send(Members(epoch=2, members=()))
+    assert len(case.world.sent) == 1
