@@ -8,8 +8,8 @@ import time
 
 import psutil
 import pytest
-from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
 
+from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
 from kubetorch.lib import websocket
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Raised, unpack_outcome
@@ -188,9 +188,7 @@ def test_a_call_survives_its_connection(agent):
     client.open(2, "hello", name="Service", method="say")
     assert client.until(2, Kind.RESULT)[-1][3] == b'"hello"'
     client.sock.close()
-    again = agent.client(
-        client="moving", resume=f"{client.welcome.incarnation}:{client.received}"
-    )
+    again = agent.client(client="moving", resume=f"{client.welcome.incarnation}:{client.received}")
     assert again.welcome.resumed
     assert again.welcome.received == 2
     assert again.result(1) == "slept"
@@ -301,7 +299,7 @@ def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(agent):
     client.sock.settimeout(1.0)
     with pytest.raises(TimeoutError):
         while True:
-            kind, _, _, payload = client.next()
+            _, _, _, payload = client.next()
             got += len(payload)
     assert 32 * 1024 * 1024 < got < 80 * 1024 * 1024
     client.sock.settimeout(10)
@@ -320,7 +318,7 @@ def test_a_worker_killed_in_a_call_fails_that_call_at_once_and_is_replaced(agent
     time.sleep(0.1)
     begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(CallFailed, match="WorkerDiedError: .*SIGKILL") as caught:
+    with pytest.raises(CallFailed, match=r"WorkerDiedError: .*SIGKILL") as caught:
         client.result(2)
     assert time.monotonic() - begin < 0.5
     assert caught.value.failure["state"]["exit_code"] == -9
@@ -389,7 +387,7 @@ def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent)
     agent.process.send_signal(signal.SIGTERM)
     assert client.next()[0] == Kind.GOAWAY
     client.open(2, 1, name="Service", method="echo")
-    with pytest.raises(CallFailed, match="CallRefusedError: .*stopped") as caught:
+    with pytest.raises(CallFailed, match=r"CallRefusedError: .*stopped") as caught:
         client.result(2)
     assert caught.value.failure["started"] is False
     assert agent.http("POST", "/Service/echo", b'{"args":[1]}')[0] == 503
@@ -407,7 +405,7 @@ def test_calls_that_outlast_the_grace_end_with_the_pods_end_as_reason(agent, con
     time.sleep(0.1)
     begin = time.monotonic()
     controller.send(Terminate(grace=0.5, reason="Evicted"))
-    with pytest.raises(CallFailed, match="PodTerminatedError: .*Evicted") as caught:
+    with pytest.raises(CallFailed, match=r"PodTerminatedError: .*Evicted") as caught:
         client.result(1)
     assert caught.value.failure["state"]["reason"] == "Evicted"
     assert time.monotonic() - begin < 5.0

@@ -189,6 +189,7 @@ class App:
             raise refusal(400, f"tail is {tail[:40]!r}; it must be a number of lines")
         count = min(int(tail[:9]), _TAIL_LIMIT)
         if _query(request, "follow") not in ("1", "true"):
+            self._log.flush()
             lines = await asyncio.to_thread(self._log.tail, count)
             await respond.answer(200, b"".join(lines), NDJSON)
             return

@@ -25,6 +25,8 @@ FOLLOWER_LINES = 10_000
 TEXT_LIMIT = 64 * 1024
 #: Lines that a follower gets in one piece.
 _PIECE_LINES = 500
+#: Bytes that are read first to find the last lines.
+_BLOCK = 64 * 1024
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -119,23 +121,16 @@ class PodLog:
             self._descriptor = None
 
     def tail(self, count: int) -> list[bytes]:
-        """The last lines, each as JSON with its line end. Reads the disk."""
-        self.flush()
-        found: deque[bytes] = deque(maxlen=count)
-        for path in (self._previous, self._current):
-            try:
-                with path.open("rb") as file:
-                    # What a process that was killed wrote last may be cut.
-                    found.extend(
-                        line for line in file if line.startswith(b"{") and line.endswith(b"}\n")
-                    )
-            except OSError:
-                continue
-        return list(found)
+        """The last lines that were written, each as JSON with its line end. Reads the disk."""
+        lines = _last_lines(self._current, count)
+        if len(lines) < count:
+            lines = _last_lines(self._previous, count - len(lines)) + lines
+        return lines
 
     def follow(self, tail: int) -> Follower:
         """The last lines and then each new one, until the log or the follower is closed."""
         # Nothing is awaited in between: no line is missed, and none comes twice.
+        self.flush()
         follower = Follower(self.tail(tail), self._followers.discard)
         self._followers.add(follower)
         return follower
@@ -206,3 +201,25 @@ class Follower:
             await self._event.wait()
         source = self._before or self._lines
         return b"".join(source.popleft() for _ in range(min(len(source), _PIECE_LINES)))
+
+
+def _last_lines(path: Path, count: int) -> list[bytes]:
+    """The last whole lines of a segment; it is read from its end."""
+    length = _BLOCK
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while True:
+                begin = max(size - length, 0)
+                file.seek(begin)
+                lines = file.read(size - begin).splitlines(keepends=True)
+                if begin == 0 or len(lines) > count:
+                    break
+                length *= 4
+    except OSError:
+        return []
+    if begin:
+        del lines[0]
+    # What a process that was killed wrote last may be cut.
+    whole = [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+    return whole[-count:] if count else []
