@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -28,6 +29,7 @@ def count(n):
 
 
 def slow(seconds):
+    print("begun", flush=True)
     time.sleep(seconds)
     return "done"
 
@@ -115,7 +117,12 @@ def test_a_program_that_deploys_itself_at_module_level_is_deployed_once(project)
     done = ok("deploy", "program.py:triple", *COMPUTE, cwd=project)
     assert "never" not in done.stdout + done.stderr
     assert shown("call", "triple", "-a", "[4]") == 12
-    ok("teardown", "triple", "-y")
+    program += "def quadruple(n):\n    return 4 * n\n"
+    (project / "program.py").write_text(program)
+    ok("deploy", "program.py:triple", "program.py:quadruple", *COMPUTE, cwd=project)
+    assert shown("call", "quadruple", "-a", "[4]") == 16
+    ok("teardown", "program.py", "-y", cwd=project)
+    assert kt("status", "triple").returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -211,6 +218,28 @@ def test_the_method_of_a_function_is_ignored_with_a_warning(project):
     done = ok("call", "train:fast", "-a", "[1]")
     assert done.stdout == "Result: {'loss': 0.1}\n"
     assert "'fast' is ignored" in done.stderr
+
+
+@pytest.mark.parametrize("service", ["slow", "patient"])
+def test_ctrl_c_ends_the_call_in_the_pod(project, service):
+    (project / "patient.py").write_text(
+        "import asyncio\nasync def patient(n): print('begun'); await asyncio.sleep(n)\n"
+    )
+    if service == "patient":
+        ok("deploy", "patient.py:patient", *COMPUTE, cwd=project)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kubetorch", "call", service, "-a", "[60]"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while "begun" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert shown("call", service, "-a", "[0]") in ("done", None)
+    assert shown("status", service)["pods"][0]["calls"] == 0
 
 
 # ------------------------------------------------------------------------- list, status, describe
@@ -401,7 +430,7 @@ def test_teardown_asks_first(project):
 def test_teardown_by_prefix_takes_all_that_begin_so(project):
     deploy_copies(project, "batchone", "batchtwo")
     done = ok("teardown", "--prefix", "batch", "-y")
-    assert "all services with prefix batch in default namespace" in done.stdout
+    assert done.stdout.startswith("Deleting all services with prefix batch in default namespace...")
     assert {"✓ Deleted deployment batchone", "✓ Deleted deployment batchtwo"} < set(
         done.stdout.splitlines()
     )

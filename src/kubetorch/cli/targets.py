@@ -94,6 +94,7 @@ def load(target: Target) -> Callable[..., Any]:
         Exception: Whatever the user's file raises.
     """
     loader.prepare_path([str(target.root)])
+    _forget_if_cut_short(target)
     source = loader.Source(
         kind="fn",  # a class is wanted itself, not an instance of it
         module=target.module,
@@ -118,6 +119,14 @@ def load(target: Target) -> Callable[..., Any]:
             f"it is a value of type {type(found).__name__}"
         )
     return found  # type: ignore[no-any-return]  # checked to be callable
+
+
+def _forget_if_cut_short(target: Target) -> None:
+    """Have a file imported again whose import for another target ended above this one."""
+    module = sys.modules.get(target.module)
+    is_same = getattr(module, "__file__", None) == str(target.path)
+    if is_same and not hasattr(module, target.name.partition(".")[0]):
+        del sys.modules[target.module]
 
 
 def _suggest(source: str, path: Path) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
@@ -20,9 +20,6 @@ from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.fn import Fn, fn
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-#: Deploys that run at the same time.
-_AT_ONCE = 8
 
 Handle = Fn[..., Any] | Cls[Any]
 
@@ -54,7 +51,9 @@ def run(
     with contextlib.redirect_stdout(sys.stderr):
         handles = [_handle(targets.locate(text), compute, constructor) for text in wanted]
         pools = [_compute(settings) for _ in handles]
-        deployed = _deploy(handles, pools, constructor, output)
+        for handle in handles:
+            output.report(f"• {handle.name}")
+        deployed = asyncio.run(_deploy(handles, pools, constructor, output))
     if as_json:
         services = Services(namespace, output)
         found = [services.find(handle.service_name) for handle in deployed]
@@ -85,23 +84,20 @@ def _compute(settings: dict[str, Any]) -> Compute:
         raise SpecError(f"--compute: {error}") from error
 
 
-def _deploy(
+async def _deploy(
     handles: list[Handle], pools: list[Compute], constructor: dict[str, Any] | None, output: Output
 ) -> list[Handle]:
     """Deploy all at the same time and say how each ended; those that succeeded."""
-    for handle in handles:
-        output.report(f"• {handle.name}")
-    with ThreadPoolExecutor(min(_AT_ONCE, len(handles))) as threads:
-        jobs = []
-        for handle, pool in zip(handles, pools, strict=True):
-            output.report(f"Deploying {handle.name}...")
-            jobs.append(threads.submit(handle.to, pool, init_args=constructor))
+    deploys = []
+    for handle, pool in zip(handles, pools, strict=True):
+        output.report(f"Deploying {handle.name}...")
+        deploys.append(handle.to_async(pool, init_args=constructor))
+    ends = await asyncio.gather(*deploys, return_exceptions=True)
     deployed = []
-    for handle, job in zip(handles, jobs, strict=True):
-        error = job.exception()
-        if error is None:
+    for handle, end in zip(handles, ends, strict=True):
+        if isinstance(end, BaseException):
+            output.exception(end)
+        else:
             output.report(f"Successfully deployed {handle.name}.", "green")
             deployed.append(handle)
-        else:
-            output.exception(error)
     return deployed

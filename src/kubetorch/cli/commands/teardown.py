@@ -50,9 +50,9 @@ def run(  # noqa: PLR0913  # the documented options
     output = Output(as_json=as_json)
     _check_target(target, all_=all_, prefix=prefix)
     services = Services(namespace, output)
-    what = _describe(services, target=target, all_=all_, prefix=prefix)
+    what = _describe(services, target=target, prefix=prefix)
     doing = ("Force deleting" if force else "Deleting") if yes else "Looking for"
-    output.report(f"{doing} resources for {what} in {services.namespace} namespace...")
+    output.report(f"{doing} {what}...")
     if target is not None:
         found = _targeted(services, target, exact_match=exact_match)
     else:
@@ -88,12 +88,15 @@ def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None
         raise SpecError("--prefix is empty", hint="--all deletes all services of the user")
 
 
-def _describe(services: Services, *, target: str | None, all_: bool, prefix: str | None) -> str:
+def _describe(services: Services, *, target: str | None, prefix: str | None) -> str:
+    where = f"in {services.namespace} namespace"
     if target is not None:
-        return f"service {target}"
+        return f"resources for service {target} {where}"
     if prefix is not None:
-        return f"all services with prefix {prefix}"
-    return f"all services for username {services.username}" if services.username else "all services"
+        return f"all services with prefix {prefix} {where}"
+    if services.username:
+        return f"all services for username {services.username} {where}"
+    return f"all services {where}"
 
 
 def _is_meant(service: WorkloadView, username: str | None, prefix: str | None) -> bool:
