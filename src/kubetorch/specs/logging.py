@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from kubetorch.errors import SpecError
 
@@ -16,7 +16,7 @@ def _default_level() -> Level:
     level = os.environ.get("KT_LOG_LEVEL", "info").lower()
     if level not in LEVELS:
         raise SpecError(f"KT_LOG_LEVEL is {level!r}; it must be one of {', '.join(LEVELS)}")
-    return cast("Level", level)
+    return level
 
 
 @dataclass(frozen=True)

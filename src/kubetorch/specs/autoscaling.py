@@ -1,0 +1,217 @@
+"""How many pods a service has under load: the frozen form of `.autoscale()`.
+
+The words, defaults and bounds are those of Knative Serving
+(https://knative.dev/docs/serving/autoscaling/).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kubetorch.errors import AutoScalingError
+
+KPA = "kpa.autoscaling.knative.dev"
+HPA = "hpa.autoscaling.knative.dev"
+KPA_METRICS = ("concurrency", "rps")
+
+DEFAULT_SCALE_DOWN_DELAY = "1m"
+DEFAULT_RETENTION = "10m"
+DEFAULT_PROGRESS_DEADLINE = "10m"
+
+_DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+#: Spellings of the documents beside Knative's own words.
+ALIASES = {
+    "min_replicas": "min_scale",
+    "max_replicas": "max_scale",
+    "initial_replicas": "initial_scale",
+    "target_concurrency": "target",
+}
+
+
+@dataclass(frozen=True)
+class AutoscalingSpec:
+    """When pods are added and removed.
+
+    Attributes:
+        target: Load per pod that is aimed at, in units of `metric`.
+        window: Time over which the metric is averaged.
+        metric: `concurrency`, `rps`, `cpu`, `memory`, or a custom one (HPA).
+        target_utilization: Percentage of the target at which pods are added.
+        min_scale: Fewest pods; 0 allows none. `None`: 1, unless a scale-to-zero time was given.
+        max_scale: Most pods; 0 is no limit.
+        initial_scale: Pods to begin with.
+        concurrency: Requests that a pod takes at once; more wait.
+        scale_to_zero_pod_retention_period: How long the last pod is kept at least.
+        scale_down_delay: How long the load must be lower before a pod goes (KPA only).
+        autoscaler_class: KPA or HPA.
+        progress_deadline: How long a revision may take to become ready.
+        extra_annotations: Further `autoscaling.knative.dev/…` annotations, sorted by name.
+    """
+
+    target: int | float | None = None
+    window: str | None = None
+    metric: str | None = None
+    target_utilization: int | None = None
+    min_scale: int | None = None
+    max_scale: int | None = None
+    initial_scale: int | None = None
+    concurrency: int | None = None
+    scale_to_zero_pod_retention_period: str | None = None
+    scale_down_delay: str | None = None
+    autoscaler_class: str | None = None
+    progress_deadline: str | None = None
+    extra_annotations: tuple[tuple[str, str], ...] = ()
+
+
+_NAMES = tuple(item.name for item in fields(AutoscalingSpec) if item.name != "extra_annotations")
+
+
+def seconds(duration: str) -> int:
+    """A duration such as `1m30s`, in seconds."""
+    return sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+)([smh])", duration))
+
+
+def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
+    """What the keywords of `.autoscale()` mean.
+
+    Args:
+        arguments: The keywords, in any of the documented spellings.
+        launch_timeout: Seconds that a deploy may take; the progress deadline must be longer.
+
+    Raises:
+        AutoScalingError: A value is impossible, two contradict each other, or a keyword is a near
+            miss of a known one.
+    """
+    values, extra = _sort_out(arguments)
+    grace = values.pop("scale_to_zero_grace_period", None)
+    if grace is not None:
+        if isinstance(grace, bool) or not isinstance(grace, int) or grace < 0:
+            raise AutoScalingError(
+                f"scale_to_zero_grace_period is {grace!r}; it must be a number of seconds"
+            )
+        values.setdefault("scale_to_zero_pod_retention_period", f"{grace}s")
+        values.setdefault("min_scale", 0)
+    values.setdefault("scale_down_delay", DEFAULT_SCALE_DOWN_DELAY)
+    values.setdefault("scale_to_zero_pod_retention_period", DEFAULT_RETENTION)
+    values.setdefault("progress_deadline", _progress_deadline(launch_timeout))
+    spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
+    _check_numbers(spec)
+    _check_durations(spec, launch_timeout)
+    return _with_class(spec)
+
+
+def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    known = (*_NAMES, *ALIASES, "scale_to_zero_grace_period")
+    values: dict[str, Any] = {}
+    extra: dict[str, str] = {}
+    for given, value in arguments.items():
+        if value is None:
+            continue
+        name = ALIASES.get(given, given)
+        if name not in known:
+            near = difflib.get_close_matches(given, known, n=1, cutoff=0.8)
+            if near:
+                raise AutoScalingError(
+                    f"autoscale() has no {given!r}", hint=f"did you mean {near[0]}?"
+                )
+            extra[given.replace("_", "-")] = str(value)
+            continue
+        if name in values and values[name] != value:
+            raise AutoScalingError(f"{given} says {value!r}, another spelling {values[name]!r}")
+        values[name] = value
+    if "target_concurrency" in arguments:
+        values.setdefault("metric", "concurrency")
+    return values, extra
+
+
+def _progress_deadline(launch_timeout: int) -> str:
+    needed = max(launch_timeout + 60, int(launch_timeout * 1.2))
+    return f"{needed}s" if needed > 600 else DEFAULT_PROGRESS_DEADLINE
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "min_scale": (0, 1_000_000),
+    "max_scale": (0, 1_000_000),
+    "initial_scale": (0, 1_000_000),
+    "concurrency": (0, 1_000_000),
+}
+
+
+def _check_numbers(spec: AutoscalingSpec) -> None:
+    for name, (low, high) in _BOUNDS.items():
+        value: Any = getattr(spec, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise AutoScalingError(f"{name} is {value!r}; it must be a whole number, {low} or more")
+    target: Any = spec.target
+    if target is not None and (
+        isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0
+    ):
+        raise AutoScalingError(f"target is {target!r}; it must be a number above 0")
+    use: Any = spec.target_utilization
+    if use is not None and (
+        isinstance(use, bool) or not isinstance(use, (int, float)) or not 1 <= use <= 100
+    ):
+        raise AutoScalingError(f"target_utilization must be between 1 and 100, not {use!r}")
+    for name in ("min_scale", "initial_scale"):
+        scale = getattr(spec, name)
+        if scale is not None and spec.max_scale and scale > spec.max_scale:
+            raise AutoScalingError(
+                f"{name} cannot be greater than max_scale: {scale} > {spec.max_scale}"
+            )
+
+
+def _check_durations(spec: AutoscalingSpec, launch_timeout: int) -> None:
+    window: Any = spec.window
+    if window is not None and (not isinstance(window, str) or not window.endswith(("s", "m", "h"))):
+        raise AutoScalingError(f"window must end with s, m, or h, not {window!r}")
+    for name in (
+        "window",
+        "scale_to_zero_pod_retention_period",
+        "scale_down_delay",
+        "progress_deadline",
+    ):
+        value: Any = getattr(spec, name)
+        if value is not None and (not isinstance(value, str) or not _DURATION.match(value)):
+            raise AutoScalingError(
+                f"{name} must be a valid duration, not {value!r}",
+                hint='for example "30s" or "1m30s"',
+            )
+    assert spec.progress_deadline is not None
+    if seconds(spec.progress_deadline) < launch_timeout:
+        raise AutoScalingError(
+            f"progress_deadline is {spec.progress_deadline!r}, shorter than the start-up probe, "
+            f"which allows {launch_timeout} s (launch_timeout)",
+            hint="raise progress_deadline or lower launch_timeout",
+        )
+
+
+def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:
+    """The class that the metric needs; an impossible pair is an error."""
+    chosen: Any = spec.autoscaler_class
+    if chosen is not None and chosen not in (KPA, HPA, "kpa", "hpa"):
+        raise AutoScalingError(f"autoscaler_class must be {KPA!r} or {HPA!r}, not {chosen!r}")
+    if chosen in ("kpa", "hpa"):
+        chosen = {"kpa": KPA, "hpa": HPA}[chosen]
+    metric: Any = spec.metric
+    if metric is not None and not isinstance(metric, str):
+        raise AutoScalingError(f"metric is {metric!r}; it must be a word such as 'concurrency'")
+    needs_hpa = metric is not None and metric not in KPA_METRICS
+    if needs_hpa and chosen == KPA:
+        raise AutoScalingError(
+            f"metric {metric!r} needs the HPA class", hint=f"autoscaler_class={HPA!r}"
+        )
+    if not needs_hpa and chosen == HPA and metric is not None:
+        raise AutoScalingError(
+            f"metric {metric!r} needs the KPA class", hint=f"autoscaler_class={KPA!r}"
+        )
+    values = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    values["autoscaler_class"] = HPA if needs_hpa else chosen or KPA
+    return AutoscalingSpec(**values)

@@ -1,0 +1,217 @@
+"""Reading a Dockerfile: text in, instructions out. Pure.
+
+What Docker's own reference defines is followed (https://docs.docker.com/reference/dockerfile/):
+parser directives (`# escape=`), comments, continuation lines, here-documents, the exec and the
+shell form, `KEY=value` and the older `KEY value` form of ENV, and `$NAME`, `${NAME}`,
+`${NAME:-word}`, `${NAME:+word}` in the instructions that expand them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kubetorch.errors import SpecError
+
+#: Instructions that a live image can follow; see `kubetorch.specs.image.from_dockerfile`.
+SUPPORTED = (
+    "FROM",
+    "RUN",
+    "ENV",
+    "COPY",
+    "CMD",
+    "ENTRYPOINT",
+    "ARG",
+    "WORKDIR",
+    "USER",
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        keyword: In upper case.
+        text: What follows it, continuation lines joined.
+        line: Number of its first line, from 1.
+    """
+
+    keyword: str
+    text: str
+    line: int
+
+
+def parse(text: str, *, path: str) -> list[Instruction]:
+    """The instructions of a Dockerfile; comments are kept as instructions with keyword `#`.
+
+    Args:
+        text: What the file holds.
+        path: Its path, for messages.
+
+    Raises:
+        SpecError: An instruction is none of `SUPPORTED`, has no argument, or does not end.
+    """
+    escape = "`" if re.match(r"^\s*#\s*escape\s*=\s*`\s*$", text.partition("\n")[0]) else "\\"
+    instructions = []
+    for number, line in _logical_lines(text, escape, path):
+        if line.startswith("#"):
+            instructions.append(Instruction("#", line, number))
+            continue
+        keyword, _, rest = line.partition(" ")
+        keyword, rest = keyword.upper(), rest.strip()
+        if keyword not in SUPPORTED:
+            raise SpecError(
+                f"{path}, line {number}: {keyword!r} is not supported; "
+                f"supported are {', '.join(SUPPORTED)}"
+            )
+        if not rest:
+            raise SpecError(f"{path}, line {number}: {keyword} needs an argument")
+        instructions.append(Instruction(keyword, rest, number))
+    return instructions
+
+
+def _logical_lines(text: str, escape: str, path: str) -> Iterator[tuple[int, str]]:
+    lines = text.splitlines()
+    index = 0
+    while index < len(lines):
+        start, line = index + 1, lines[index].strip()
+        index += 1
+        if not line:
+            continue
+        if line.startswith("#"):
+            yield start, line
+            continue
+        while line.endswith(escape):
+            if index >= len(lines):
+                raise SpecError(f"{path}, line {start}: the continued line does not end")
+            following = lines[index].strip()
+            index += 1
+            # Empty lines and comments inside a continued instruction are no part of it.
+            if following and not following.startswith("#"):
+                line = f"{line[:-1].rstrip()} {following}"
+        for delimiter in re.findall(r"<<-?[\"']?(\w+)[\"']?", line):
+            index = _skip_here_document(lines, index, delimiter, start, path)
+            body = "\n".join(lines[start:index])
+            line = f"{line}\n{body}"
+        yield start, re.sub(r"^(\S+)\s+", r"\1 ", line)
+
+
+def _skip_here_document(lines: list[str], index: int, delimiter: str, start: int, path: str) -> int:
+    while index < len(lines):
+        index += 1
+        if lines[index - 1].strip() == delimiter:
+            return index
+    raise SpecError(f"{path}, line {start}: the here-document {delimiter!r} does not end")
+
+
+# -------------------------------------------------------------------- arguments of instructions
+
+
+def command(instruction: Instruction, *, path: str) -> tuple[str, ...] | str:
+    """The exec form as a tuple, the shell form as text.
+
+    Raises:
+        SpecError: It begins like a JSON list and is none of strings.
+    """
+    text = instruction.text
+    if not text.startswith("["):
+        return text
+    try:
+        parts = json.loads(text)
+    except ValueError as error:
+        raise SpecError(
+            f"{path}, line {instruction.line}: {instruction.keyword} {text} is no JSON list: "
+            f"{error}"
+        ) from error
+    if not isinstance(parts, list) or not parts or not all(isinstance(p, str) for p in parts):
+        raise SpecError(
+            f"{path}, line {instruction.line}: {instruction.keyword} {text} must be a list of "
+            "strings"
+        )
+    return tuple(parts)
+
+
+def words(text: str) -> list[str]:
+    """Words of a line, with quotes and escapes resolved."""
+    found: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    characters = iter(text)
+    for character in characters:
+        if character == "\\" and quote != "'":
+            following = next(characters, "")
+            # Inside double quotes a backslash escapes only these; elsewhere any character.
+            kept = "" if not quote or following in '"\\$`' else "\\"
+            word = [*(word or ()), kept + following]
+        elif quote:
+            if character == quote:
+                quote = ""
+            else:
+                assert word is not None
+                word.append(character)
+        elif character in "\"'":
+            quote, word = character, word if word is not None else []
+        elif character.isspace():
+            if word is not None:
+                found.append("".join(word))
+            word = None
+        else:
+            word = [*(word or ()), character]
+    if word is not None:
+        found.append("".join(word))
+    return found
+
+
+def assignments(instruction: Instruction, *, path: str) -> list[tuple[str, str]]:
+    """Names and values of ENV, in both of its forms.
+
+    Raises:
+        SpecError: A name without a value.
+    """
+    first = instruction.text.split(maxsplit=1)[0]
+    if "=" not in first:
+        name, _, value = instruction.text.partition(" ")
+        if not value.strip():
+            raise SpecError(f"{path}, line {instruction.line}: ENV {name} needs a value")
+        return [(name, value.strip())]
+    pairs = []
+    for word in words(instruction.text):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise SpecError(f"{path}, line {instruction.line}: {word!r} is no KEY=value")
+        pairs.append((name, value))
+    return pairs
+
+
+def flags(text: str) -> tuple[dict[str, str], str]:
+    """Leading `--name=value` options, and what follows them."""
+    options = {}
+    while text.startswith("--"):
+        option, _, text = text.partition(" ")
+        name, _, value = option[2:].partition("=")
+        options[name] = value
+        text = text.lstrip()
+    return options, text
+
+
+_VARIABLE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with its variables replaced; unknown ones stay as they are."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name is None:
+            return "$"
+        current = variables.get(name)
+        if match[3] == "-":
+            return current or expand(match[4], variables)
+        if match[3] == "+":
+            return expand(match[4], variables) if current else ""
+        return match[0] if current is None else current
+
+    return _VARIABLE.sub(value, text)

@@ -1,0 +1,260 @@
+"""What a pod's environment is made of: the frozen form of `kt.Image`, its steps and their text.
+
+An image is a base and an ordered list of steps. Its text is a standard Dockerfile: build it with
+the root folder as context, since sources of COPY are absolute. A live pod does not build: it runs
+those steps that differ from the ones that it has run (`plan`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kubetorch.errors import SpecError
+
+#: Variable that holds the pod's install command; a user's `install_cmd` replaces it.
+INSTALL_VARIABLE = "KT_PIP_INSTALL_CMD"
+PYTHON_VARIABLE = "KT_PYTHON_PATH"
+#: What a build uses where no pod has chosen an install command.
+BUILD_INSTALL_COMMAND = "python3 -m pip install"
+
+FORCE = "# force"
+
+
+@dataclass(frozen=True)
+class PipStep:
+    """Install one requirement: a fragment of a shell command, so it may carry quotes and flags."""
+
+    requirement: str
+    force: bool = False
+
+    def text(self, install_command: str | None) -> str:
+        """Its line."""
+        return _forced(f"RUN {install_command or '$' + INSTALL_VARIABLE} {self.requirement}", self)
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """Run a shell command; one that ends in `&` goes on in the background."""
+
+    command: str
+    force: bool = False
+
+    def text(self, install_command: str | None) -> str:
+        """Its line."""
+        return _forced(f"RUN {self.command}", self)
+
+
+@dataclass(frozen=True)
+class EnvStep:
+    """Set a variable for what follows; `$NAME` in the value is expanded on the pod."""
+
+    name: str
+    value: str
+    force: bool = False
+
+    def text(self, install_command: str | None) -> str:
+        """Its line: the older form where the value allows it, else quoted."""
+        plain = re.fullmatch(r"[^\s\"'\\#]([^\n\"'\\#]*[^\s\"'\\#])?", self.value)
+        if plain:
+            return f"ENV {self.name} {self.value}"
+        escaped = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\\n")
+        return f'ENV {self.name}="{escaped}"'
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """Copy a local file or folder into the pod.
+
+    Attributes:
+        source: Absolute local path.
+        dest: Where it goes: relative to the working directory, absolute, or `~/…`; for a folder
+            the folder that it is put into, unless `contents`.
+        contents: What is in the folder goes to `dest` itself.
+        filter_options: `--include` and `--exclude` patterns.
+        force: Copy even if nothing changed.
+        is_folder: Whether the source is a folder.
+        is_package: The source is a Python package to be importable in the pod.
+        digest: Digest of the source's tree, filled in by a deploy: an edit is a difference.
+    """
+
+    source: str
+    dest: str
+    contents: bool = False
+    filter_options: str | None = None
+    force: bool = False
+    is_folder: bool = False
+    is_package: bool = False
+    digest: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Path of the copied file or folder itself, as COPY wants it."""
+        dest = self.dest.removeprefix("~/")
+        if self.is_folder and not self.contents and not self.is_package:
+            name = self.source.rstrip("/").rpartition("/")[2]
+            return name if dest in (name, "", ".") else f"{dest.rstrip('/')}/{name}"
+        return dest or "."
+
+    def text(self, install_command: str | None) -> str:
+        """Its line; the mark of a forced one stands above, since COPY takes no comment."""
+        paths = [self.source, self.target]
+        line = " ".join(paths) if not any(" " in path for path in paths) else json.dumps(paths)
+        return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
+
+
+@dataclass(frozen=True)
+class WorkdirStep:
+    """Change the folder that what follows runs in."""
+
+    path: str
+    force: bool = False
+
+    def text(self, install_command: str | None) -> str:
+        """Its line."""
+        return f"WORKDIR {self.path}"
+
+
+@dataclass(frozen=True)
+class UserStep:
+    """Change the user that what follows runs as."""
+
+    user: str
+    force: bool = False
+
+    def text(self, install_command: str | None) -> str:
+        """Its line."""
+        return f"USER {self.user}"
+
+
+Step = PipStep | RunStep | EnvStep | CopyStep | WorkdirStep | UserStep
+
+
+def _forced(line: str, step: PipStep | RunStep) -> str:
+    return f"{line} {FORCE}" if step.force else line
+
+
+Command = tuple[str, ...] | str | None
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """A base image and the steps on top of it.
+
+    Attributes:
+        name: A name for people.
+        image_id: Reference of the base image; `None` is the default one.
+        python_path: Interpreter, or its folder, to use in the container.
+        install_cmd: Command that installs a requirement, instead of the pod's own.
+        steps: In order.
+        entrypoint, cmd: From a Dockerfile; used only by `kt apply`.
+    """
+
+    name: str | None = None
+    image_id: str | None = None
+    python_path: str | None = None
+    install_cmd: str | None = None
+    steps: tuple[Step, ...] = ()
+    entrypoint: Command = None
+    cmd: Command = None
+
+    def contents(self, *, default_image: str) -> str:
+        """The whole Dockerfile."""
+        lines = [f"FROM {self.image_id or default_image}"]
+        if any(isinstance(step, PipStep) for step in self.steps) and not self.install_cmd:
+            lines.append(f'ARG {INSTALL_VARIABLE}="{BUILD_INSTALL_COMMAND}"')
+        if self.python_path:
+            lines.append(f"ENV {PYTHON_VARIABLE} {self.python_path}")
+        lines += [step.text(self.install_cmd) for step in self.steps]
+        for keyword, command in (("ENTRYPOINT", self.entrypoint), ("CMD", self.cmd)):
+            if command is not None:
+                shown = command if isinstance(command, str) else json.dumps(list(command))
+                lines.append(f"{keyword} {shown}")
+        return "\n".join(lines) + "\n"
+
+
+def is_reference(name: str) -> bool:
+    """Whether what was given as an image's name is the reference of a container image."""
+    return "/" in name or ":" in name
+
+
+# ----------------------------------------------------------------------------- differential runs
+
+Reason = Literal["new", "changed", "forced"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pod has to do to get from the steps that it ran to those that are wanted.
+
+    Attributes:
+        kept: How many leading steps are as they were.
+        run: The steps to run, in order.
+        reason: Why the first of them runs; `None` when there are none.
+    """
+
+    kept: int
+    run: tuple[Step, ...]
+    reason: Reason | None = None
+
+
+def plan(ran: Sequence[Step], wanted: Sequence[Step]) -> Plan:
+    """The longest common prefix is kept, everything from the first difference on runs.
+
+    A step with `force` and what follows it always runs; taking steps away at the end runs nothing.
+    """
+    kept = 0
+    for old, new in zip(ran, wanted, strict=False):
+        if old != new or new.force:
+            break
+        kept += 1
+    run = tuple(wanted[kept:])
+    if not run:
+        return Plan(kept, run)
+    reason: Reason = "forced" if run[0].force else "new" if kept >= len(ran) else "changed"
+    return Plan(kept, run, reason)
+
+
+# ------------------------------------------------------------------------------------ validation
+
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+# https://github.com/distribution/reference: domain, path components, tag, digest.
+_REFERENCE = re.compile(
+    r"^(?:(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)"
+    r"(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*(?::\d+)?/)?"
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+    r"(?::[\w][\w.-]{0,127})?(?:@[A-Za-z][A-Za-z0-9]*:[0-9a-fA-F]{32,})?$"
+)
+
+
+def check_reference(reference: object) -> str:
+    """`reference`, if a container runtime would take it.
+
+    Raises:
+        SpecError: It would not.
+    """
+    if not isinstance(reference, str) or not _REFERENCE.match(reference):
+        raise SpecError(
+            f"image_id is {reference!r}, which is no reference of a container image",
+            hint='for example kt.Image(image_id="nvcr.io/nvidia/pytorch:24.08-py3")',
+        )
+    return reference
+
+
+def check_variable(name: object, value: object) -> EnvStep:
+    """The step that sets a variable.
+
+    Raises:
+        SpecError: The name cannot be one of an environment variable.
+    """
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise SpecError(
+            f"the environment variable {name!r} must be letters, digits and '_', and not begin "
+            "with a digit"
+        )
+    if value is None or isinstance(value, (dict, list, set, tuple)):
+        raise SpecError(f"the environment variable {name} has the value {value!r}; it must be text")
+    return EnvStep(name, str(value))

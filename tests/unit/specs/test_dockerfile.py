@@ -1,0 +1,72 @@
+"""Dockerfiles: reading instructions."""
+
+import pytest
+
+from kubetorch.errors import SpecError
+from kubetorch.specs.dockerfile import assignments, command, expand, flags, parse, words
+
+
+def read(text):
+    return [(item.keyword, item.text) for item in parse(text, path="Dockerfile")]
+
+
+def test_continued_lines_are_joined_and_comments_inside_them_dropped():
+    assert read("run a && \\\n  # why\n\n  b\nENV A=1") == [("RUN", "a && b"), ("ENV", "A=1")]
+
+
+def test_comments_are_kept():
+    assert read("# hello\nFROM x") == [("#", "# hello"), ("FROM", "x")]
+
+
+def test_the_escape_directive_is_honoured():
+    assert read("# escape=`\nRUN a `\n b")[-1] == ("RUN", "a b")
+
+
+def test_a_here_document_belongs_to_its_instruction():
+    assert read("RUN <<EOF\necho a\nEOF\nUSER x") == [
+        ("RUN", "<<EOF\necho a\nEOF"),
+        ("USER", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("FROM x\nVOLUME /data", "line 2: 'VOLUME' is not supported; supported are FROM"),
+        ("FROM", "line 1: FROM needs an argument"),
+        ("RUN a \\", "does not end"),
+        ("RUN <<EOF\na", "does not end"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(text, message):
+    with pytest.raises(SpecError, match=message):
+        read(text)
+
+
+def one(text):
+    return parse(text, path="Dockerfile")[0]
+
+
+def test_both_forms_of_env_are_understood():
+    assert assignments(one("ENV A=1 B='x y'"), path="D") == [("A", "1"), ("B", "x y")]
+    assert assignments(one("ENV A 1 2"), path="D") == [("A", "1 2")]
+    with pytest.raises(SpecError, match="needs a value"):
+        assignments(one("ENV A"), path="D")
+
+
+def test_both_forms_of_a_command_are_understood():
+    assert command(one('CMD ["a", "b c"]'), path="D") == ("a", "b c")
+    assert command(one("CMD a b"), path="D") == "a b"
+    for broken in ('CMD ["a"', "CMD [1]", "CMD []"):
+        with pytest.raises(SpecError, match="line 1"):
+            command(one(broken), path="D")
+
+
+def test_words_and_flags_are_split_as_a_shell_does():
+    assert words(r"""a "b c" 'd "e' f\ g ''""") == ["a", "b c", 'd "e', "f g", ""]
+    assert flags("--chown=a:b --from=x src dst") == ({"chown": "a:b", "from": "x"}, "src dst")
+
+
+def test_variables_are_expanded_and_unknown_ones_stay():
+    variables = {"A": "1", "E": ""}
+    assert expand("$A ${A} $B ${B:-x} ${E:-y} ${A:+z} \\$A", variables) == "1 1 $B x y z $A"

@@ -1,0 +1,46 @@
+"""Endpoints."""
+
+import pytest
+
+from kubetorch.errors import SpecError
+from kubetorch.specs.endpoint import Endpoint
+
+
+def test_a_url_or_a_selector_but_not_both():
+    with pytest.raises(SpecError, match="not both"):
+        Endpoint(url="a", selector={"a": "b"})
+
+
+@pytest.mark.parametrize(
+    ("url", "proxied"),
+    [
+        ("svc.ns.svc:8080", "http://localhost:9/ns/svc:8080"),
+        ("http://svc.ns.svc.cluster.local/x/y", "http://localhost:9/ns/svc:8080/x/y"),
+        ("https://example.com/x", "https://example.com/x"),
+    ],
+)
+def test_hosts_inside_a_cluster_are_proxied_with_or_without_a_scheme(url, proxied):
+    assert Endpoint(url=url).get_proxied_url(9) == proxied
+
+
+def test_the_mode_and_the_config_follow_what_was_given():
+    assert Endpoint().mode == "auto"
+    assert Endpoint().to_service_config() is None
+    assert Endpoint(url="x").to_service_config() == {"type": "url", "url": "x"}
+    chosen = Endpoint(selector={"role": "head"})
+    assert chosen.to_service_config() == {"type": "selector", "selector": {"role": "head"}}
+
+
+def test_the_repr_rebuilds_it_and_it_hashes():
+    for endpoint in (Endpoint(), Endpoint(url="x"), Endpoint(selector={"a": "b"})):
+        again = eval(repr(endpoint))
+        assert again == endpoint
+        assert hash(again) == hash(endpoint)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"url": ""}, {"url": "a b"}, {"selector": {}}, {"selector": {"a": 1}}]
+)
+def test_an_impossible_one_is_refused(bad):
+    with pytest.raises(SpecError):
+        Endpoint(**bad)
