@@ -164,7 +164,7 @@ def _read(folder: Path, count: int) -> list[bytes]:
 def _parse(raw: bytes, pod: str) -> DeployLog | None:
     try:
         line = _decoder.decode(raw)
-    except msgspec.MsgspecError:  # cut when its agent was killed
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # cut when its agent was killed
         return None
     return DeployLog(text=line.text, pod=pod, source=line.source, level=line.level, time=line.time)
 

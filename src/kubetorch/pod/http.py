@@ -93,7 +93,7 @@ def parse_arguments(body: bytes, codec: str) -> bytes:
         return b'{"args":[],"kwargs":{}}'
     try:
         found = _decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(
             f"the body is not JSON of the form {_FORM}: {error}",
             hint="with Content-Type: application/json",

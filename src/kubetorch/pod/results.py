@@ -67,7 +67,7 @@ class Results:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 report = msgspec.json.decode(path.read_bytes(), type=CallReport)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 _remove(path)
                 continue
             if not _ID.fullmatch(report.id):

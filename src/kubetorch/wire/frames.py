@@ -309,5 +309,5 @@ def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Stru
         return None
     try:
         return decoder.decode(meta)  # type: ignore[no-any-return]  # its type is in the table
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"meta of {Kind(kind).name}: {error}") from error

@@ -75,7 +75,7 @@ class BlobRoutes:
             names = msgspec.json.decode(body, type=_Names).blobs
             for digest in names:
                 check_digest(digest)
-        except (msgspec.MsgspecError, DataStoreError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, DataStoreError) as error:
             raise ProtocolError(f'the body must be {{"blobs": [digests]}}: {error}') from error
         return names
 
