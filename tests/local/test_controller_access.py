@@ -216,3 +216,16 @@ def test_a_deploy_whose_head_never_ends_is_refused(service: Service) -> None:
     status, answer = service.request("POST", path, b"x" * (3 * 1024 * 1024))
     assert (status, answer["error_type"]) == (400, "ProtocolError")
     assert service.request("GET", routes.STATUS)[0] == 200
+
+
+def test_a_request_whose_head_never_ends_is_refused(service: Service) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                sock.sendall(b"X-Filler: " + b"x" * 1000 + b"\r\n")
+            sock.sendall(b"\r\n")
+            while sock.recv(65536):
+                pass
+            raise ConnectionError("closed")

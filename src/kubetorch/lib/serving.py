@@ -15,11 +15,37 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+#: Bytes that the head of a request may have.
+HEAD_LIMIT = 64 * 1024
+
 _Message = MutableMapping[str, Any]
 Application = Callable[
     [_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
     Awaitable[None],
 ]
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with a limit for the head of a request, which anybody may send."""
+
+    _is_in_head = False
+    _head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_LIMIT:
+                self.send_400_response("the head of the request is too long")
 
 
 class Server:
@@ -45,6 +71,10 @@ class Server:
             lifespan="off",
             log_config=None,
             access_log=False,
+            server_header=False,
+            date_header=False,
+            # What a proxy claims about its client is believed by nobody here.
+            proxy_headers=False,
             ws=upgrade or "none",
             timeout_keep_alive=keep_alive,
         )
@@ -57,7 +87,7 @@ class Server:
         self._server = await loop.create_server(self._protocol, sock=listener)
 
     def _protocol(self) -> asyncio.Protocol:
-        return HttpToolsProtocol(config=self._config, server_state=self._state, app_state={})
+        return _Protocol(config=self._config, server_state=self._state, app_state={})
 
     @property
     def open_requests(self) -> int:
