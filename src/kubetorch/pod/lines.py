@@ -72,6 +72,7 @@ class Assembler:
         self._clock = clock
         self._rest = b""
         self._unfinished: dict[_Key, _Unfinished] = {}
+        self._latest_time = 0.0
         #: The call that bytes without a record belong to.
         self.latest: int | None = None
 
@@ -206,6 +207,9 @@ class Assembler:
 
     def _line(self, key: _Key, text: bytes, when: float, level: str | None = None) -> Line:
         _, call, source = key
+        # A record says when it was written, raw bytes only when they were read: whoever sorts lines
+        # by time must find them in the order of the pipe.
+        self._latest_time = when = max(self._latest_time, when)
         return Line(
             text.decode(errors="replace"), records.SOURCES[source], level, when, call or self.latest
         )

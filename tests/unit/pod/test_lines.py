@@ -47,6 +47,12 @@ def test_records_and_raw_bytes_keep_their_order() -> None:
     assert texts(assembler.feed(data)) == ["one", "two", "three", "four", "five", "six"]
 
 
+def test_whoever_sorts_lines_by_time_finds_them_in_the_order_of_the_pipe() -> None:
+    assembler = Assembler(NONCE, clock=lambda: 9.0)
+    found = list(assembler.feed(b"read late\n" + record(b"written early\n")))
+    assert [line.time for line in found] == [9.0, 9.0]
+
+
 def test_lines_of_different_calls_and_processes_are_put_together_apart() -> None:
     assembler = Assembler(NONCE)
     data = (
