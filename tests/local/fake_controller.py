@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -147,7 +148,8 @@ class FakeController:
                     if isinstance(event, str):
                         if event == STALL:
                             fake.stalled.set()
-                            self.rfile.read(1)
+                            with contextlib.suppress(ConnectionResetError):
+                                self.rfile.read(1)
                         self.close_connection = True
                         return
                     line = messages.encode(event) + b"\n"

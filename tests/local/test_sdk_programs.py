@@ -276,3 +276,23 @@ def test_progress_reaches_the_caller(run):
 
     # Reports that follow each other quickly are left out, but for the last.
     assert run("main.py", source)[-1] == "2.0 3.0 training"
+
+
+def test_folders_of_the_project_that_the_program_imports_from_are_found_in_the_pods(run, project):
+    project.write("src/shop/__init__.py", "def price():\n    return __file__\n")
+    source = """
+    import sys
+    import kubetorch as kt
+    import shop
+
+    def train():
+        return shop.price()
+
+    if __name__ == "__main__":
+        print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
+    """
+
+    (place,) = run("scripts/main.py", source, PYTHONPATH=str(project.folder / "src"))
+
+    assert place.endswith("/src/shop/__init__.py")
+    assert not place.startswith(str(project.folder))

@@ -75,7 +75,7 @@ def worker_spec(
     ref = spec.callable
     entries: list[str] = []
     if code is not None:
-        entries += [str(code / ref.root) if ref.root else str(code), str(code)]
+        entries += [str(code / ref.root), str(code), *(str(code / root) for root in ref.roots)]
     if ref.remote_dir is not None:
         entries.append(posixpath.join(pod.working_dir, ref.remote_dir))
     return WorkerSpec(

@@ -12,6 +12,7 @@ from plain threads the import of asyncio, which takes longer than a deploy witho
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -162,7 +163,6 @@ class Deployment:
             KubetorchError: It failed.
             Exception: What the user's code raised while it was loaded.
         """
-        self._session.warm()
         found = self._find_existing()
         if found is not None:
             return found
@@ -211,9 +211,8 @@ class Deployment:
                 self._lines.warn(warning)
             if where.source_file is not None:
                 entry = where.folder / where.source_file
-                preload = imports.find(
-                    entry, [where.folder / where.root, where.folder], cache=cache
-                )
+                roots = (where.root, "", *order.spec.callable.roots)
+                preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
         init_args = None
         if order.init_args is not None:
             (segment,) = codecs.encode("json", order.init_args)
@@ -245,6 +244,8 @@ class Deployment:
                 if self._is_cancelled:
                     events.abort()
             try:
+                # What the first call needs, while there is nothing to do but wait.
+                importlib.import_module("kubetorch.sdk.invoke")
                 return self._follow(events, bundle)
             finally:
                 with self._lock:

@@ -215,8 +215,6 @@ class Module(Declaration, Generic[HandleT]):
         self._forget()
 
     def _deployment(self, get_if_exists: bool = False) -> Deployment:
-        from kubetorch.sdk import deploy  # noqa: PLC0415  # see the module's docstring
-
         if self._compute is None:
             raise SpecError(
                 f"{self.name} has no compute", hint="deploy it with .to(kt.Compute(...))"
@@ -226,6 +224,11 @@ class Module(Declaration, Generic[HandleT]):
                 f"{self.name} is the handle of a service, whose code is not here",
                 hint="give the function or class too: kt.fn(train, name=...).to(compute)",
             )
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+
+        services.session().warm()
+        from kubetorch.sdk import deploy  # noqa: PLC0415  # as above
+
         spec = WorkloadSpec(
             namespace=self.namespace,
             name=self.service_name,

@@ -28,6 +28,18 @@ def describe(project: Path | None, preload: Iterable[str]) -> RuntimeSpec:
     )
 
 
+def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """The folders among `entries` that lie below `folder`, relative to it.
+
+    Those of a virtual environment in the folder are the interpreter's.
+    """
+    above = f"{os.path.realpath(folder)}{os.sep}"
+    real = dict.fromkeys(os.path.realpath(entry) for entry in entries if entry)
+    below = [path for path in real if path.startswith(above) and os.path.isdir(path)]  # noqa: PTH112
+    own = {os.path.realpath(path) for path in site.getsitepackages()}
+    return tuple(path[len(above) :] for path in below if path not in own)
+
+
 def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
     """The folders and archives among `entries` that lie in none of the folders `own`."""
     known = [os.path.realpath(folder) for folder in own]

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ConfigError
-from kubetorch.lib.http import HttpClient
-from kubetorch.local import lifetime
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.controller import Controller
-from kubetorch.sdk.route import Route
-from kubetorch.sdk.session import Session, location_of
-from kubetorch.wire.messages import WorkloadView
+from kubetorch.sdk.session import Session
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.connecting import Location
+    from kubetorch.sdk.controller import Controller
+    from kubetorch.sdk.route import Route
+    from kubetorch.wire.messages import WorkloadView
 
 __all__ = ["config", "controller_client", "service_url", "session"]
 
@@ -59,7 +60,7 @@ def session() -> Session:
     home = environment.local_dir()
     found = _registry.sessions.get(home)
     if found is None:
-        found = _registry.sessions.setdefault(home, Session(_connect))
+        found = _registry.sessions.setdefault(home, Session(lambda: _connect(home)))
     return found
 
 
@@ -76,8 +77,14 @@ def _choose_backend() -> str:
     return "local"
 
 
-def _connect() -> Controller:
-    service = lifetime.ensure()
+def _connect(home: Path) -> Controller:
+    # The start of a service takes longer than all the imports of a deploy, which go on meanwhile.
+    from kubetorch.local import lifetime  # noqa: PLC0415
+
+    service = lifetime.ensure(home)
+    from kubetorch.lib.http import HttpClient  # noqa: PLC0415
+    from kubetorch.sdk.controller import Controller  # noqa: PLC0415
+
     return Controller(HttpClient(service.url, service.token, hint="kt local status"))
 
 
@@ -108,9 +115,10 @@ def route(namespace: str, name: str) -> Route:
     key = (opened, namespace, name)
     found = _registry.routes.get(key)
     if found is None:
+        from kubetorch.sdk.route import Route  # noqa: PLC0415  # as in `_connect`
 
         def resolve() -> Location:
-            return location_of(opened.get_workload(namespace, name))
+            return _location_of(opened.get_workload(namespace, name))
 
         found = _registry.routes.setdefault(key, Route(name, resolve))
     return found
@@ -118,7 +126,14 @@ def route(namespace: str, name: str) -> Route:
 
 def remember(view: WorkloadView) -> None:
     """Take note of where a workload is."""
-    route(view.spec.namespace, view.spec.name).locate(location_of(view))
+    route(view.spec.namespace, view.spec.name).locate(_location_of(view))
+
+
+def _location_of(view: WorkloadView) -> Location:
+    from kubetorch.sdk.connecting import Location  # noqa: PLC0415  # as in `_connect`
+
+    ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
+    return Location(tuple(pod.url for pod in ready), view.token)
 
 
 def forget(namespace: str, name: str) -> None:

@@ -1,19 +1,16 @@
-"""The connection of this process to a controller: which one, reached once, reached again.
-
-auto ── in a pod ─────────> what the pod runs on
-  └──── anywhere else ────> local: one background service of the user, started on demand
-"""
+"""The connection of this process to a controller: reached once, and again when it has ended."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kubetorch.errors import ControllerUnavailableError, KubetorchError, ServiceNotFoundError
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.controller import Controller
-from kubetorch.wire.messages import WorkloadView
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.controller import Controller
+    from kubetorch.wire.messages import WorkloadView
 
 _T = TypeVar("_T")
 
@@ -99,9 +96,3 @@ class Session:
             controller, self._controller = self._controller, None
         if controller is not None:
             controller.close()
-
-
-def location_of(view: WorkloadView) -> Location:
-    """Where calls of a workload go."""
-    ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
-    return Location(tuple(pod.url for pod in ready), view.token)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetorch.errors import SpecError
-from kubetorch.sdk import inpod, project
+from kubetorch.sdk import inpod, project, runtime
 from kubetorch.sdk.project import ProjectRef
 from kubetorch.specs.callable import CallableKind, CallableRef
 
@@ -105,10 +105,17 @@ class Source:
             qualname=self.qualname,
             project=where.name,
             root=where.root,
+            roots=self._further_roots(where),
             remote_dir=where.remote_dir,
             source_file=where.source_file,
             is_script=self.is_script,
         )
+
+    def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
+        if where.folder is None or where.only is not None or inpod.is_worker():
+            return ()
+        found = runtime.entries_below(sys.path, where.folder)
+        return tuple(path for path in found if path != where.root)
 
     @property
     def is_script(self) -> bool:

@@ -22,6 +22,7 @@ class CallableRef:
         qualname: Its `__qualname__` in that module.
         project: Name of the synced folder, or `None` when no code is synced.
         root: Path of the `sys.path` entry relative to the project; `""` is the project itself.
+        roots: Further entries of `sys.path` in the project, relative to it.
         remote_dir: Absolute or working-directory-relative `sys.path` entry of code that the
             container already has.
         source_file: Path of the module's file relative to the project, when it is synced.
@@ -35,6 +36,7 @@ class CallableRef:
     qualname: str
     project: str | None = None
     root: str = ""
+    roots: tuple[str, ...] = ()
     remote_dir: str | None = None
     source_file: str | None = None
     is_script: bool = False

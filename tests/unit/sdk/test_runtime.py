@@ -30,3 +30,13 @@ def test_the_interpreter_is_this_one(tmp_path):
     assert spec.version == ".".join(map(str, sys.version_info[:3]))
     assert spec.preload == ("numpy",)
     assert str(Path(os.__file__).parent) not in spec.path
+
+
+def test_entries_in_the_project_are_named_relative_to_it(tmp_path):
+    for name in ("shop/src", "shop/lib/inner", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "shop" / "archive.zip").touch()
+    names = ("elsewhere", "shop", "shop/src", "shop/lib/inner", "shop/archive.zip", "shop/gone")
+    entries = ["", *(str(tmp_path / name) for name in names)]
+
+    assert runtime.entries_below(entries, tmp_path / "shop") == ("src", "lib/inner")
