@@ -1,8 +1,8 @@
 """What is different in a pod, where user modules are imported that may deploy and call themselves.
 
 The file that was deployed often is the program that deployed it, with `.to()` and calls at module
-level. While a worker imports it, the first such statement ends the import, if the callable of the
-worker is defined by then; else the statement does nothing (see `docs/design/deploy.md`).
+level. While a worker imports it, such statements do nothing or end the import (see
+`docs/design/deploy.md`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_worker() -> bool:
     return _IMPORTING in sys.modules
 
 
-def is_deploying() -> bool:
+def is_deploying(*, is_call: bool = False) -> bool:
     """Whether the statement that asks, which deploys or calls, is to have no effect.
 
     Where it ends the import of the deployed file, this does not return.
@@ -34,11 +34,11 @@ def is_deploying() -> bool:
             return False
         # A process that user code started imports the deployed file again.
         importing = import_module(_IMPORTING)
-    return bool(importing.is_deploying())
+    return bool(importing.is_deploying(is_call=is_call))
 
 
 class Inert:
-    """What makes the calls of a handle while such a file is imported: nothing happens."""
+    """Stands for a call in a module that the deployed file imports: nothing happens."""
 
     def options(self, **_changes: Any) -> Inert:  # noqa: ANN401  # as the real one has it
         """The same."""

@@ -336,7 +336,7 @@ class Module(Declaration, Generic[HandleT]):
     # ------------------------------------------------------------------------------------ calls
 
     def _make_caller(self, method: str | None) -> Caller:
-        if inpod.is_deploying():
+        if inpod.is_deploying(is_call=True):
             return cast("Caller", inpod.Inert())
         from kubetorch.sdk import services, target  # noqa: PLC0415  # see the module's docstring
         from kubetorch.sdk.invoke import Caller  # noqa: PLC0415  # as above

@@ -9,9 +9,11 @@ code. So the SDK asks here, before it does any of these:
         return self  # this statement has no effect
 
 `is_deploying` is false when no import of the deployed file is under way in this thread: then user
-code that runs in a pod deploys and calls as everywhere. While it is under way, it ends that import
-by raising `EndOfImport`, if the statement belongs to the deployed file and the callable is defined
-by then; it returns true if the statement belongs to another module, or comes too early.
+code that runs in a pod deploys and calls as everywhere. While it is under way, it returns true if
+the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
+to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
+its handle as it is, which the callable may want to call later; a call, which has no result to go
+on with, ends the import, and `definitions` looks for the callable in the rest of the file.
 
 A process that user code starts and that imports the deployed file again (a spawned
 `multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
@@ -41,8 +43,9 @@ class Import:
         self._qualname = qualname
         self._thread = threading.get_ident()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Import:
         _under_way.append(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         _under_way.remove(self)
@@ -69,8 +72,11 @@ class Import:
 _under_way: list[Import] = []
 
 
-def is_deploying() -> bool:
+def is_deploying(*, is_call: bool = False) -> bool:
     """Whether the statement that asks is to have no effect.
+
+    Args:
+        is_call: It calls a handle.
 
     Raises:
         EndOfImport: It ends the import of the deployed file.
@@ -79,7 +85,7 @@ def is_deploying() -> bool:
     body = _body(sys._getframe(1))
     if under_way is None:
         return body is not None and body.f_code.co_filename == os.environ.get(FILE_VARIABLE)
-    if body is not None and under_way.has_body(body) and under_way.is_defined:
+    if body is not None and under_way.has_body(body) and (is_call or under_way.is_defined):
         raise EndOfImport
     return True
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kubetorch.errors import CallableNotFoundError
-from kubetorch.pod.worker import importing
+from kubetorch.pod.worker import definitions, importing
 
 #: What to install for a module that is called otherwise; the usual suspects.
 _DISTRIBUTIONS = {
@@ -172,11 +172,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the body of the file."""
         os.environ[importing.FILE_VARIABLE] = self.path
-        with importing.Import(module, self._qualname):
+        with importing.Import(module, self._qualname) as under_way:
             try:
                 super().exec_module(module)
-            except importing.EndOfImport:
-                return
+            except importing.EndOfImport as end:
+                source = self.get_data(self.path)
+                definitions.run_rest(module, self.path, source, end, lambda: under_way.is_defined)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -213,7 +214,7 @@ def _resolve(module: ModuleType, qualname: str) -> Any:  # noqa: ANN401
             file = getattr(module, "__file__", None)
             raise CallableNotFoundError(
                 f"module {module.__name__!r} ({file}) has no {qualname!r}",
-                hint="it must be defined at the top level of its file, above the first .to()",
+                hint="it must be defined at the top level of its file",
             ) from None
     return found
 

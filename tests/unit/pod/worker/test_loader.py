@@ -111,6 +111,36 @@ def test_an_early_statement_has_no_effect(project: Path) -> None:
     assert loader.load(source(project, "f"))() is True
 
 
+def test_below_an_early_call_only_definitions_run(project: Path) -> None:
+    write(
+        project,
+        "from __future__ import annotations\n"
+        "from kubetorch.pod.worker import importing\n"
+        "def call(): importing.is_deploying(is_call=True)\n"
+        "total = sum(call())\n"
+        "raise AssertionError('the deploying program ran')\n"
+        "import math\n"
+        "scaled = total * 2\n"
+        "factor = math.floor(2.5)\n"
+        "if factor:\n"
+        "    def twice(x: Unknown): return x * factor\n"
+        "f = twice\n"
+        "del f\n",
+    )
+    assert loader.load(source(project, "f"))(4) == 8
+
+
+def test_a_callable_that_needs_what_was_passed_over_fails_with_the_reason(project: Path) -> None:
+    write(
+        project,
+        "from kubetorch.pod.worker import importing\n"
+        "total = importing.is_deploying(is_call=True)\n"
+        "f = total.bit_length\n",
+    )
+    with pytest.raises(NameError, match="total"):
+        loader.load(source(project, "f"))
+
+
 def test_a_package_that_imports_its_deployed_module_is_complete(project: Path) -> None:
     (project / "kt_pkg").mkdir()
     write(project, "from kt_pkg.job import f\nname = 'whole'\n", "kt_pkg/__init__.py")
