@@ -68,12 +68,14 @@ class Shop:
             self.events.append("cancelled")
             raise
         return "slept"
+    def wait_until_spinning(self):
+        return self.started.wait(10)
     def spin(self, seconds):
-        self.started.set()
         end = time.monotonic() + seconds
         try:
+            self.started.set()
             while time.monotonic() < end:
-                pass
+                self.events.count(1)
         except BaseException as error:
             self.events.append(type(error).__name__)
             raise
@@ -581,7 +583,7 @@ def test_a_sync_call_that_returns_to_the_interpreter_is_interrupted(folder: Path
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             call = a.open(worker, 60, method="spin")
-            await a.call(worker, 1, method="echo")
+            assert await a.call(worker, method="wait_until_spinning")
             worker.cancel(call.number, "2 s are over", timed_out=True)
             with pytest.raises(CallFailed) as caught:
                 await call.result()

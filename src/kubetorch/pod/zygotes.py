@@ -87,14 +87,14 @@ class Zygote:
         self.pid = self._process.pid
         #: Why workers must not be forks of it: they are fresh interpreters then.
         self.unfit: str | None = None
-        #: Modules that it was asked to preload so far.
+        #: Modules that it has preloaded.
         self.preloaded: set[str] = set()
         self._numbers = itertools.count(1)
         self._buffer = b""
         self._descriptors: deque[int] = deque()
         self._forks: dict[int, asyncio.Future[Forked]] = {}
         self._statuses: dict[int, asyncio.Future[int]] = {}
-        self._ready: asyncio.Future[str | None] | None = None
+        self._readies: deque[asyncio.Future[str | None]] = deque()
         self._on_module: Callable[[str], None] = _nothing
         self._importing = ""
         self._is_retired = False
@@ -118,10 +118,11 @@ class Zygote:
             ZygoteLost: It is gone, or has to be replaced.
         """
         self._on_module = on_module
-        self._ready = self._loop.create_future()
+        ready: asyncio.Future[str | None] = self._loop.create_future()
+        self._readies.append(ready)
         self._send({"op": "preload", "modules": list(modules)})
+        self.unfit = await self._within(ready, PRELOAD_TIMEOUT, "preload")
         self.preloaded.update(modules)
-        self.unfit = await self._within(self._ready, PRELOAD_TIMEOUT, "preload")
 
     async def fork(self, sock: socket.socket, output: int, marker: str) -> Forked:
         """Have it start a worker: a fork of itself, or a fresh interpreter if it is unfit.
@@ -217,11 +218,12 @@ class Zygote:
             self._on_module(message["module"])
         elif operation == "ready":
             self._importing = ""
-            if self._ready is not None and not self._ready.done():
-                if message["stale"]:
-                    self._ready.set_exception(_stale())
-                else:
-                    self._ready.set_result(message["unfit"])
+            ready = self._readies.popleft()
+            if message["stale"]:
+                ready.set_exception(_stale())
+                ready.exception()  # it may be that nobody waits
+            else:
+                ready.set_result(message["unfit"])
         elif operation == "forked":
             self._forked(message)
         elif operation == "exited":
@@ -269,8 +271,8 @@ class Zygote:
             os.close(self._descriptors.popleft())
         doing = f" while it imported {self._importing}" if self._importing else ""
         error = ZygoteLost(f"the zygote is gone{doing}: {reason}")
-        for future in (self._ready, *self._forks.values(), *self._statuses.values()):
-            if future is not None and not future.done():
+        for future in (*self._readies, *self._forks.values(), *self._statuses.values()):
+            if not future.done():
                 future.set_exception(error)
                 future.exception()  # it may be that nobody waits
 

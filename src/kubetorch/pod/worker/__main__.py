@@ -26,7 +26,8 @@ def _find_package() -> None:
 
 def main() -> None:
     """Be what the arguments say."""
-    del sys.path[0]  # the folder of this file
+    here = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
     _find_package()
     kind, *rest = sys.argv[1:]
     if kind == "zygote":

@@ -52,6 +52,8 @@ class Zygote:
         # The workers, and what marks all that they start.
         self._children: dict[int, str] = {}
         self._preloaded: set[str] = set()
+        # Why forks of this process would not be sound any more.
+        self._unfit: str | None = None
         self._pools = Pools()
         self._snapshot = Snapshot()
         self._wakeup, self._woken = os.pipe()
@@ -122,21 +124,20 @@ class Zygote:
         if self._snapshot.has_changed():
             self._send({"op": "ready", "unfit": None, "stale": True})
             return
-        unfit = None
         for name in modules:
-            if unfit is not None:
+            if self._unfit is not None:
                 break
             if name in self._preloaded:
                 continue
             self._preloaded.add(name)
             self._send({"op": "importing", "module": name})
             _import(name)
-            unfit = _why_unfit(name)
+            self._unfit = _why_unfit(name)
         self._pools = Pools()
         self._snapshot = Snapshot()
         gc.collect()
         gc.freeze()
-        self._send({"op": "ready", "unfit": unfit, "stale": False})
+        self._send({"op": "ready", "unfit": self._unfit, "stale": False})
 
     # -------------------------------------------------------------------------------- workers
 
