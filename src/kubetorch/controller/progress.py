@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from kubetorch.lib.changes import Changes
 from kubetorch.wire.messages import DeployEvent, DeployLog, Failed, Ready, Stage
 
-#: Lines of loading code that one deploy carries; the pods' logs have the others.
+#: Lines of loading code that one deploy carries, and their characters; logs have the others.
 LOG_LIMIT = 10_000
+LOG_CHARACTERS = 2 * 1024 * 1024
 #: The same for messages about progress.
 STAGE_LIMIT = 10_000
 
@@ -28,6 +29,7 @@ class Progress:
         self.generation = generation
         self._events = list(first)
         self._logs = 0
+        self._characters = 0
         self._stages = 0
         self._changes = Changes()
 
@@ -62,12 +64,20 @@ class Progress:
 
     def _is_too_much(self, event: DeployEvent) -> bool:
         if isinstance(event, DeployLog):
-            self._logs += 1
-            if self._logs == LOG_LIMIT:
-                text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
-                self._events.append(DeployLog(text=text, pod=event.pod, source="stderr"))
-            return self._logs >= LOG_LIMIT
+            return self._is_line_too_much(event)
         if isinstance(event, Stage):
             self._stages += 1
             return self._stages > STAGE_LIMIT
         return False
+
+    def _is_line_too_much(self, event: DeployLog) -> bool:
+        if self._logs >= LOG_LIMIT:
+            return True
+        self._logs += 1
+        self._characters += len(event.text)
+        if self._logs < LOG_LIMIT and self._characters <= LOG_CHARACTERS:
+            return False
+        self._logs = LOG_LIMIT
+        text = "… there are more lines; kt logs has them"
+        self._events.append(DeployLog(text=text, pod=event.pod, source="stderr"))
+        return True

@@ -39,7 +39,7 @@ TOKEN_MOST = 30 * 86400.0
 #: Seconds that running calls have when a workload is deleted and nothing is said.
 DELETE_GRACE = 5.0
 #: Deploys that a repeated request can join.
-_REMEMBERED_DEPLOYS = 256
+_REMEMBERED_DEPLOYS = 32
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ _NAMES = frozenset(
         *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PYTHONPATH", "VIRTUAL_ENV", IDLE),
     }
 )
-_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_")
+_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "UV_")
 
 
 def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:

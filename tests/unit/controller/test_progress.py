@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kubetorch.controller.progress import LOG_LIMIT, Progress
+from kubetorch.controller.progress import LOG_CHARACTERS, LOG_LIMIT, Progress
 from kubetorch.wire.messages import Accepted, DeployEvent, DeployLog, Failed, Stage
 
 
@@ -45,7 +45,15 @@ def test_an_import_that_prints_without_end_is_cut() -> None:
     progress.add(Failed(failure={}))
     events = run(followed(progress))
     assert len(events) == LOG_LIMIT + 1
-    assert "more than" in events[-2].text  # type: ignore[union-attr]
+    assert "more lines" in events[-2].text  # type: ignore[union-attr]
+
+
+def test_long_lines_are_cut_by_their_characters() -> None:
+    progress = Progress(1)
+    for _ in range(4):
+        progress.add(DeployLog(text="x" * (LOG_CHARACTERS // 2), pod="p"))
+    progress.add(Failed(failure={}))
+    assert [len(event.text) > 100 for event in run(followed(progress))[:-1]] == [True, True, False]
 
 
 def run(coroutine):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import secrets
@@ -40,6 +41,8 @@ from kubetorch.wire.podenv import MARK, PodEnv
 CRASH_LIMIT = 3
 #: Lines of `agent.log` that the error then shows.
 SHOWN_LINES = 20
+# Seconds after which an agent that ends is started at once, as if it had never ended before.
+_STABLE = 60.0
 # Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
 _EXIT_MARGIN = 2.0
 _LOG = "agent.log"
@@ -200,12 +203,10 @@ class Pod:
             self.restart()
 
     def mark_ready(self) -> None:
-        """It serves: earlier exits count no more."""
+        """It serves: it can start."""
         self.was_ready = True
-        if self._exits:
-            self._exits = 0
-            self._delays = self._new_delays()
-            self._failure = None
+        self._exits = 0
+        self._failure = None
 
     def _observe(self, pid: int) -> None:
         self._reason = ""
@@ -342,6 +343,8 @@ class Pod:
         self._exits += 1
         if self._exits >= CRASH_LIMIT:
             self._failure = self._crash_loop()
+        if self._clock.time() - self.record.started > _STABLE:
+            self._delays = self._new_delays()
         self._restart = self._clock.call_later(next(self._delays), self.restart)
         self._on_change()
 
@@ -361,7 +364,7 @@ class Pod:
 
     @staticmethod
     def _new_delays() -> Iterator[float]:
-        return backoff.exponential(first=0.1, factor=3.0, limit=30.0)
+        return itertools.chain([0.0], backoff.exponential(first=0.1, factor=3.0, limit=30.0))
 
 
 async def _wait_for_exits(pids: set[int], *, timeout: float) -> None:
