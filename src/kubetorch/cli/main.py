@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "calls": "List, inspect, cancel and await spawned calls.",
     "token": "Print a token that may call one service.",
     "config": "Show or change settings.",
-    "local": "Start, stop or inspect the service that runs pods on this machine.",
+    "local": "Start, stop or inspect the local service.",
 }
 
 

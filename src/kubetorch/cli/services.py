@@ -17,6 +17,7 @@ from kubetorch.sdk import services as sdk
 from kubetorch.sdk.cls import Cls
 from kubetorch.sdk.fn import Fn
 from kubetorch.sdk.handles import CallHandle
+from kubetorch.sdk.remote import RemoteCallable
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 
@@ -99,11 +100,16 @@ class Services:
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401  # what the user's callable returns
-        """Call it, or a method of it."""
-        name, namespace = service.spec.name, service.spec.namespace
+        """Call it, or a method of it: by JSON, or by pickle if that is all that it allows."""
+        spec = service.spec
+        called: RemoteCallable[..., Any]
         if method is None:
-            return Fn.from_name(name, namespace)(*args, **kwargs)
-        return getattr(Cls.from_name(name, namespace), method)(*args, **kwargs)
+            called = Fn.from_name(spec.name, spec.namespace)
+        else:
+            called = getattr(Cls.from_name(spec.name, spec.namespace), method)
+        if "json" not in spec.compute.allowed_serialization:
+            called = called.options(serialization="pickle")
+        return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
         """What a pod answers to `GET path`.

@@ -29,7 +29,7 @@ def calls(context: typer.Context) -> None:
 @app.command("list")
 def list_calls(
     service: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only calls of this service.")
+        str | None, typer.Argument(metavar="NAME", help="Only calls of this service.")
     ] = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -79,7 +79,7 @@ def result(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for a spawned call and print what it returned; fail as it failed."""
+    """Wait for a spawned call and print its result; fail as it failed."""
     output = Output(as_json=as_json)
     value = Services(None, output).result(call_id, timeout=timeout)
     if as_json:

@@ -19,10 +19,10 @@ _EXAMPLE = "for example kt config set namespace research"
 @app.command()
 def run(
     action: Annotated[
-        str, typer.Argument(metavar="[ACTION]", help="list, get, set or unset.")
+        str, typer.Argument(metavar="ACTION", help="list, get, set or unset.")
     ] = "list",
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Name of a setting.")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its new value.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Name of a setting.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Its new value.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show or change settings.

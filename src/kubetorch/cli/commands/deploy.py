@@ -28,7 +28,7 @@ Handle = Fn[..., Any] | Cls[Any]
 def run(
     wanted: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET...", help="file.py:name or package.module:name."),
+        typer.Argument(metavar="TARGET", help="file.py:name or package.module:name."),
     ],
     compute: Annotated[
         str | None,

@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.callback(invoke_without_command=True)
 def local(context: typer.Context) -> None:
-    """Start, stop or inspect the service that runs pods on this machine."""
+    """Start, stop or inspect the local service."""
     if context.invoked_subcommand is None:
         Output().text(context.get_help())
 

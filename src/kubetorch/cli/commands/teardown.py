@@ -27,7 +27,7 @@ def run(  # noqa: PLR0913  # the documented options
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TARGET]",
+            metavar="TARGET",
             help="A service, or the file.py or module (file.py:name) whose services are meant.",
         ),
     ] = None,
