@@ -67,8 +67,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.progress import progress as progress
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
-__all__ = [
-    "EXCEPTION_REGISTRY",
+__all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "AgentDiedError",
     "AutoScalingError",
     "CallCancelledError",
@@ -85,6 +84,7 @@ __all__ = [
     "ControllerRequestError",
     "ControllerUnavailableError",
     "DataStoreError",
+    "EXCEPTION_REGISTRY",
     "Fn",
     "ForeignOriginError",
     "ImagePullError",

@@ -51,12 +51,16 @@ class Inert:
         """No calls."""
         return iter(())
 
-    async def map_async(self, *_args: Any, **_kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+    def map_async(self, *_args: Any, **_kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         """No calls."""
-        values: tuple[Any, ...] = ()
-        for value in values:
-            yield value
+        return _nothing()
 
     starmap = map
     starmap_async = map_async
     spawn = __call__
+
+
+async def _nothing() -> AsyncIterator[Any]:
+    values: tuple[Any, ...] = ()
+    for value in values:
+        yield value

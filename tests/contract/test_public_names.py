@@ -1,0 +1,153 @@
+"""The names that programs import, and that nothing else comes with them."""
+
+import importlib
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import kubetorch as kt
+from kubetorch import errors
+
+NAMES = {
+    "CallHandle",
+    "Cls",
+    "Compute",
+    "EXCEPTION_REGISTRY",
+    "Fn",
+    "LoggingConfig",
+    "Module",
+    "RemoteTraceback",
+    "__version__",
+    "cls",
+    "config",
+    "fn",
+    "globals",
+    "progress",
+}
+#: Names of the contract that later releases bring.
+LATER = {
+    "App",
+    "BroadcastWindow",
+    "DebugConfig",
+    "Endpoint",
+    "Image",
+    "MetricsConfig",
+    "Secret",
+    "Volume",
+    "app",
+    "async_",
+    "autoscale",
+    "compute",
+    "deep_breakpoint",
+    "distribute",
+    "distributed",
+    "get",
+    "images",
+    "ls",
+    "put",
+    "rm",
+    "secret",
+}
+
+
+def test_the_public_names_are_these():
+    assert set(kt.__all__) == NAMES | set(errors.EXCEPTION_REGISTRY)
+    assert dir(kt) == kt.__all__
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_a_name_that_is_not_there_yet_is_not_exported(name):
+    assert not hasattr(kt, name)
+
+
+def test_a_name_that_nobody_knows_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Imag'"):
+        _ = kt.Imag
+
+
+def in_a_new_process(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import kubetorch.config.settings",
+        "import kubetorch.sdk.fn, kubetorch.sdk.cls, kubetorch.errors",
+        "kt.globals; kt.fn; kt.cls; kt.config",
+        "from kubetorch import *",
+    ],
+)
+def test_names_mean_the_same_whatever_was_imported_before(first):
+    code = (
+        f"import kubetorch as kt\n{first}\n"
+        "print(type(kt.config).__name__, type(kt.fn).__name__, type(kt.cls).__name__,"
+        " kt.globals.__name__, kt.globals.config is kt.config)"
+    )
+
+    assert in_a_new_process(code) == (
+        "KubetorchConfig function function kubetorch.sdk.services True"
+    )
+
+
+def test_settings_are_changed_and_never_replaced():
+    with pytest.raises(AttributeError, match="attributes"):
+        kt.config = None
+    kt.config.namespace = "research"
+    try:
+        assert kt.Compute().namespace == "research"
+    finally:
+        kt.config.unset("namespace")
+
+
+def test_the_version_is_that_of_the_package():
+    from importlib.metadata import version
+
+    assert kt.__version__ == version("kubetorch")
+
+
+def test_every_error_is_importable_by_the_name_that_its_pickle_has():
+    for name, error in kt.EXCEPTION_REGISTRY.items():
+        assert getattr(kt, name) is error
+        assert pickle.loads(pickle.dumps(error)) is error
+
+
+def test_every_documented_parameter_of_the_factories_is_there_in_order():
+    expected = [
+        "name",
+        "get_if_exists",
+        "reload_prefixes",
+        "sync_dir",
+        "remote_dir",
+        "remote_import_path",
+    ]
+
+    assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected]
+    assert list(inspect.signature(kt.cls).parameters) == ["class_obj", *expected]
+    to = list(inspect.signature(kt.Fn.to).parameters)[1:7]
+    assert to == [
+        "compute",
+        "init_args",
+        "stream_logs",
+        "get_if_exists",
+        "reload_prefixes",
+        "dryrun",
+    ]
+    assert list(inspect.signature(kt.Module.from_name).parameters) == [
+        "name",
+        "namespace",
+        "reload_prefixes",
+    ]
+
+
+def test_every_module_of_the_package_can_be_imported_alone():
+    import pkgutil
+
+    for module in pkgutil.walk_packages(kt.__path__, "kubetorch."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
