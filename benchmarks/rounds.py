@@ -51,16 +51,22 @@ def compare(figures: Sequence[Figure], sides: Sequence[Side], rounds: int) -> li
         for number in range(rounds):
             first = number % len(names)
             for name in [*names[first:], *names[:first]]:
-                print(f"round {number + 1}/{rounds}: {name}", end="\033[K\r", file=sys.stderr)
+                _show(f"round {number + 1}/{rounds}: {name}")
                 for metric, value in measures[name]().items():
                     values[name][metric].append(value)
-    print(end="\033[K", file=sys.stderr)
+    _show("")
     medians = {
         name: {metric: statistics.median(found) for metric, found in of_side.items()}
         for name, of_side in values.items()
     }
     kinds = {side.name: side.kind for side in sides}
     return [row for figure in figures for row in _rows(figure, medians, missing, kinds)]
+
+
+def _show(text: str) -> None:
+    """Say on a terminal, in one line, what is being done."""
+    if sys.stderr.isatty():
+        print(text, end="\033[K\r", file=sys.stderr, flush=True)
 
 
 def _rows(
