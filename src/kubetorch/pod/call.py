@@ -172,6 +172,10 @@ class Call:
             return
         self._cancel(reason)
 
+    def revoke(self, reason: str) -> None:
+        """Somebody who is no caller, but has the handle of this detached call, wants its end."""
+        self._cancel(reason)
+
     def leave(self, caller: Caller) -> None:
         """A caller is gone. A call that is left by all is cancelled, unless it is detached."""
         if caller in self.callers:

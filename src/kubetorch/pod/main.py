@@ -22,6 +22,7 @@ from kubetorch.errors import ConfigError, KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
+from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
@@ -33,7 +34,15 @@ from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.workers import Worker, WorkerHost
 from kubetorch.wire import tokens, versions
-from kubetorch.wire.messages import Activity, FromController, Hello, Members, Reload, Terminate
+from kubetorch.wire.messages import (
+    Activity,
+    CancelCall,
+    FromController,
+    Hello,
+    Members,
+    Reload,
+    Terminate,
+)
 from kubetorch.wire.podenv import PodEnv
 
 #: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
@@ -212,6 +221,10 @@ class Agent:
                 self._supervisor.on_reload(message)
             case Terminate(grace=grace, reason=reason):
                 self.stop(reason, grace)
+            case CancelCall(id=call_id, reason=reason):
+                call = self._calls.find(call_id)
+                if isinstance(call, Call):
+                    call.revoke(reason)
             case Members():
                 # Calls that run on several pods at once are what needs them.
                 _log.debug("members epoch=%s", message.epoch)
