@@ -588,7 +588,7 @@ def test_a_sync_call_that_returns_to_the_interpreter_is_interrupted(folder: Path
             with pytest.raises(CallFailed) as caught:
                 await call.result()
             assert caught.value.failure.code == "call_timeout"
-            assert "while time.monotonic() < end" in caught.value.failure.traceback
+            assert "in spin" in caught.value.failure.traceback
             assert await a.call(worker, method="get_events") == ["CallTimeoutError"]
             assert worker.is_alive
 

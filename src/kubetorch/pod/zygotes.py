@@ -271,7 +271,8 @@ class Zygote:
             os.close(self._descriptors.popleft())
         doing = f" while it imported {self._importing}" if self._importing else ""
         error = ZygoteLost(f"the zygote is gone{doing}: {reason}")
-        for future in (*self._readies, *self._forks.values(), *self._statuses.values()):
+        waiting: list[asyncio.Future[Any]] = [*self._readies, *self._forks.values()]
+        for future in [*waiting, *self._statuses.values()]:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # it may be that nobody waits
