@@ -22,17 +22,16 @@ from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import Heard
+from kubetorch.controller.waiting import Waiting, describe
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
-from kubetorch.lib.clock import Clock, Timer
+from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures
 from kubetorch.wire.messages import (
     Accepted,
     Activity,
-    DeployEvent,
     DeployLog,
     Failed,
     FromController,
@@ -103,7 +102,7 @@ class Workload:
         self._rollout = Rollout(wanted=record.generation, good=record.good, failure=failure)
         self._sessions: dict[str, PodSession] = {}
         self._heard: dict[str, Heard] = {}
-        self._waiting: dict[Progress, Timer] = {}
+        self._waiting = Waiting(surroundings.clock)
         self._members: tuple[Member, ...] = ()
         self._reasons: dict[str, str] = {}
         #: Says that anything about it changed.
@@ -176,10 +175,10 @@ class Workload:
         is_new = not self._specs or spec != self.spec or self._rollout.failure is not None
         if is_new:
             return await self._begin(spec)
-        for progress in self._waiting:
-            if progress.generation == self.record.generation:
-                return progress
-        return await self._wait(Accepted(generation=self.record.generation, changed=False))
+        running = self._waiting.find(self.record.generation)
+        return running or await self._wait(
+            Accepted(generation=self.record.generation, changed=False)
+        )
 
     async def _begin(self, spec: WorkloadSpec) -> Progress:
         before, now = self.record, self._with.clock.time()
@@ -197,8 +196,7 @@ class Workload:
         """Everything that happens until the wanted generation is served, or given up."""
         progress = Progress(accepted.generation, accepted)
         timeout = self.spec.compute.launch_timeout
-        expire = self._with.clock.call_later(timeout, lambda: self._expire(progress, timeout))
-        self._waiting[progress] = expire
+        self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
                 await self._with.backend.apply(deployment.of_workload(self.spec))
@@ -227,13 +225,7 @@ class Workload:
     def _give_up(self, progress: Progress, error: KubetorchError) -> None:
         failure = describe(error)
         self._handle(rollout.GaveUp(progress.generation, failure))
-        self._end(progress, Failed(failure=failure))
-
-    def _end(self, progress: Progress, event: Ready | Failed) -> None:
-        timer = self._waiting.pop(progress, None)
-        if timer is not None:
-            timer.cancel()
-            progress.add(event)
+        self._waiting.end(progress, Failed(failure=failure))
 
     def _is_served(self) -> bool:
         state = self._rollout
@@ -248,7 +240,7 @@ class Workload:
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
         for pod in self.pods:
             if pod.reason and pod.reason != self._reasons.get(pod.name):
-                self._tell(Stage(stage="event", message=pod.reason, pod=pod.name))
+                self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
         self._reasons = {pod.name: pod.reason for pod in self.pods}
         self._handle(rollout.PodsChanged(current, retiring))
         for pod in self.pods:
@@ -288,13 +280,13 @@ class Workload:
         if message.failure is None:
             ready = len(self._rollout.pods) - len(self._rollout.lagging())
             event = Stage(stage="ready", pod=pod, ready=ready, pods=len(self._rollout.pods))
-            self._tell(event, message.generation)
+            self._waiting.tell(event, message.generation)
 
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
         event = Stage(stage=message.stage, message=message.message, pod=pod)
-        self._tell(event, message.generation)
+        self._waiting.tell(event, message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:
         """The user's code wrote a line while it was loaded."""
@@ -305,14 +297,13 @@ class Workload:
             level=message.level,
             time=message.time,
         )
-        self._tell(event, message.generation)
+        self._waiting.tell(event, message.generation)
 
     def active(self, pod: str, message: Activity) -> None:
         """A pod says how busy it is."""
         self._heard[pod] = replace(self._heard[pod], activity=message)
         if message.last > self.record.active and message.calls == 0:
-            self.record = replace(self.record, active=message.last)
-            self._with.state.put_workload(self.record)
+            self._keep(replace(self.record, active=message.last))
         self._idle.update()
 
     def send(self, pod: str, message: FromController) -> bool:
@@ -327,8 +318,7 @@ class Workload:
     async def delete(self, grace: float) -> None:
         """End its pods; returns when nothing of them is left."""
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
-        for progress in list(self._waiting):
-            self._end(progress, Failed(failure=describe(error)))
+        self._waiting.fail_all(error)
         for session in self._sessions.values():
             session.send(Terminate(grace=grace, reason="the service is torn down"))
         await self._with.backend.delete(*self.key, grace=grace)
@@ -338,8 +328,7 @@ class Workload:
         """Stop all timers, and end the sessions."""
         self._idle.close()
         error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
-        for progress in list(self._waiting):
-            self._end(progress, Failed(failure=describe(error)))
+        self._waiting.fail_all(error)
         self.is_gone = True
         self.changes.notify()
         sessions, self._sessions, self._heard = self._sessions, {}, {}
@@ -351,7 +340,11 @@ class Workload:
     def _handle(self, event: Event) -> None:
         for effect in self._rollout.handle(event):
             self._carry_out(effect)
-        self._settle()
+        self._waiting.settle(
+            self._rollout.wanted,
+            ready=self._ready if self._is_served() else None,
+            failure=self._failure(),
+        )
         self._update_members()
         serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
         self._with.backend.mark_ready(*self.key, serving)
@@ -368,37 +361,19 @@ class Workload:
                 _log.info("generation reached workload=%s/%s generation=%s", *self.key, generation)
             case rollout.NotReached(generation, failure):
                 self._keep(replace(self.record, failure=json.dumps(failure)))
-                _log.info(
-                    "generation given up workload=%s/%s generation=%s error=%s",
-                    *self.key,
-                    generation,
-                    failure.get("error_type"),
-                )
+                _log.info("generation given up workload=%s/%s generation=%s", *self.key, generation)
             case rollout.Superseded():
                 return  # its progress is ended below
 
     def _keep(self, record: WorkloadRecord) -> None:
         self.record = record
-        self._with.state.put_workload(record)
+        try:
+            self._with.state.put_workload(record)
+        except KubetorchError as error:  # the next change writes all of it
+            _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
-    def _settle(self) -> None:
-        """End what nobody has to wait for any more."""
-        wanted, is_served, failure = self._rollout.wanted, self._is_served(), self._failure()
-        for progress in list(self._waiting):
-            generation = progress.generation
-            if generation < wanted:
-                message = rollout.superseded_message(generation, wanted)
-                self._end(progress, Failed(failure=describe(StartupError(message))))
-            elif generation == wanted and is_served:
-                ready = Ready(generation=wanted, workload=self._with.describe(self))
-                self._end(progress, ready)
-            elif generation == wanted and failure is not None:
-                self._end(progress, Failed(failure=failure))
-
-    def _tell(self, event: DeployEvent, generation: int | None = None) -> None:
-        for progress in self._waiting:
-            if generation in (None, progress.generation):
-                progress.add(event)
+    def _ready(self) -> Ready:
+        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
 
     def _update_members(self) -> None:
         members = tuple(
@@ -422,8 +397,3 @@ class Workload:
         activities = [None if one is None else one.activity for one in heard]
         now = self._with.clock.time()
         return idle.seconds_left(activities, ttl=quantity.seconds(ttl), since=self._since, now=now)
-
-
-def describe(error: KubetorchError) -> Failure:
-    """An error of our own as a failure; where in our code it was raised is of no use to users."""
-    return failures.describe(error).to_dict() | {"traceback": error.remote_traceback or ""}

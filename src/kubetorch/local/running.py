@@ -10,8 +10,8 @@ import signal
 
 import uvloop
 
-from kubetorch.controller.backends.agents import Site
 from kubetorch.controller.backends.process import ProcessBackend
+from kubetorch.controller.backends.site import Site
 from kubetorch.controller.controller import Controller
 from kubetorch.controller.state import SqliteState
 from kubetorch.errors import KubetorchError

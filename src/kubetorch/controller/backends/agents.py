@@ -16,26 +16,24 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import json
 import os
-import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Phase, PodStatus
+from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spare import Spare
 from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.errors import ServiceHealthError
 from kubetorch.lib import backoff, deadlines, files, identity, ports, processes, spawning
 from kubetorch.lib.clock import Clock, Timer
-from kubetorch.wire import failures, tokens
-from kubetorch.wire.podenv import MARK, PodEnv
+from kubetorch.wire import failures
+from kubetorch.wire.podenv import MARK
 
 #: Exits without having been ready in between after which a pod is said to be unable to start.
 CRASH_LIMIT = 3
@@ -49,37 +47,6 @@ _LOG = "agent.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 # A process that is killed may have started others in the meantime.
 _KILL_ROUNDS = 5
-# 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
-_SESSION_LIFETIME = 10 * 365 * 86400.0
-
-
-class Site(msgspec.Struct, frozen=True):
-    """Where pods live, and what all of them share.
-
-    Attributes:
-        home: Folder of the installation.
-        secret: Secret of the installation, see `kubetorch.wire.tokens`.
-        user: Fingerprint of the user's own token.
-        environment: What every pod's processes find in their environment.
-        command: What starts an agent.
-        marks: What the marks of its processes begin with, unlike those of any other installation
-            on the machine.
-    """
-
-    home: Path
-    secret: bytes
-    user: str
-    environment: Mapping[str, str]
-    command: tuple[str, ...]
-    marks: str
-
-    def folder(self, namespace: str, pod: str) -> Path:
-        """The folder of a pod."""
-        return self.home / "pods" / namespace / pod
-
-    def new_mark(self) -> str:
-        """A value of `MARK` that nobody has."""
-        return self.marks + secrets.token_hex(8)
 
 
 class Pod:
@@ -175,7 +142,7 @@ class Pod:
     def _start(self) -> None:
         spare = self._spares.take()
         self._keep(replace(self.record, port=self._port(), pid=0, start_time=""))
-        variables = self._prepare_folder()
+        variables = self._site.prepare(self.record, self._environment, now=self._clock.time())
         pid = self._become(spare, variables) or self._spawn(variables)
         started, start_time = self._clock.time(), identity.start_time(pid) or ""
         self._keep(replace(self.record, pid=pid, start_time=start_time, started=started))
@@ -212,30 +179,6 @@ class Pod:
         self._reason = ""
         self._watch = processes.ExitWatch(pid, self._exited)
         self._on_change()
-
-    def _prepare_folder(self) -> dict[str, str]:
-        record, folder = self.record, self.folder
-        work = folder / "work"
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        audience = tokens.audience(record.namespace, record.workload)
-        key = tokens.workload_key(self._site.secret, audience)
-        expires = self._clock.time() + _SESSION_LIFETIME
-        session = tokens.sign(key, tokens.Claims(audience, expires, f"pod:{record.name}"))
-        credentials = {"key": key.hex(), "session": session, "user": self._site.user}
-        file = folder / "credentials.json"
-        files.write_atomically(file, json.dumps(credentials).encode())
-        own = PodEnv(
-            namespace=record.namespace,
-            workload=record.workload,
-            pod=record.name,
-            controller_file=str(self._site.home / "controller-url"),
-            credentials_file=str(file),
-            host=ports.LOOPBACK,
-            port=record.port,
-            root=str(folder),
-            working_dir=str(work),
-        )
-        return {**self._site.environment, **dict(self._environment), **own.write()}
 
     def _port(self) -> int:
         taken = {pod.port for pod in self._state.pods() if pod.name != self.record.name}

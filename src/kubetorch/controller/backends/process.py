@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from kubetorch.controller.backends import spare
-from kubetorch.controller.backends.agents import Pod, Site
+from kubetorch.controller.backends.agents import Pod
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.lib import identity
