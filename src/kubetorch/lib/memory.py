@@ -18,7 +18,6 @@ import itertools
 import mmap
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -299,6 +298,8 @@ def _create(size: int) -> int:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("kubetorch", os.MFD_CLOEXEC)
     else:
+        import tempfile  # noqa: PLC0415  # costs 3 ms where it is not needed
+
         descriptor, path = tempfile.mkstemp(prefix="kubetorch-")
         Path(path).unlink()
     try:

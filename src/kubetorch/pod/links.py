@@ -227,6 +227,7 @@ class Link:
             return
         if self._trim is not None:
             self._trim.cancel()
+            memory.trim()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._drop_waiting()

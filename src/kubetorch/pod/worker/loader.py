@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -180,8 +179,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 definitions.run_rest(module, self.path, source, end, lambda: under_way.is_defined)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Gives the deployed file its loader; everything else is left to the other finders."""
+class _Finder:
+    """Gives the deployed file its loader; everything else is left to the other finders.
+
+    A finder of `sys.meta_path`; it does without the base class, whose module costs 4 ms.
+    """
 
     def __init__(self, name: str, qualname: str, path: str | None) -> None:
         self._name = name
