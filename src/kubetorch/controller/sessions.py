@@ -88,6 +88,8 @@ class Session:
     def close(self, reason: str, code: int = websocket.GOING_AWAY) -> None:
         """End the session."""
         connection, self._connection = self._connection, None
+        # What it says until the connection is gone is not listened to, nor is its silence.
+        self._stop_listening()
         if connection is not None:
             connection.close(code, reason)
 
@@ -111,8 +113,7 @@ class Session:
 
     def on_close(self, reason: str) -> None:  # noqa: D102  # Endpoint's
         self._connection = None
-        if self._silence is not None:
-            self._silence.cancel()
+        self._stop_listening()
         if self._workload is not None and self._pod is not None:
             self._workload.disconnected(self._pod.pod, self)
             _log.info("session ended pod=%s reason=%s", self._pod.pod, reason)
@@ -177,9 +178,13 @@ class Session:
             self._is_silent = False
             workload.heard_again(pod, self._serving)
 
-    def _restart_silence(self) -> None:
+    def _stop_listening(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
+            self._silence = None
+
+    def _restart_silence(self) -> None:
+        self._stop_listening()
         self._silence = self._clock.call_later(SILENCE, self._on_silence)
 
     def _on_silence(self) -> None:

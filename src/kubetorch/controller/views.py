@@ -79,3 +79,16 @@ def waits_for(pod: PodStatus, heard: Heard | None, state: Rollout) -> str:
         return f"it failed to load generation {state.wanted}"
     stage = f": {heard.stage}" if heard.stage else ""
     return f"it loads generation {state.wanted}{stage}"
+
+
+def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> str:
+    """What a deploy still waits for, in words."""
+    lagging = state.lagging()
+    waits = [
+        f"pod {pod.name}: {waits_for(pod, heard.get(pod.name), state)}"
+        for pod in pods
+        if pod.name in lagging
+    ]
+    ready = len(state.pods) - len(lagging)
+    served = f"{ready} of {len(state.pods)} pods serve generation {state.wanted}"
+    return "; ".join([served, *(waits or ["there are no pods"])])

@@ -208,16 +208,9 @@ class Workload:
         return progress
 
     def _expire(self, progress: Progress, timeout: float) -> None:
-        lagging = [pod for pod in self.pods if pod.name in self._rollout.lagging()]
-        waits = [
-            f"pod {pod.name}: {views.waits_for(pod, self._heard.get(pod.name), self._rollout)}"
-            for pod in lagging
-        ]
-        ready = len(self._rollout.pods) - len(lagging)
+        waits = views.late(self.pods, self._heard, self._rollout)
         error = ServiceTimeoutError(
-            f"{self.record.name} is not ready after {timeout:.0f} s: {ready} of "
-            f"{len(self._rollout.pods)} pods serve generation {progress.generation}; "
-            + "; ".join(waits or ["there are no pods"]),
+            f"{self.record.name} is not ready after {timeout:.0f} s: {waits}",
             hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
         )
         self._give_up(progress, error)
@@ -241,6 +234,11 @@ class Workload:
         for pod in self.pods:
             if pod.reason and pod.reason != self._reasons.get(pod.name):
                 self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
+            if pod.phase in ("Pending", "Failed") and pod.name in self._sessions:
+                # Its agent has ended; the end of its connection may be heard of later.
+                session = self._sessions[pod.name]
+                self.disconnected(pod.name, session)
+                session.close("its agent ended")
         self._reasons = {pod.name: pod.reason for pod in self.pods}
         self._handle(rollout.PodsChanged(current, retiring))
         for pod in self.pods:

@@ -132,6 +132,13 @@ def test_nothing_is_heard_after_the_end() -> None:
     assert case.world.names == ["connected"]
 
 
+def test_the_silence_of_a_session_that_was_closed_means_nothing() -> None:
+    case = Case()
+    case.session.close("another one began")
+    case.clock.advance(SILENCE)
+    assert case.world.names == ["connected"]
+
+
 def test_news_go_where_they_belong() -> None:
     case = Case()
     case.say(Observed(generation=4, serving=4))
