@@ -249,16 +249,28 @@ def test_services_are_deployed_and_torn_down_from_coroutines_at_once(jobs):
     assert asyncio.run(both()) == ({"loss": 0.1}, 1)
 
 
-def test_two_programs_that_deploy_the_same_name_end_with_one_generation(project, jobs):
-    handles = [kt.fn(jobs.train) for _ in range(4)]
-    threads = [threading.Thread(target=h.to, args=(kt.Compute(),)) for h in handles]
+def deploy_at_once(handles):
+    threads = [threading.Thread(target=handle.to, args=(kt.Compute(),)) for handle in handles]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return {handle.service_config["generation"] for handle in handles}
 
+
+def test_two_programs_that_deploy_the_same_function_end_with_one_generation(jobs):
+    handles = [kt.fn(jobs.train) for _ in range(4)]
+
+    assert deploy_at_once(handles) == {1}
     assert [handle(1) for handle in handles] == [{"loss": 0.1}] * 4
-    assert {handle.service_config["generation"] for handle in handles} == {1}
+    handles[0].teardown()
+
+
+def test_two_programs_that_deploy_the_same_class_at_once_share_the_instance(jobs):
+    handles = [kt.cls(jobs.Counter) for _ in range(4)]
+
+    assert deploy_at_once(handles) == {1}
+    assert [handle.add(1) for handle in handles] == [1, 2, 3, 4]
     handles[0].teardown()
 
 

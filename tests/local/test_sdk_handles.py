@@ -100,6 +100,16 @@ def test_what_is_found_knows_what_it_runs_on(counter):
     assert found.service_config["status"] == "Ready"
 
 
+def test_the_constructors_arguments_of_a_service_are_known_again(jobs, counter):
+    handle = kt.cls(jobs.Counter, name="started")
+    handle.to(kt.Compute(cpus="0.1"), init_args={"start": 5})
+    try:
+        assert kt.cls(name="started").init_args == {"start": 5}
+        assert kt.cls(name="counter").init_args is None
+    finally:
+        handle.teardown()
+
+
 def test_a_name_that_nobody_has_says_where_was_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no git repository, so no branch
     with pytest.raises(ValueError, match="'nobody' in namespace 'default'") as caught:

@@ -172,13 +172,14 @@ class Workload:
 
     async def deploy(self, spec: WorkloadSpec) -> Progress:
         """Want this spec; what happens on the way to it, from the start."""
+        running = self._waiting.find(self.record.generation)
+        # An instance that is being made is a new one for everybody who waits for it.
+        if running is not None and spec.is_like(self.spec):
+            return running
         is_new = not self._specs or spec != self.spec or self._rollout.failure is not None
         if is_new:
             return await self._begin(spec)
-        running = self._waiting.find(self.record.generation)
-        return running or await self._wait(
-            Accepted(generation=self.record.generation, changed=False)
-        )
+        return await self._wait(Accepted(generation=self.record.generation, changed=False))
 
     async def _begin(self, spec: WorkloadSpec) -> Progress:
         before, now = self.record, self._with.clock.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -13,6 +14,7 @@ from kubetorch.sdk.source import Placement, Pointers
 
 if TYPE_CHECKING:
     from kubetorch.sdk.invoke import Caller
+    from kubetorch.wire.messages import WorkloadView
 
 T = TypeVar("T")
 
@@ -49,12 +51,21 @@ class Cls(Module[T], Generic[T]):
 
     @property
     def init_args(self) -> dict[str, Any] | None:
-        """Arguments of the constructor, as this program gave them."""
+        """Arguments of the constructor, as they were given; `None` if there were none."""
         return None if self._init_args is None else dict(self._init_args)
 
     @init_args.setter
     def init_args(self, value: Mapping[str, Any] | None) -> None:
         self._init_args = None if value is None else parameters.init_args(value)
+
+    def _accept(self, view: WorkloadView) -> None:
+        super()._accept(view)
+        digest = view.spec.init_args
+        if digest is not None and self._init_args is None:
+            from kubetorch.sdk import services  # noqa: PLC0415  # see `kubetorch.sdk.module`
+
+            stored = services.session().ask(lambda controller: controller.get_blob(digest))
+            self._init_args = json.loads(stored)
 
     def __getattr__(self, name: str) -> Method:
         if name.startswith("_"):

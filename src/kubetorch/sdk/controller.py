@@ -139,6 +139,19 @@ class Controller:
         headers = {"Content-Type": blobs.CONTENT_TYPE}
         self._call("POST", routes.BLOBS, body=packed, headers=headers)
 
+    def get_blob(self, digest: str) -> bytes:
+        """A small blob.
+
+        Raises:
+            DataStoreError: It is not there.
+        """
+        import zstandard  # noqa: PLC0415  # few programs ask for one
+
+        body = json.dumps({"blobs": [digest]}).encode()
+        packed = self._call("POST", routes.BLOBS_FETCH, body=body)
+        records = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
+        return b"".join(piece for _, _, piece in blobs.Unpacker().feed(records))
+
     # ------------------------------------------------------------------------------ spawned calls
 
     def list_calls(

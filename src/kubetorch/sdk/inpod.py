@@ -19,8 +19,8 @@ _IMPORTING = "kubetorch.pod.worker.importing"
 
 
 def is_worker() -> bool:
-    """Whether this process runs user code of a pod."""
-    return _IMPORTING in sys.modules
+    """Whether this process runs user code of a pod, or was started by such code."""
+    return environment.deployed_file() is not None
 
 
 def is_deploying(*, is_call: bool = False) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -52,3 +52,7 @@ class WorkloadSpec:
     runtime: RuntimeSpec = field(default_factory=RuntimeSpec)
     username: str | None = None
     instance: str | None = None
+
+    def is_like(self, other: WorkloadSpec) -> bool:
+        """Whether both are the same, but for the instance."""
+        return replace(self, instance=other.instance) == other
