@@ -69,6 +69,7 @@ def test_fault_an_agent_that_is_killed_often_comes_back_each_time(service: Servi
 def test_fault_a_deploy_while_the_agent_is_dead_waits_for_it(service: Service) -> None:
     (pod,) = service.deploy("f")[-1].workload.pods
     kill(pod)
+    service.until("f", lambda view: view.pods[0].restarts == 1)
     assert isinstance(service.deploy("f")[-1], Ready)
     assert is_ready(service.get("f"))
 
