@@ -30,7 +30,6 @@ _CODES: Mapping[Style, str] = {
     "cyan": "36",
 }
 
-
 #: Where our own code lies.
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -136,7 +135,8 @@ def _where(error: BaseException) -> str:
     remote = getattr(error, "remote_traceback", None)
     if remote:
         return str(remote)
-    if isinstance(error, (KubetorchError, OSError)):
+    # The text of a SyntaxError says itself where it is.
+    if isinstance(error, (KubetorchError, TimeoutError, SyntaxError)):
         return ""
     shown = trace = error.__traceback__
     while trace is not None:

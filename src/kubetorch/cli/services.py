@@ -24,6 +24,8 @@ from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, Wor
 #: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
 #: one stream of lines is joined to the next is found by what both have.
 _MARGIN = 1000
+#: Seconds to wait before a connection is made again that brought nothing since the last time.
+_PAUSES = (0.0, 0.1, 0.5, 2.0)
 #: Seconds that a pod has to answer a question about itself.
 _POD_PATIENCE = 10.0
 
@@ -158,16 +160,31 @@ class Services:
             if system or line.source != "agent":
                 last.append(line)
         yield from last
-        while follow:
+        if follow:
+            for line in self._new_lines(service, known, pod):
+                if system or line.source != "agent":
+                    yield line
+
+    def _new_lines(
+        self, service: WorkloadView, known: Known, pod: PodView | None
+    ) -> Iterator[DeployLog]:
+        """Lines as they come, over connections that break."""
+        failed = 0
+        while True:
             known.begin_again()
             controller = self._session.controller()
+            tail = max(known.count, _MARGIN)
             try:
-                lines = self._lines(service, tail=max(known.count, _MARGIN), follow=True, pod=pod)
-                for line in lines:
-                    if known.is_new(line) and (system or line.source != "agent"):
+                for line in self._lines(service, tail=tail, follow=True, pod=pod):
+                    failed = 0
+                    if known.is_new(line):
                         yield line
                 return
             except ControllerUnavailableError:
+                if failed >= len(_PAUSES):
+                    raise
+                time.sleep(_PAUSES[failed])
+                failed += 1
                 self._session.reconnect(controller)
 
     def _lines(

@@ -97,6 +97,13 @@ def line_json(line: DeployLog) -> Json:
     return {name: getattr(line, name) for name in names}
 
 
+def line_text(line: DeployLog) -> str:
+    """A line of a log as its call shows it."""
+    if line.source != "logger":
+        return line.text
+    return f"{moment(line.time)} | {line.level} | {line.text}"
+
+
 # --------------------------------------------------------------------------------------- tables
 
 SERVICE_COLUMNS = (

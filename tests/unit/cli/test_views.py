@@ -1,12 +1,14 @@
 """Services, pods and calls as JSON and as rows."""
 
+import re
+
 import pytest
 
 from kubetorch.cli import views
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import CallView, PodView, WorkloadView
+from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
 
 SPEC = WorkloadSpec(
     namespace="default",
@@ -77,3 +79,9 @@ def test_a_failure_is_shown_with_its_traceback_when_it_has_one():
         "  E: m",
     ]
     assert views.failure_lines({"error_type": "E", "message": "m"}) == ["E: m"]
+
+
+def test_a_loggers_line_is_shown_with_time_and_level_and_a_print_as_it_is():
+    logged = DeployLog(text="ready", pod="p", source="logger", level="INFO", time=1e9)
+    assert re.fullmatch(r"2001-09-0\d \d\d:\d\d:\d\d \| INFO \| ready", views.line_text(logged))
+    assert views.line_text(DeployLog(text="ready", pod="p", time=1e9)) == "ready"

@@ -95,7 +95,9 @@ def _show_failure(
     ]
     output.failure_panel("POD STATUS", pods or ["no pods"])
     try:
-        lines = [line.text for line in services.logs(service, tail=_LOG_LINES, system=True)]
+        lines = [
+            views.line_text(line) for line in services.logs(service, tail=_LOG_LINES, system=True)
+        ]
     except KubetorchError as broken:
         lines = [f"no logs: {broken.message}"]
     output.failure_panel("LOGS", lines or ["nothing was logged"])

@@ -42,7 +42,8 @@ def run(
         if as_json:
             output.record(views.line_json(line))
         else:
-            output.text(f"({line.pod}) {line.text}" if prefixed else line.text)
+            text = views.line_text(line)
+            output.text(f"({line.pod}) {text}" if prefixed else text)
 
 
 def _choose(service: WorkloadView, wanted: str) -> PodView:
