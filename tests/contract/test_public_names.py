@@ -1,6 +1,5 @@
 """The names that programs import, and that nothing else comes with them."""
 
-import importlib
 import inspect
 import pickle
 import subprocess
@@ -143,11 +142,3 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
         "namespace",
         "reload_prefixes",
     ]
-
-
-def test_every_module_of_the_package_can_be_imported_alone():
-    import pkgutil
-
-    for module in pkgutil.walk_packages(kt.__path__, "kubetorch."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
