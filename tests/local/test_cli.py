@@ -152,13 +152,21 @@ def test_a_name_that_was_forgotten_is_suggested(project):
     assert "jobs.py:train --compute" in kt("deploy", "jobs.py", cwd=project).stderr
 
 
-def test_a_file_that_cannot_be_imported_here_shows_where(project):
-    (project / "wrong.py").write_text("def f(): return 1\nvalues = 1 / 0\n")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("values = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("open('/nowhere/at/all')", "'/nowhere/at/all'"),
+        ("def g(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_here_shows_where(project, line, message):
+    (project / "wrong.py").write_text(f"def f(): return 1\n{line}\n")
     done = kt("deploy", "wrong.py:f", *COMPUTE, cwd=project)
     assert done.returncode == 1
     assert 'wrong.py", line 2' in done.stderr
-    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
-    assert "kubetorch/cli" not in done.stderr
+    assert done.stderr.endswith(f"{message}\n")
+    assert "kubetorch/" not in done.stderr
 
 
 # ----------------------------------------------------------------------------------------- call
