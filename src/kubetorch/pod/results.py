@@ -29,7 +29,7 @@ from kubetorch.wire.messages import CallReport
 
 #: Seconds until a failed upload is tried again, doubled each time up to the second number.
 RETRY_DELAYS = (0.5, 30.0)
-#: Bytes of outcomes that wait for the controller; beyond, the oldest are lost.
+#: See `Results`.
 WAITING_BYTES = 1024**3
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Results:
         pod_name: Name of the pod.
         upload: Stores a blob in the controller and returns its digest.
         report: Sends a report to the controller, now or when there is a session.
+        waiting_bytes: Bytes of outcomes that wait for the controller; beyond, the oldest are lost.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class Results:
         pod_name: str,
         upload: Callable[[bytes], Awaitable[str]],
         report: Callable[[CallReport], None],
+        waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         self._folder = folder
         self._pod_name = pod_name
         self._upload = upload
         self._report = report
+        self._waiting_bytes = waiting_bytes
         self._uploads: dict[str, asyncio.Task[None]] = {}
         # Bytes of each outcome that the controller does not have.
         self._waiting: dict[str, int] = {}
@@ -140,7 +143,7 @@ class Results:
             self._drop(report.id)
             return
         self._waiting[report.id] = len(blob)
-        while sum(self._waiting.values()) > WAITING_BYTES and len(self._waiting) > 1:
+        while sum(self._waiting.values()) > self._waiting_bytes and len(self._waiting) > 1:
             self._drop(next(iter(self._waiting)))
         for delay in _delays():
             try:

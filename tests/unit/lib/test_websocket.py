@@ -1,3 +1,5 @@
+import contextlib
+import itertools
 import struct
 
 import pytest
@@ -46,7 +48,7 @@ def parse(data: bytes, cuts: list[int], *, masked: bool, limit: int = LIMIT) -> 
     recorder = Recorder()
     parser = websocket.Parser(recorder, masked=masked, max_message=limit)
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         parser.feed(data[begin:end])
     return recorder
 
@@ -114,10 +116,8 @@ def test_bytes_that_come_one_by_one_give_the_same_messages(texts, masked):
 @example(b"\x82\x7f" + b"\x80" + b"\0" * 7, [], False)
 @example(b"\x00\x00", [], False)
 def test_garbage_is_refused_with_a_websocket_error_and_no_other(data, cuts, masked):
-    try:
+    with contextlib.suppress(WebSocketError):
         parse(data, cuts, masked=masked)
-    except WebSocketError:
-        pass
 
 
 @given(conversations(), st.integers(0, 1_000_000), st.integers(1, 255), st.lists(st.integers(0)))
@@ -125,10 +125,8 @@ def test_a_damaged_byte_gives_messages_or_a_websocket_error(conversation, positi
     _, data, masked = conversation
     broken = bytearray(data)
     broken[position % len(broken)] ^= change
-    try:
+    with contextlib.suppress(WebSocketError):
         parse(bytes(broken), cuts, masked=masked)
-    except WebSocketError:
-        pass
 
 
 @given(conversations(), st.integers(1, 1_000_000))

@@ -1,0 +1,187 @@
+"""What becomes of spawned calls: on disk, and in the controller."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from kubetorch.errors import ControllerUnavailableError
+from kubetorch.pod.results import Results
+from kubetorch.wire.calls import Raised, Returned, unpack_outcome
+from kubetorch.wire.messages import CallReport
+from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec
+
+
+class Controller:
+    """Where outcomes and reports go."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+        self.reports: list[CallReport] = []
+        self.failures = 0
+        self.arrived = asyncio.Event()
+
+    async def upload(self, data: bytes) -> str:
+        if self.failures:
+            self.failures -= 1
+            raise ControllerUnavailableError("not now")
+        self.blobs.append(data)
+        return f"digest-{len(self.blobs)}"
+
+    def report(self, report: CallReport) -> None:
+        self.reports.append(report)
+        self.arrived.set()
+
+    async def ended(self) -> CallReport:
+        while not self.reports or self.reports[-1].ended is None:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.reports[-1]
+
+
+def make(folder, controller, **more) -> Results:
+    return Results(
+        folder, pod_name="demo-0", upload=controller.upload, report=controller.report, **more
+    )
+
+
+def spawn(results: Results):
+    calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+    calls.serve(spec(), runner)
+    call = begin(calls, opening(id="call-0001", detached=True, method="m"), FakeCaller())
+    return runner, call
+
+
+def test_a_spawned_call_is_reported_when_it_begins_and_when_it_ends(tmp_path):
+    async def scenario():
+        controller = Controller()
+        results = make(tmp_path, controller)
+        runner, _ = spawn(results)
+        (begun,) = controller.reports
+        assert (begun.id, begun.callable, begun.state) == ("call-0001", "f.m", "running")
+        runner.give(1, b"42")
+        ended = await controller.ended()
+        assert (ended.state, ended.result) == ("succeeded", "digest-1")
+        assert ended.result_bytes == len(controller.blobs[0])
+        assert ended.started == begun.started
+        assert unpack_outcome(controller.blobs[0]) == Returned("json", (2,), b"42", False, 1)
+        await results.close(1)
+        assert [path.name for path in tmp_path.iterdir()] == ["call-0001.json"]
+        results.forget("call-0001")
+        assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("is_cancelled", "state"), [(False, "failed"), (True, "cancelled")])
+def test_a_failure_is_an_outcome_too(tmp_path, is_cancelled, state):
+    async def scenario():
+        controller = Controller()
+        results = make(tmp_path, controller)
+        runner, call = spawn(results)
+        if is_cancelled:
+            call.cancel(call.callers[0], "enough")
+        runner.sink(1).on_error(b'{"error_type": "ValueError", "message": "no"}')
+        assert (await controller.ended()).state == state
+        outcome = unpack_outcome(controller.blobs[0])
+        assert isinstance(outcome, Raised)
+        assert outcome.failure.message == "no"
+        await results.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_is_tried_until_the_controller_takes_it(tmp_path):
+    async def scenario():
+        controller = Controller()
+        controller.failures = 3
+        results = make(tmp_path, controller)
+        runner, _ = spawn(results)
+        runner.give(1, b"42")
+        assert (await controller.ended()).result == "digest-1"
+        await results.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_not_uploaded_is_uploaded_by_the_next_process(tmp_path):
+    async def scenario():
+        controller = Controller()
+        controller.failures = 1_000_000
+        results = make(tmp_path, controller)
+        runner, _ = spawn(results)
+        runner.give(1, b"42")
+        await results.close(0.2)
+        assert not controller.blobs
+        controller.failures = 0
+        again = make(tmp_path, controller)
+        again.recover()
+        assert (await controller.ended()).state == "succeeded"
+        assert unpack_outcome(controller.blobs[0]) == Returned("json", (2,), b"42", False, 1)
+        await again.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_ran_when_its_agent_died_is_reported_as_failed(tmp_path):
+    async def scenario():
+        controller = Controller()
+        spawn(make(tmp_path, controller))
+        again = make(tmp_path, controller)
+        again.recover()
+        ended = await controller.ended()
+        assert (ended.state, ended.callable) == ("failed", "f.m")
+        outcome = unpack_outcome(controller.blobs[0])
+        assert isinstance(outcome, Raised)
+        assert outcome.failure.error_type == "AgentDiedError"
+        await again.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_an_end_that_may_not_have_arrived_is_reported_again(tmp_path):
+    async def scenario():
+        report = CallReport(
+            id="call-0001", callable="f", state="succeeded", started=1, ended=2, result="digest"
+        )
+        (tmp_path / "call-0001.json").write_bytes(msgspec.json.encode(report))
+        controller = Controller()
+        results = make(tmp_path, controller)
+        results.recover()
+        assert controller.reports == [report]
+        await results.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_records_that_cannot_be_read_are_removed(tmp_path):
+    async def scenario():
+        (tmp_path / "broken.json").write_bytes(b"{")
+        report = CallReport(id="../../evil", callable="f", state="running", started=1)
+        (tmp_path / "evil.json").write_bytes(msgspec.json.encode(report))
+        controller = Controller()
+        results = make(tmp_path, controller)
+        results.recover()
+        assert controller.reports == []
+        assert list(tmp_path.iterdir()) == []
+        await results.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_that_wait_for_the_controller_are_bounded(tmp_path):
+    async def scenario():
+        controller = Controller()
+        controller.failures = 1_000_000
+        results = make(tmp_path, controller, waiting_bytes=5000)
+        calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+        calls.serve(spec(), runner)
+        for number in range(1, 6):
+            begin(calls, opening(id=f"call-000{number}", detached=True), FakeCaller())
+            runner.give(number, bytes(2000))
+            await asyncio.sleep(0.1)
+        await results.close(0)
+        kept = sorted(path.stem for path in tmp_path.glob("*.blob"))
+        assert kept == ["call-0004", "call-0005"]
+
+    asyncio.run(scenario())

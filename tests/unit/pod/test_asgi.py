@@ -1,0 +1,143 @@
+import gzip
+import zlib
+
+import pytest
+
+from clock_loop import run
+from kubetorch.errors import ProtocolError
+from kubetorch.pod.asgi import ClientGoneError, Request, Responder
+from kubetorch.wire import failures
+
+
+def request(pieces, **headers) -> Request:
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": index < len(pieces) - 1}
+        for index, piece in enumerate(pieces)
+    ]
+    messages.append({"type": "http.disconnect"})
+    taken = []
+
+    async def receive():
+        taken.append(messages[len(taken)])
+        return taken[-1]
+
+    scope = {
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+    }
+    made = Request(scope, receive)
+    made.taken = taken
+    return made
+
+
+def body(pieces, limit=100, **headers) -> bytes:
+    return run(request(pieces, **headers).body(limit))
+
+
+def test_a_body_in_pieces_is_put_together():
+    assert body([b"one", b"", b"two"]) == b"onetwo"
+    assert body([b"x" * 100]) == b"x" * 100
+    assert body([b""]) == b""
+
+
+def test_a_body_that_is_announced_too_long_is_not_read():
+    async def scenario():
+        made = request([b"x"], content_length="101")
+        with pytest.raises(ProtocolError, match="101 bytes; 100 are allowed") as caught:
+            await made.body(100)
+        assert failures.http_status(caught.value) == 413
+        assert made.taken == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "²", "x"])
+def test_a_length_that_is_no_number_is_refused(length):
+    with pytest.raises(ProtocolError):
+        body([b"x"], content_length=length)
+
+
+def test_a_body_is_read_no_further_than_its_limit():
+    async def scenario():
+        made = request([b"x" * 60] * 50)
+        with pytest.raises(ProtocolError) as caught:
+            await made.body(100)
+        assert failures.http_status(caught.value) == 413
+        assert len(made.taken) == 2
+
+    run(scenario())
+
+
+def test_a_compressed_body_is_decompressed_in_any_pieces():
+    data = gzip.compress(b"y" * 90)
+    assert body([data], content_encoding="gzip") == b"y" * 90
+    pieces = [data[i : i + 1] for i in range(len(data))]
+    assert body(pieces, content_encoding="GZIP ") == b"y" * 90
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_a_bomb_is_decompressed_no_further_than_its_limit(pieces):
+    data = gzip.compress(bytes(10_000_000))
+    step = len(data) // pieces + 1
+    with pytest.raises(ProtocolError) as caught:
+        body([data[i : i + step] for i in range(0, len(data), step)], content_encoding="gzip")
+    assert failures.http_status(caught.value) == 413
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "status"),
+    [
+        (b"not gzip", "gzip", 400),
+        (gzip.compress(b"cut")[:-3], "gzip", 400),
+        (zlib.compress(b"x"), "gzip", 400),
+        (b"x", "br", 415),
+        (b"x", "gzip, gzip", 415),
+    ],
+)
+def test_a_body_that_cannot_be_decompressed_is_refused(data, encoding, status):
+    with pytest.raises(ProtocolError) as caught:
+        body([data], content_encoding=encoding)
+    assert failures.http_status(caught.value) == status
+
+
+def test_a_client_that_goes_before_its_body_is_complete():
+    async def scenario():
+        made = request([b"x", b"y"])
+        made.taken.append({})
+        made.taken.append({})
+        with pytest.raises(ClientGoneError):
+            await made.body(100)
+
+    run(scenario())
+
+
+def answer(act) -> list:
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    run(act(Responder(send, {"X-Request-ID": "r"})))
+    return sent
+
+
+def test_an_answer_has_its_length_and_the_headers_of_every_answer():
+    start, rest = answer(lambda respond: respond.answer_json(200, {"a": "ü"}))
+    assert start["status"] == 200
+    assert (b"content-length", b"11") in start["headers"]
+    assert (b"X-Request-ID", b"r") in start["headers"]
+    assert (rest["body"], rest["more_body"]) == ('{"a": "ü"}'.encode(), False)
+
+
+@pytest.mark.parametrize(
+    ("status", "header"),
+    [(401, (b"www-authenticate", b'Bearer realm="kubetorch"')), (413, (b"connection", b"close"))],
+)
+def test_failures_say_what_the_client_is_to_do(status, header):
+    failure = failures.Failure("Some", "text", status=status)
+    start, rest = answer(lambda respond: respond.answer_failure(failure))
+    assert start["status"] == status
+    assert header in start["headers"]
+    assert failures.parse_json(rest["body"]) == failure

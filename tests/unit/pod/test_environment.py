@@ -1,0 +1,99 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubetorch.pod import environment
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
+from kubetorch.wire.podenv import PodEnv
+
+POD = PodEnv(
+    namespace="ns",
+    workload="demo",
+    pod="demo-0",
+    controller_file="c",
+    credentials_file="s",
+    host="127.0.0.1",
+    port=1,
+    root="/root",
+    working_dir="/work",
+)
+
+
+def spec(env_vars=(), runtime=None, **ref) -> WorkloadSpec:
+    known = {"kind": "fn", "name": "f", "module": "m", "qualname": "f", **ref}
+    return WorkloadSpec(
+        "ns",
+        "demo",
+        CallableRef(**known),
+        compute=ComputeSpec(env_vars=env_vars, logging=LoggingConfig(level="warning")),
+        runtime=runtime or RuntimeSpec(),
+    )
+
+
+def test_a_worker_inherits_what_user_code_needs_to_deploy_and_nothing_of_the_agents_own():
+    environ = {"PATH": "/bin", "KT_LOCAL_DIR": "/home/kt", **POD.write()}
+    env = environment.worker_env(environ, POD, spec())
+    assert env["PATH"] == "/bin"
+    assert env["KT_LOCAL_DIR"] == "/home/kt"
+    assert (env["KT_BACKEND"], env["KT_NAMESPACE"]) == ("local", "ns")
+    assert not any(name.startswith("KT_POD_") for name in env)
+
+
+def test_a_worker_knows_who_it_is_whatever_the_user_declares():
+    env = environment.worker_env({}, POD, spec((("POD_NAME", "x"), ("KT_SERVICE", "y"))))
+    assert (env["POD_NAME"], env["KT_SERVICE"], env["KT_LOG_LEVEL"]) == (
+        "demo-0",
+        "demo",
+        "warning",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expanded"),
+    [
+        ("$A/bin", "1/bin"),
+        ("${A}B", "1B"),
+        ("$MISSING ${MISSING}", "$MISSING ${MISSING}"),
+        ("$", "$"),
+        ("$$A", "$1"),
+        ("100%", "100%"),
+        ("${A", "${A"),
+        ("$Aé", "1é"),
+    ],
+)
+def test_names_are_expanded_and_unknown_ones_stay(value, expanded):
+    assert environment.expand(value, {"A": "1"}) == expanded
+
+
+def test_earlier_variables_are_visible_to_later_ones():
+    env = environment.worker_env({"P": "p"}, POD, spec((("A", "$P/a"), ("P", "$A:$P"))))
+    assert (env["A"], env["P"]) == ("p/a", "p/a:p")
+
+
+def worker(spec: WorkloadSpec, code: Path | None):
+    return environment.worker_spec(3, spec, pod=POD, env={"A": "1"}, code=code, init_args="{}")
+
+
+def test_root_and_project_come_first_and_libraries_last():
+    runtime = RuntimeSpec(python="/py", path=("/lib", "/code/proj"), preload=("numpy",))
+    found = worker(spec(root="src", runtime=runtime), Path("/code/proj"))
+    assert found.sys_path == ("/code/proj/src", "/code/proj", "/lib")
+    assert found.library_path == ("/lib", "/code/proj")
+    assert (found.python, found.preload, found.cwd) == ("/py", ("numpy",), "/work")
+    assert (found.generation, found.init_args, found.env) == (3, "{}", (("A", "1"),))
+
+
+def test_code_of_the_container_is_found_relative_to_the_working_directory():
+    assert worker(spec(remote_dir="app"), None).sys_path == ("/work/app",)
+    assert worker(spec(remote_dir="/opt/app"), None).sys_path == ("/opt/app",)
+    assert worker(spec(), None).sys_path == ()
+    assert worker(spec(), None).python == sys.executable
+
+
+def test_names_in_pickles_of_a_script_are_translated():
+    assert worker(spec(is_script=True), None).modules == (("__main__", "m"),)
+    assert worker(spec(), None).modules == ()
