@@ -6,13 +6,13 @@ The words, defaults and bounds are those of Knative Serving
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from kubetorch.errors import AutoScalingError
+from kubetorch.specs.spelling import nearest
 
 KPA = "kpa.autoscaling.knative.dev"
 HPA = "hpa.autoscaling.knative.dev"
@@ -115,10 +115,10 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
             continue
         name = ALIASES.get(given, given)
         if name not in known:
-            near = difflib.get_close_matches(given, known, n=1, cutoff=0.8)
+            near = nearest(given, known)
             if near:
                 raise AutoScalingError(
-                    f"autoscale() has no {given!r}", hint=f"did you mean {near[0]}?"
+                    f"autoscale() has no {given!r}", hint=f"did you mean {near}?"
                 )
             extra[given.replace("_", "-")] = str(value)
             continue

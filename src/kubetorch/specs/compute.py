@@ -4,12 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.endpoint import Endpoint
+from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.volume import VolumeSpec
+
+#: Names and values, in the order given.
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Toleration:
+    """A taint of nodes that pods accept; the words are those of Kubernetes.
+
+    Attributes:
+        key: Key of the taint; `None` with `Exists` is every taint.
+        operator: `Exists` or `Equal`.
+        value: Value of the taint, for `Equal`.
+        effect: `NoSchedule`, `PreferNoSchedule` or `NoExecute`; `None` is all of them.
+        seconds: How long pods stay on a node that gets a `NoExecute` taint.
+    """
+
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+    seconds: int | None = None
 
 
 @dataclass(frozen=True)
 class ComputeSpec:
-    """Resources and settings of a workload's pods, validated by `kubetorch.sdk.compute`.
+    """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.
+
+    Where a user brought a manifest of their own (`manifest`), the fields say what is to hold
+    besides: what `kubetorch.manifests.reading` finds in it, changed by what the user set since.
 
     Attributes:
         cpus: CPU request of a pod, a Kubernetes quantity such as `0.5` or `500m`.
@@ -22,15 +53,90 @@ class ComputeSpec:
         allowed_serialization: Codecs that callers may use.
         logging: How it logs.
         inactivity_ttl: Idle time after which it is torn down, such as `30m`; `None` is never.
+        disk_size: Request of ephemeral storage, a Kubernetes quantity.
+        gpus: Number of GPUs of a pod.
+        gpu_type: A value of the node label `nvidia.com/gpu.product`, or `key: value` of another.
+        gpu_memory: Memory that is wanted of a GPU.
+        priority_class_name: Priority class of the pods.
+        image: Base image and steps; `None` is the default image.
+        annotations: Annotations of the workload and its pods.
+        pod_labels: Further labels of the pods alone.
+        volumes: Storage that outlives pods.
+        node_selector: Labels of the nodes that pods may run on.
+        service_template: JSON object that is laid over the whole manifest.
+        tolerations: Taints that pods accept, beside those that GPUs need.
+        secrets: Secrets that pods see.
+        freeze: Whether pods run what their image has, without live code.
+        kubeconfig_path: The kubeconfig that it was declared with.
+        service_account_name: Service account of the pods; `None` is Kubetorch's own.
+        image_pull_policy: When a node pulls the image; `None` leaves it to Kubernetes.
+        gpu_anti_affinity: Whether pods that ask for no GPU stay away from nodes that have some.
+        shared_memory_limit: Limit of `/dev/shm`, a Kubernetes quantity.
+        queue_name: LocalQueue of Kueue.
+        queue: Queue of the KAI scheduler.
+        selector: Labels of the pods that belong to the workload, when the user names them.
+        endpoint: Where calls go, when the user says so.
+        server_port: Port of the agent; `None` is 32300, or the port `http1` of a manifest.
+        manifest: JSON object of the user's own manifest.
+        pod_template_path: Where the pod template lies in it, for kinds that are not known.
+        autoscaling: When pods are added and removed.
+        distribution: How one call runs on many pods.
     """
 
     cpus: str | None = None
     memory: str | None = None
-    env_vars: tuple[tuple[str, str], ...] = ()
+    env_vars: Pairs = ()
     replicas: int = 1
     working_dir: str | None = None
     launch_timeout: int = 900
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Pairs = ()
     allowed_serialization: tuple[str, ...] = ("json",)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     inactivity_ttl: str | None = None
+    disk_size: str | None = None
+    gpus: str | None = None
+    gpu_type: str | None = None
+    gpu_memory: str | None = None
+    priority_class_name: str | None = None
+    image: ImageSpec | None = None
+    annotations: Pairs = ()
+    pod_labels: Pairs = ()
+    volumes: tuple[VolumeSpec, ...] = ()
+    node_selector: Pairs = ()
+    service_template: str | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    secrets: tuple[SecretRef, ...] = ()
+    freeze: bool = False
+    kubeconfig_path: str | None = None
+    service_account_name: str | None = None
+    image_pull_policy: str | None = None
+    gpu_anti_affinity: bool = False
+    shared_memory_limit: str | None = None
+    queue_name: str | None = None
+    queue: str | None = None
+    selector: Pairs | None = None
+    endpoint: Endpoint | None = None
+    server_port: int | None = None
+    manifest: str | None = None
+    pod_template_path: tuple[str, ...] | None = None
+    autoscaling: AutoscalingSpec | None = None
+    distribution: DistributionSpec | None = None
+
+    @property
+    def is_selector_only(self) -> bool:
+        """Whether it names pods that are there, and asks for none."""
+        resources = (
+            self.cpus,
+            self.memory,
+            self.disk_size,
+            self.gpus,
+            self.gpu_type,
+            self.gpu_memory,
+        )
+        return self.selector is not None and self.manifest is None and not any(resources)
+
+    @property
+    def pods(self) -> int:
+        """Number of pods that are asked for: the workers of `distribute`, else the replicas."""
+        workers = self.distribution.workers if self.distribution is not None else None
+        return workers or self.replicas

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.spelling import nearest
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
 ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
@@ -100,10 +100,8 @@ def _framework(given: dict[str, Any]) -> str:
     name = names.pop() if names else "spmd"
     known = ALIASES.get(name, name) if isinstance(name, str) else name
     if known not in FRAMEWORKS:
-        near = difflib.get_close_matches(
-            str(name).lower(), [*FRAMEWORKS, *ALIASES], n=1, cutoff=0.5
-        )
-        hint = f"did you mean {near[0]!r}?" if near else None
+        near = nearest(str(name).lower(), [*FRAMEWORKS, *ALIASES], likeness=0.5)
+        hint = f"did you mean {near!r}?" if near else None
         raise SpecError(
             f"distribution_type {name!r} is not supported; supported are {', '.join(FRAMEWORKS)}",
             hint=hint,
@@ -123,9 +121,9 @@ def _whole_number(name: str, value: object) -> int | None:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        near = difflib.get_close_matches(name, [*_OWN, *KNOWN], n=1, cutoff=0.8)
-        if name not in KNOWN and near:
-            raise SpecError(f"distribute() has no {name!r}", hint=f"did you mean {near[0]}?")
+        near = None if name in KNOWN else nearest(name, [*_OWN, *KNOWN])
+        if near:
+            raise SpecError(f"distribute() has no {name!r}", hint=f"did you mean {near}?")
     broken = []
     for name, value in options.items():
         try:

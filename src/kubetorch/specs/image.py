@@ -24,8 +24,22 @@ BUILD_INSTALL_COMMAND = "python3 -m pip install"
 FORCE = "# force"
 
 
+class Step:
+    """One step of an image: the base of the closed set `STEPS`."""
+
+    force: bool
+
+    def text(self, install_command: str | None) -> str:
+        """Its lines in a Dockerfile.
+
+        Args:
+            install_command: What installs requirements; `None` is the pod's own.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class PipStep:
+class PipStep(Step):
     """Install one requirement: a fragment of a shell command, so it may carry quotes and flags."""
 
     requirement: str
@@ -37,7 +51,7 @@ class PipStep:
 
 
 @dataclass(frozen=True)
-class RunStep:
+class RunStep(Step):
     """Run a shell command; one that ends in `&` goes on in the background."""
 
     command: str
@@ -49,7 +63,7 @@ class RunStep:
 
 
 @dataclass(frozen=True)
-class EnvStep:
+class EnvStep(Step):
     """Set a variable for what follows; `$NAME` in the value is expanded on the pod."""
 
     name: str
@@ -66,7 +80,7 @@ class EnvStep:
 
 
 @dataclass(frozen=True)
-class CopyStep:
+class CopyStep(Step):
     """Copy a local file or folder into the pod.
 
     Attributes:
@@ -107,7 +121,7 @@ class CopyStep:
 
 
 @dataclass(frozen=True)
-class WorkdirStep:
+class WorkdirStep(Step):
     """Change the folder that what follows runs in."""
 
     path: str
@@ -119,7 +133,7 @@ class WorkdirStep:
 
 
 @dataclass(frozen=True)
-class UserStep:
+class UserStep(Step):
     """Change the user that what follows runs as."""
 
     user: str
@@ -130,7 +144,15 @@ class UserStep:
         return f"USER {self.user}"
 
 
-Step = PipStep | RunStep | EnvStep | CopyStep | WorkdirStep | UserStep
+#: Every kind of step by the name of its first field, which tells them apart when they travel.
+STEPS: dict[str, type[Step]] = {
+    "requirement": PipStep,
+    "command": RunStep,
+    "name": EnvStep,
+    "source": CopyStep,
+    "path": WorkdirStep,
+    "user": UserStep,
+}
 
 
 def _forced(line: str, step: PipStep | RunStep) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kubetorch.errors import ProtocolError
+from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
 
 
@@ -376,6 +377,14 @@ def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
         ProtocolError: It is not one; the message names the path of what is wrong.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind, dec_hook=_decode_step)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
+
+
+def _decode_step(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  # as msgspec calls it
+    """A step of an image: dataclasses have no tag, so its first field says which one it is."""
+    found = next((STEPS[name] for name in value if name in STEPS), None)
+    if kind is not Step or found is None:
+        raise ValueError(f"no step of an image: {value!r}")
+    return msgspec.convert(value, found)
