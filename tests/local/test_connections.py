@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import struct
+from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
@@ -363,6 +365,25 @@ def test_an_upgrade_without_its_headers_is_refused(runs, missing):
     runs(scenario)
 
 
+@contextlib.asynccontextmanager
+async def listening(serve) -> AsyncIterator[int]:
+    """A server that does this with each connection; its port. Ends when all of them have."""
+    handlers: list[asyncio.Task[None]] = []
+
+    async def handle(reader, writer):
+        handlers.append(asyncio.current_task())
+        await serve(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await asyncio.gather(*handlers, return_exceptions=True)
+
+
 async def connect_to(answer: bytes, *, then_close: bool = True) -> Endpoint:
     """Connect to a server that sends these bytes to whoever connects."""
 
@@ -370,21 +391,14 @@ async def connect_to(answer: bytes, *, then_close: bool = True) -> Endpoint:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
         await writer.drain()
-        if then_close:
-            writer.close()
-        else:
+        if not then_close:
             await reader.read()
-            writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
     endpoint = Endpoint()
-    try:
+    async with listening(serve) as port:
         await connections.connect(
             f"http://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT, timeout=1.0
         )
-    finally:
-        server.close()
     return endpoint
 
 
@@ -449,19 +463,16 @@ def test_messages_right_behind_the_answer_are_not_lost(runs, pause):
                 writer.write(b"\x82\x03two")
                 await writer.drain()
             await reader.read()
-            writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
         endpoint = Endpoint()
-        connection = await connections.connect(
-            f"ws://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT
-        )
-        found = [(await endpoint.next())[1] for _ in range(4)]
-        assert found == [b"one", b"two", b"two", b"two"]
-        connection.close()
-        await endpoint.reason()
-        server.close()
+        async with listening(serve) as port:
+            connection = await connections.connect(
+                f"ws://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT
+            )
+            found = [(await endpoint.next())[1] for _ in range(4)]
+            assert found == [b"one", b"two", b"two", b"two"]
+            connection.close()
+            await endpoint.reason()
 
     runs(scenario)
 
