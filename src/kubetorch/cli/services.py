@@ -42,6 +42,8 @@ class Services:
         self.namespace: str = namespace or config.get("namespace")
         self.username: str | None = config.username
         self._output = output
+        # Which backend there is was said when something was deployed.
+        sdk.be_quiet()
         self._session = sdk.session()
 
     # ----------------------------------------------------------------------------------- finding

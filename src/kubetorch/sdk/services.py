@@ -77,6 +77,11 @@ def _choose_backend() -> str:
     return "local"
 
 
+def be_quiet() -> None:
+    """Do not say in this process which backend was chosen, and why."""
+    _registry.has_said_why = True
+
+
 def _connect(home: Path) -> Controller:
     # The start of a service takes longer than all the imports of a deploy, which go on meanwhile.
     from kubetorch.local import lifetime  # noqa: PLC0415
