@@ -135,6 +135,17 @@ def test_an_import_error_is_raised_with_its_traceback_and_the_old_code_serves(
     assert train(1) == {"loss": 0.1}
 
 
+def test_calling_what_never_loaded_raises_at_once_why_it_did_not(project, jobs, deployed):
+    project.write(f"jobs{project.suffix}.py", "import not_there_at_all\n" + SOURCE)
+    handle = kt.fn(jobs.train)
+    with pytest.raises(ModuleNotFoundError):
+        deployed(handle)
+
+    for caller in (handle, kt.fn(name="train")):
+        with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+            caller(1)
+
+
 def test_a_syntax_error_is_raised_and_the_next_deploy_works(project, jobs, deployed):
     handle = kt.fn(jobs.train)
     project.write(f"jobs{project.suffix}.py", SOURCE + "\ndef (:\n")

@@ -342,9 +342,11 @@ class Module(Declaration, Generic[HandleT]):
         from kubetorch.sdk.invoke import Caller  # noqa: PLC0415  # as above
 
         view = self._view
-        if view is None or self._found is None:
+        if view is None or self._found is None or not target.is_served(view):
             view = self._search()
             self._accept(view)
+            if view.failure is not None and not target.is_served(view):
+                raise target.failure_of(view, self._source)
         caller = Caller(
             target.describe(view.spec, method, self._source, self.logging_config),
             services.route(view.spec.namespace, view.spec.name),

@@ -13,6 +13,8 @@ from kubetorch.sdk.source import Source
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures
+from kubetorch.wire.messages import WorkloadView
 
 # Of a function's code, as `inspect` has them, whose import costs 10 ms.
 _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
@@ -61,3 +63,15 @@ def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     is_same = file is not None and PurePath(file).stem == ref.module.rpartition(".")[2]
     return {ref.module: "__main__"} if ref.is_script and (is_script or is_same) else {}
+
+
+def is_served(view: WorkloadView) -> bool:
+    """Whether a pod of the service takes calls."""
+    return any(pod.is_ready for pod in view.pods)
+
+
+def failure_of(view: WorkloadView, source: Source | None) -> Exception:
+    """Why a service serves no calls, as its deploy said it."""
+    is_script = source is not None and source.is_script
+    modules = local_modules(view.spec.callable, is_script=is_script)
+    return failures.rebuild(failures.parse(view.failure or {}), modules=modules)
