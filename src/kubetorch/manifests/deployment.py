@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from kubetorch.manifests import labels, pod
 from kubetorch.manifests.pod import Manifest
@@ -66,8 +66,7 @@ def _annotations(compute: ComputeSpec) -> dict[str, str]:
 # --------------------------------------------------------------------------------------- reader
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What a Deployment says, for a backend that is no Kubernetes.
 
     Attributes:
