@@ -212,11 +212,8 @@ class _Connection(asyncio.Protocol):
         }
 
     def _is_websocket(self) -> bool:
-        if self._server.upgrade is None:
-            return False
-        return any(
-            name == b"upgrade" and value.lower() == b"websocket" for name, value in self._headers
-        )
+        wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        return self._server.upgrade is not None and b"websocket" in wanted
 
     def _take_over(self) -> None:
         """Hand the connection to what serves WebSockets."""
@@ -356,7 +353,10 @@ class _Cycle:
         if self._expects_continue and not self._has_begun:
             self._expects_continue = False
             self._connection.write(_CONTINUE)
-        while not (self._is_gone or self._is_complete or self._has_news()):
+        # Until there is something new of the body: more of it, or its end.
+        while not (self._is_gone or self._is_complete or self._body) and (
+            self._has_more or self._is_read
+        ):
             self._arrived.clear()
             await self._arrived.wait()
         if self._is_gone or self._is_complete:
@@ -365,10 +365,6 @@ class _Cycle:
         self._is_read = not self._has_more
         self._connection.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self._has_more}
-
-    def _has_news(self) -> bool:
-        """Whether the application has not seen all of the body that is here."""
-        return bool(self._body) or not (self._has_more or self._is_read)
 
     async def send(self, message: Message) -> None:
         """Send a piece of the answer; dropped when the client is gone."""
