@@ -81,6 +81,10 @@ class App:
                 pass
             self.disconnected.set()
             return
+        if scope["path"] == "/499":
+            await send({"type": "http.response.start", "status": 499, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+            return
         if scope["path"] == "/later":
             await self.go_on.wait()
         if scope["path"] == "/unread":
@@ -227,6 +231,14 @@ def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
         )
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await client.ask(b"abc"))[2] == b"3 bytes"
+
+    run(scenario)
+
+
+def test_a_status_without_a_name_is_sent() -> None:
+    async def scenario(client: Client) -> None:
+        status, _, body = await client.ask(b"GET /499 HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (status, body) == (499, b"x")
 
     run(scenario)
 

@@ -38,7 +38,6 @@ HEAD_LIMIT = 64 * 1024
 BODY_WAITING = 256 * 1024
 #: Pipelined requests that may wait on one connection.
 PIPELINE_LIMIT = 16
-
 _log = logging.getLogger(__name__)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {
@@ -387,7 +386,8 @@ class _Cycle:
         await self._connection.drain()
 
     def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        lines = [_STATUS_LINES[status]]
+        # Some that are in use have no place in the standard, such as 499.
+        lines = [_STATUS_LINES.get(status, b"HTTP/1.1 %d Other\r\n" % status)]
         lines += [b"%s: %s\r\n" % header for header in headers]
         if not any(name == b"content-length" for name, _ in headers):
             if self._scope["http_version"] == "1.1":
