@@ -93,7 +93,10 @@ class Connection(asyncio.BufferedProtocol):
         if length <= 4096:
             self._transport.write(b"".join((header, *parts)))
         else:
-            self._transport.writelines([header, *parts])
+            # Not writelines(): asyncio's of Python 3.12 and 3.13 never says that it is congested.
+            self._transport.write(header)
+            for part in parts:
+                self._transport.write(part)
 
     def close(self, code: int = websocket.NORMAL, reason: str = "") -> None:
         """Say goodbye and close once everything is written."""
