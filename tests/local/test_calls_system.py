@@ -99,7 +99,9 @@ class Lab:
     def bind(self, a, b=2, *, workers=None): return [a, b, workers]
     def total(self, array): return int(array.sum())
     def same(self, array): return array
-    def exit(self): os._exit(3)
+    def exit(self, path):
+        with open(path, "a") as file: file.write("ran\\n")
+        os._exit(3)
     def nothing_json(self): return object()
 """
 
@@ -215,11 +217,13 @@ def test_fault_a_worker_killed_in_a_call_is_a_typed_error_at_once(lab: Any) -> N
 
 
 def test_fault_a_worker_that_exits_is_retried_when_asked(lab: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
     with pytest.raises(kt.WorkerDiedError) as raised:
-        lab.exit()
+        lab.exit(str(trace))
     assert raised.value.exit_code == 3
     with pytest.raises(kt.WorkerDiedError):
-        lab.exit.options(retries=1)()
+        lab.exit.options(retries=2)(str(trace))
+    assert trace.read_text() == "ran\n" * 4
 
 
 def test_fault_an_agent_killed_in_a_call_is_a_typed_error(lab: Any) -> None:

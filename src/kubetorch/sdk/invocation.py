@@ -141,7 +141,6 @@ class Invocation:
     """
 
     __slots__ = (
-        "_attempts",
         "_delay",
         "_has_yielded",
         "_key",
@@ -192,7 +191,6 @@ class Invocation:
         self._key = options.idempotency_key
         if self._key is None and options.retries:
             self._key = calls.new_call_id()
-        self._attempts = 0
         self._delay = _FIRST_DELAY
         self._has_yielded = False
         self._lines: CallLines | None = None
@@ -314,10 +312,8 @@ class Invocation:
         failure = failures.parse_json(bytes(event.payload or b""))
         error = failures.rebuild(failure, modules=self.target.modules)
         if not failure.started and isinstance(error, _LATER) and self.patience > 0:
-            self._renew_key()
             return self._again()
         if self._may_retry(error):
-            self._renew_key()
             return self._again()
         self.end_lines()
         return Done(None, error)
@@ -327,7 +323,6 @@ class Invocation:
         is_transport = isinstance(error, (CallLostError, AgentDiedError))
         if not event.call.was_written and is_transport and self.patience > 0:
             return self._again()
-        # What became of the attempt is unknown: the next one carries its key.
         if self._may_retry(error):
             return self._again()
         self.end_lines()
@@ -345,13 +340,6 @@ class Invocation:
     def _again(self) -> Again:
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
-
-    def _renew_key(self) -> None:
-        """The attempt with the key has ended; the agent would answer with its failure again."""
-        if self._key is not None:
-            self._attempts += 1
-            first = self._key.partition("#")[0] if self._attempts > 1 else self._key
-            self._key = f"{first}#{self._attempts}"
 
 
 def _ambient_request_id() -> str | None:
