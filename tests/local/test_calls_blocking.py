@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,18 @@ def test_a_200_mb_argument_and_result_travel_while_small_calls_go_on() -> None:
         (back,) = large.join().value
         assert np.array_equal(back, array)
         assert answered > 10
+
+
+def test_arguments_are_let_go_of_once_the_call_has_a_result() -> None:
+    async def size(call: Call) -> None:
+        await call.result(len(call.body))
+
+    with ScriptedAgent(size=size) as agent, route_to(agent.locate) as route:
+        array = np.zeros(5_000_000, dtype=np.uint8)
+        reference = weakref.ref(array)
+        assert caller(route, "size", serialization="pickle")(array) > 5_000_000
+        del array
+        until(lambda: reference() is None)
 
 
 def test_the_users_exception_is_raised_as_itself_with_the_remote_traceback() -> None:
