@@ -103,6 +103,16 @@ class Lab:
         with open(path, "a") as file: file.write("ran\\n")
         os._exit(3)
     def nothing_json(self): return object()
+
+    def request(self):
+        print("inner")
+        return sys.modules["kubetorch.pod.worker.context"].request_id()
+
+    def nested(self):
+        print("before")
+        inner = kt.Cls.from_name("lab").request()
+        print("after")
+        return [self.request(), inner]
 """
 
 
@@ -185,6 +195,15 @@ def test_all_that_a_call_writes_arrives_in_order(
     assert lines[0] == "printed"
     assert lines[1].endswith("| WARNING | logged")
     assert lines[2:] == ["to stderr", "from a subprocess", "raw", "last"]
+
+
+def test_lines_of_a_nested_call_reach_the_caller_once_under_its_request(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer, inner = lab.nested.options(request_id="0123456789")()
+    assert outer == inner == "0123456789"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(") ")[2] for line in lines] == ["before", "inner", "after", "inner"]
 
 
 def test_progress_reaches_a_callback(lab: Any) -> None:
@@ -352,10 +371,15 @@ def test_spawned_calls_fail_are_cancelled_awaited_and_forgotten(lab: Any) -> Non
     endless = lab.sleep.spawn(60)
     with pytest.raises(TimeoutError, match="it goes on"):
         endless.get(timeout=0.1)
-    endless.cancel()
+    until(lambda: endless.id in [handle.id for handle in CallHandle.list(*_name())])
+    CallHandle.from_id(endless.id).cancel()
     with pytest.raises(kt.CallCancelledError):
         endless.get(timeout=10)
     assert endless.status() == "cancelled"
+    endless = lab.sleep.spawn(60)
+    endless.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        endless.get(timeout=10)
 
     async def main() -> list[Any]:
         return await asyncio.gather(*(lab.echo.spawn(number) for number in range(5)))
