@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kubetorch.lib import deadlines, ports
-from kubetorch.lib.serving import BODY_WAITING, HEAD_LIMIT, Server
+from kubetorch.lib.cycles import BODY_WAITING
+from kubetorch.lib.serving import HEAD_LIMIT, Server
 
 Scenario = Callable[["Client"], Awaitable[None]]
 
@@ -407,5 +408,16 @@ def test_closing_lets_requests_end() -> None:
         assert await client.is_closed()
         with pytest.raises(OSError, match=r"."):
             socket.create_connection(client._address, timeout=1)
+
+    run(scenario)
+
+
+def test_closing_lets_a_client_read_what_was_sent_to_it() -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(b"GET /chunked HTTP/1.1\r\nHost: h\r\n\r\n" + GET)
+        await asyncio.sleep(0.05)
+        await client.server.close(5.0)
+        assert not client.server.connections
+        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
 
     run(scenario)
