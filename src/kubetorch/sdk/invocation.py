@@ -140,22 +140,13 @@ class Invocation:
         SerializationError: The arguments cannot travel as the options say.
     """
 
-    __slots__ = (
-        "_delay",
-        "_has_yielded",
-        "_key",
-        "_lines",
-        "_patient_from",
-        "_retries",
-        "body",
-        "expires",
-        "id",
-        "is_detached",
-        "options",
-        "route",
-        "segments",
-        "target",
-    )
+    #: When to stop waiting, even for the agent's own word on it.
+    expires: float | None = None
+    _key: str | None = None
+    _retries = 0
+    _delay = _FIRST_DELAY
+    _has_yielded = False
+    _lines: CallLines | None = None
 
     def __init__(
         self,
@@ -183,17 +174,13 @@ class Invocation:
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._patient_from = time.monotonic()
-        #: When to stop waiting, even for the agent's own word on it.
-        self.expires: float | None = None
         if options.timeout is not None:
             self.expires = self._patient_from + options.timeout + GRACE
-        self._retries = options.retries
-        self._key = options.idempotency_key
-        if self._key is None and options.retries:
-            self._key = calls.new_call_id()
-        self._delay = _FIRST_DELAY
-        self._has_yielded = False
-        self._lines: CallLines | None = None
+        if options.idempotency_key is not None:
+            self._key = options.idempotency_key
+        if options.retries:
+            self._retries = options.retries
+            self._key = self._key or calls.new_call_id()
 
     @property
     def lines(self) -> CallLines:

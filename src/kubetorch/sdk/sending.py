@@ -217,15 +217,12 @@ class Sender:
         operations = self._operations
         buffers: list[Buffer] = []
         opened: list[PendingCall] = []
-        before = -1
         is_sent = True
         try:
             while operations:
                 operation = operations[0]
                 if type(operation) is Frame:
-                    before = self._outbox.sent
                     self._admit(operation, buffers, opened)
-                    before = -1
                 else:
                     operation()  # type: ignore[operator]  # no Frame
                 operations.popleft()
@@ -233,13 +230,16 @@ class Sender:
                 is_sent = self._write(buffers)
         except BaseException:
             # A signal handler raised: what of it was written is unknown, and found out by resuming.
-            if before >= 0 and self._outbox.sent > before:
+            if operations and self._is_kept(operations[0]):
                 operations.popleft()
             self._detach()
             raise
         finally:
             for call in opened:
                 call.was_written = is_sent
+
+    def _is_kept(self, operation: Frame | Callable[[], None]) -> bool:
+        return isinstance(operation, Frame) and self._outbox.last is operation.parts
 
     def _admit(self, frame: Frame, buffers: list[Buffer], opened: list[PendingCall]) -> None:
         call = frame.call
