@@ -88,6 +88,11 @@ class App:
             return
         if scope["path"] == "/later":
             await self.go_on.wait()
+        if scope["path"] == "/close":
+            headers = [(b"connection", b"close"), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 413, "headers": headers})
+            await send({"type": "http.response.body"})
+            return
         if scope["path"] == "/unread":
             await self._answer(send, b"not read")
             return
@@ -259,6 +264,29 @@ def test_a_body_that_nobody_reads_does_not_spoil_the_next_request() -> None:
         assert (await client.answer())[2] == b"not read"
         await sending
         assert (await client.answer())[2] == b"0 bytes"
+
+    run(scenario)
+
+
+def test_an_application_can_close_the_connection() -> None:
+    async def scenario(client: Client) -> None:
+        status, headers, _ = await client.ask(b"GET /close HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (status, headers["connection"]) == (413, "close")
+        assert await client.is_closed()
+
+    run(scenario)
+
+
+def test_a_body_that_nobody_wanted_is_not_taken_without_end() -> None:
+    async def scenario(client: Client) -> None:
+        head = b"POST /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n"
+        assert (await client.ask(head))[2] == b"not read"
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 500_000_000:
+                await client.send(bytes(1_000_000))
+                sent += 1_000_000
+        assert sent < 50_000_000
 
     run(scenario)
 

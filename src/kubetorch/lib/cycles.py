@@ -16,6 +16,8 @@ Application = Callable[
 
 #: Bytes of a body that wait until the application takes them; then nothing more is read.
 BODY_WAITING = 256 * 1024
+#: Bytes of a body that are read and dropped after the answer, so that the client can read that.
+DROPPED_LIMIT = 4 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,6 +50,9 @@ class Carrier(Protocol):
     def cycle_ended(self, *, keep_alive: bool) -> None:
         """The request was answered."""
 
+    def shutdown(self) -> None:
+        """Close, once what is being answered is answered."""
+
 
 class Cycle:
     """One request and its answer.
@@ -63,6 +68,7 @@ class Cycle:
         self._scope = scope
         self._keep_alive = keep_alive
         self._body = bytearray()
+        self._dropped = 0
         self._has_more = True
         self._is_read = False
         self._is_gone = False
@@ -90,11 +96,15 @@ class Cycle:
 
     def feed(self, body: bytes) -> None:
         """More of the body; nobody wants it once the request is answered."""
-        if not self._is_complete:
-            self._body += body
-            if len(self._body) > BODY_WAITING:
-                self._connection.pause_reading()
-            self._arrived.set()
+        if self._is_complete:
+            self._dropped += len(body)
+            if self._dropped > DROPPED_LIMIT:
+                self._connection.shutdown()
+            return
+        self._body += body
+        if len(self._body) > BODY_WAITING:
+            self._connection.pause_reading()
+        self._arrived.set()
 
     def end(self) -> None:
         """The body is complete."""
@@ -148,7 +158,9 @@ class Cycle:
 
     def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         lines = [status_line(status)]
-        lines += [b"%s: %s\r\n" % header for header in headers]
+        lines += [b"%s: %s\r\n" % header for header in headers if header[0] != b"connection"]
+        if (b"connection", b"close") in headers:
+            self._keep_alive = False
         if not any(name == b"content-length" for name, _ in headers):
             if self._scope["http_version"] == "1.1":
                 self._is_chunked = True
