@@ -19,7 +19,7 @@ from kubetorch.errors import (
     UnauthorizedError,
     VersionMismatchError,
 )
-from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import frames
 from kubetorch.wire.frames import Kind
 from tests.local.calling import InThread, caller, route_to, until

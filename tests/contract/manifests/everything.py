@@ -233,9 +233,7 @@ jobset = user(
             "replicatedJobs": [
                 {
                     "name": "workers",
-                    "template": {
-                        "spec": {"parallelism": 1, "completions": 1, "template": _ENDING}
-                    },
+                    "template": {"spec": {"parallelism": 1, "completions": 1, "template": _ENDING}},
                 }
             ]
         },
