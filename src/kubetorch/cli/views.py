@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kubetorch.sdk import service_logs
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
 
@@ -99,9 +100,7 @@ def line_json(line: DeployLog) -> Json:
 
 def line_text(line: DeployLog) -> str:
     """A line of a log as its call shows it."""
-    if line.source != "logger":
-        return line.text
-    return f"{moment(line.time)} | {line.level} | {line.text}"
+    return service_logs.text(line)
 
 
 # --------------------------------------------------------------------------------------- tables
