@@ -37,6 +37,12 @@ def is_deploying(*, is_call: bool = False) -> bool:
     return bool(importing.is_deploying(is_call=is_call))
 
 
+def is_importing() -> bool:
+    """Whether this thread is importing the file that was deployed, in a worker."""
+    importing = sys.modules.get(_IMPORTING)
+    return importing is not None and bool(importing.is_under_way())
+
+
 class Inert:
     """Stands for a call in a module that the deployed file imports: nothing happens."""
 
