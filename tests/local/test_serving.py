@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kubetorch.lib import deadlines, ports
-from kubetorch.lib.serving import BODY_WAITING, HEAD_LIMIT, Server
+from kubetorch.lib.cycles import BODY_WAITING
+from kubetorch.lib.serving import HEAD_LIMIT, Server
 
 Scenario = Callable[["Client"], Awaitable[None]]
 
@@ -87,6 +88,11 @@ class App:
             return
         if scope["path"] == "/later":
             await self.go_on.wait()
+        if scope["path"] == "/close":
+            headers = [(b"connection", b"close"), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 413, "headers": headers})
+            await send({"type": "http.response.body"})
+            return
         if scope["path"] == "/unread":
             await self._answer(send, b"not read")
             return
@@ -262,6 +268,29 @@ def test_a_body_that_nobody_reads_does_not_spoil_the_next_request() -> None:
     run(scenario)
 
 
+def test_an_application_can_close_the_connection() -> None:
+    async def scenario(client: Client) -> None:
+        status, headers, _ = await client.ask(b"GET /close HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (status, headers["connection"]) == (413, "close")
+        assert await client.is_closed()
+
+    run(scenario)
+
+
+def test_a_body_that_nobody_wanted_is_not_taken_without_end() -> None:
+    async def scenario(client: Client) -> None:
+        head = b"POST /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n"
+        assert (await client.ask(head))[2] == b"not read"
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 500_000_000:
+                await client.send(bytes(1_000_000))
+                sent += 1_000_000
+        assert sent < 50_000_000
+
+    run(scenario)
+
+
 def test_what_nobody_takes_is_not_read_without_end() -> None:
     async def scenario(client: Client) -> None:
         sent = 0
@@ -407,5 +436,16 @@ def test_closing_lets_requests_end() -> None:
         assert await client.is_closed()
         with pytest.raises(OSError, match=r"."):
             socket.create_connection(client._address, timeout=1)
+
+    run(scenario)
+
+
+def test_closing_lets_a_client_read_what_was_sent_to_it() -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(b"GET /chunked HTTP/1.1\r\nHost: h\r\n\r\n" + GET)
+        await asyncio.sleep(0.05)
+        await client.server.close(5.0)
+        assert not client.server.connections
+        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
 
     run(scenario)

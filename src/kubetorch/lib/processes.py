@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -25,6 +24,8 @@ def become_subreaper() -> bool:
     """Become the parent of descendants whose own parent ends. False where that does not exist."""
     if sys.platform != "linux":
         return False
+    import ctypes  # noqa: PLC0415  # of those who import this module, few need it
+
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0  # type: ignore[no-any-return]
 
 
@@ -90,6 +91,8 @@ def _pidfd_open(pid: int) -> int:
     Raises:
         OSError: The kernel has no such thing, or there is no such process.
     """
+    import ctypes  # noqa: PLC0415  # rarely needed
+
     descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

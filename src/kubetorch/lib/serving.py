@@ -1,6 +1,6 @@
 """An HTTP/1.1 server for an ASGI application on a listening socket: httptools parses, we answer.
 
-    bytes ──► httptools ──► _Connection ── one at a time ──► _Cycle ──► application
+    bytes ──► httptools ──► _Connection ── one at a time ──► Cycle ──► application
                                  │                             │
                                  └── upgrade ──► WebSocket      └──► bytes
 
@@ -16,34 +16,37 @@ requests wait, unparsed by the application, until the one before is answered.
 from __future__ import annotations
 
 import asyncio
-import http
+import contextlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 
-Message = MutableMapping[str, Any]
-Application = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
-    Awaitable[None],
-]
+from kubetorch.lib import deadlines
+from kubetorch.lib.cycles import Application, Cycle, Message, status_line
 
 #: Bytes that the head of a request may have.
 HEAD_LIMIT = 64 * 1024
-#: Bytes of a body that wait until the application takes them; then nothing more is read.
-BODY_WAITING = 256 * 1024
 #: Pipelined requests that may wait on one connection.
 PIPELINE_LIMIT = 16
+
 _log = logging.getLogger(__name__)
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
-    for status in http.HTTPStatus
-}
+
+
+class _Connections(set[Any]):
+    """The open connections; says when there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = asyncio.Event()
+
+    def discard(self, connection: object) -> None:
+        super().discard(connection)
+        if not self:
+            self.empty.set()
 
 
 class Server:
@@ -66,7 +69,7 @@ class Server:
         self.upgrade = upgrade
         self.keep_alive = keep_alive
         #: What is connected: connections of this server, and what took over from them.
-        self.connections: set[Any] = set()
+        self.connections = _Connections()
         self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -81,7 +84,11 @@ class Server:
         return len(self.tasks)
 
     async def close(self, grace: float) -> None:
-        """Take no more connections; requests that run have so many seconds to end."""
+        """Take no more connections, and let clients read what was sent to them.
+
+        Args:
+            grace: Seconds that requests have to end, and clients to read.
+        """
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
@@ -92,6 +99,11 @@ class Server:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        if self.connections:
+            self.connections.empty.clear()
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(grace):
+                    await self.connections.empty.wait()
 
 
 class _Connection(asyncio.Protocol):
@@ -101,8 +113,8 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
-        self._cycle: _Cycle | None = None
-        self._waiting: deque[_Cycle] = deque()
+        self._cycle: Cycle | None = None
+        self._waiting: deque[Cycle] = deque()
         self._writable = asyncio.Event()
         self._writable.set()
         self._idle: asyncio.TimerHandle | None = None
@@ -112,7 +124,7 @@ class _Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._is_in_head = False
-        self._parsed: _Cycle | None = None
+        self._parsed: Cycle | None = None
 
     # ------------------------------------------------------------------------------ transport
 
@@ -176,7 +188,7 @@ class _Connection(asyncio.Protocol):
         if self._parser.should_upgrade() and self._is_websocket():
             return
         self._stop_idle()
-        cycle = _Cycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        cycle = Cycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
         self._parsed = cycle
         if self._cycle is None:
             self._begin(cycle)
@@ -234,7 +246,7 @@ class _Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------- requests
 
-    def _begin(self, cycle: _Cycle) -> None:
+    def _begin(self, cycle: Cycle) -> None:
         self._cycle = cycle
         task = asyncio.get_running_loop().create_task(cycle.run(self._server.app))
         self._server.tasks.add(task)
@@ -279,7 +291,7 @@ class _Connection(asyncio.Protocol):
         """Answer what is no request, and close."""
         if self._cycle is None:
             length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(reason)
-            self.write(_STATUS_LINES[400] + b"content-type: text/plain\r\n" + length + reason)
+            self.write(status_line(400) + b"content-type: text/plain\r\n" + length + reason)
         if self._transport is not None:
             self._transport.close()
 
@@ -292,109 +304,3 @@ class _Connection(asyncio.Protocol):
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-
-
-class _Cycle:
-    """One request and its answer."""
-
-    def __init__(self, connection: _Connection, scope: Message, *, keep_alive: bool) -> None:
-        self._connection = connection
-        self._scope = scope
-        self._keep_alive = keep_alive
-        self._body = bytearray()
-        self._has_more = True
-        self._is_read = False
-        self._is_gone = False
-        self._arrived = asyncio.Event()
-        self._expects_continue = (b"expect", b"100-continue") in scope["headers"]
-        self._has_begun = False
-        self._is_chunked = False
-        self._is_complete = False
-
-    async def run(self, app: Application) -> None:
-        """Let the application answer."""
-        try:
-            await app(self._scope, self.receive, self.send)
-        except Exception as error:  # noqa: BLE001  # one request must not end the server
-            _log.warning("request failed", exc_info=error)
-            if not self._has_begun:
-                headers = [(b"content-length", b"0")]
-                await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-                await self.send({"type": "http.response.body"})
-        finally:
-            # An answer without its end is told from a complete one by the end of the connection.
-            self._connection.cycle_ended(keep_alive=self._keep_alive and self._is_complete)
-
-    # ----------------------------------------------------------------------- from the connection
-
-    def feed(self, body: bytes) -> None:
-        """More of the body; nobody wants it once the request is answered."""
-        if not self._is_complete:
-            self._body += body
-            if len(self._body) > BODY_WAITING:
-                self._connection.pause_reading()
-            self._arrived.set()
-
-    def end(self) -> None:
-        """The body is complete."""
-        self._has_more = False
-        self._arrived.set()
-
-    def disconnect(self) -> None:
-        """The client is gone."""
-        self._is_gone = True
-        self._arrived.set()
-
-    # ------------------------------------------------------------------------ for the application
-
-    async def receive(self) -> Message:
-        """More of the body, or the news that the client is gone or has its answer."""
-        if self._expects_continue and not self._has_begun:
-            self._expects_continue = False
-            self._connection.write(_CONTINUE)
-        # Until there is something new of the body: more of it, or its end.
-        while not (self._is_gone or self._is_complete or self._body) and (
-            self._has_more or self._is_read
-        ):
-            self._arrived.clear()
-            await self._arrived.wait()
-        if self._is_gone or self._is_complete:
-            return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
-        self._is_read = not self._has_more
-        self._connection.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self._has_more}
-
-    async def send(self, message: Message) -> None:
-        """Send a piece of the answer; dropped when the client is gone."""
-        if self._is_gone:
-            return
-        if message["type"] == "http.response.start":
-            self._has_begun = True
-            self._connection.write(self._head(message["status"], message["headers"]))
-            return
-        is_last = not message.get("more_body", False)
-        body = b"" if self._scope["method"] == "HEAD" else message.get("body", b"")
-        if self._is_chunked:
-            body = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
-            body += b"0\r\n\r\n" if is_last else b""
-        if body:
-            self._connection.write(body)
-        if is_last:
-            self._is_complete = True
-            self._arrived.set()
-        await self._connection.drain()
-
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        # Some that are in use have no place in the standard, such as 499.
-        lines = [_STATUS_LINES.get(status, b"HTTP/1.1 %d Other\r\n" % status)]
-        lines += [b"%s: %s\r\n" % header for header in headers]
-        if not any(name == b"content-length" for name, _ in headers):
-            if self._scope["http_version"] == "1.1":
-                self._is_chunked = True
-                lines.append(b"transfer-encoding: chunked\r\n")
-            else:
-                self._keep_alive = False
-        if not self._keep_alive:
-            lines.append(b"connection: close\r\n")
-        return b"".join([*lines, b"\r\n"])

@@ -90,8 +90,11 @@ class Declaration:
 
     @reload_prefixes.setter
     def reload_prefixes(self, value: str | Sequence[str] | None) -> None:
-        self._reload_prefixes = naming.parse_prefixes(value)
-        self._forget()
+        prefixes = naming.parse_prefixes(value)
+        if prefixes != self._reload_prefixes:
+            self._reload_prefixes = prefixes
+            self._service_name = None
+            self._forget()
 
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:

@@ -129,6 +129,7 @@ class Incoming:
             self._stream.cancel(call, "the caller has no memory for the value")
             is_over = kind == _RESULT
         if is_over:
+            self._release(call)
             self._end(call)
 
     def _control(self, kind: int, number: int, meta: memoryview) -> None:
@@ -147,10 +148,15 @@ class Incoming:
     def _placed(self, call: PendingCall, size: int) -> None:
         is_whole, grant = call.placed(size)
         if is_whole and call.is_result:
+            self._release(call)
             self._end(call)
             self._acknowledge()
         elif grant:
             self._sender.submit(credit(call.number, grant))
+
+    def _release(self, call: PendingCall) -> None:
+        if call.upload is not None:
+            self._sender.release(call.upload)
 
     def _end(self, call: PendingCall) -> None:
         self.calls.pop(call.number, None)

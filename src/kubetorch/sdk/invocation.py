@@ -140,23 +140,13 @@ class Invocation:
         SerializationError: The arguments cannot travel as the options say.
     """
 
-    __slots__ = (
-        "_attempts",
-        "_delay",
-        "_has_yielded",
-        "_key",
-        "_lines",
-        "_patient_from",
-        "_retries",
-        "body",
-        "expires",
-        "id",
-        "is_detached",
-        "options",
-        "route",
-        "segments",
-        "target",
-    )
+    #: When to stop waiting, even for the agent's own word on it.
+    expires: float | None = None
+    _key: str | None = None
+    _retries = 0
+    _delay = _FIRST_DELAY
+    _has_yielded = False
+    _lines: CallLines | None = None
 
     def __init__(
         self,
@@ -184,18 +174,13 @@ class Invocation:
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._patient_from = time.monotonic()
-        #: When to stop waiting, even for the agent's own word on it.
-        self.expires: float | None = None
         if options.timeout is not None:
             self.expires = self._patient_from + options.timeout + GRACE
-        self._retries = options.retries
-        self._key = options.idempotency_key
-        if self._key is None and options.retries:
-            self._key = calls.new_call_id()
-        self._attempts = 0
-        self._delay = _FIRST_DELAY
-        self._has_yielded = False
-        self._lines: CallLines | None = None
+        if options.idempotency_key is not None:
+            self._key = options.idempotency_key
+        if options.retries:
+            self._retries = options.retries
+            self._key = self._key or calls.new_call_id()
 
     @property
     def lines(self) -> CallLines:
@@ -314,10 +299,8 @@ class Invocation:
         failure = failures.parse_json(bytes(event.payload or b""))
         error = failures.rebuild(failure, modules=self.target.modules)
         if not failure.started and isinstance(error, _LATER) and self.patience > 0:
-            self._renew_key()
             return self._again()
         if self._may_retry(error):
-            self._renew_key()
             return self._again()
         self.end_lines()
         return Done(None, error)
@@ -327,7 +310,6 @@ class Invocation:
         is_transport = isinstance(error, (CallLostError, AgentDiedError))
         if not event.call.was_written and is_transport and self.patience > 0:
             return self._again()
-        # What became of the attempt is unknown: the next one carries its key.
         if self._may_retry(error):
             return self._again()
         self.end_lines()
@@ -345,13 +327,6 @@ class Invocation:
     def _again(self) -> Again:
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
-
-    def _renew_key(self) -> None:
-        """The attempt with the key has ended; the agent would answer with its failure again."""
-        if self._key is not None:
-            self._attempts += 1
-            first = self._key.partition("#")[0] if self._attempts > 1 else self._key
-            self._key = f"{first}#{self._attempts}"
 
 
 def _ambient_request_id() -> str | None:

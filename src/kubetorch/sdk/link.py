@@ -10,6 +10,8 @@ from collections.abc import Callable
 from kubetorch.lib import websocket
 from kubetorch.sdk.incoming import LONGEST
 
+#: Seconds for which a peer that was heard is taken for alive.
+_RECENT = 0.005
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
@@ -80,7 +82,9 @@ class Link:
         self._take(size)
 
     def has_ended(self) -> bool:
-        """Whether the peer closed the connection. Any thread may ask."""
+        """Whether the peer closed the connection, if a while has passed since it was heard."""
+        if time.monotonic() - self._heard < _RECENT:
+            return False
         try:
             return not self._connection.recv(1, _PEEK)
         except BlockingIOError:

@@ -61,39 +61,24 @@ class PendingCall:
         reports: Reports of progress that were not taken yet, one event each.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_filled",
-        "_granting",
-        "_kind",
-        "_meta",
-        "_taken",
-        "context",
-        "deliver",
-        "is_abandoned",
-        "number",
-        "opening",
-        "reports",
-        "upload",
-        "was_written",
-    )
+    # Defaults lie in the class: most calls are short, and every assignment costs.
+    opening: Frame | None = None
+    upload: Upload | None = None
+    was_written = False
+    is_abandoned = False
+    reports: deque[frames.Progress] | None = None
+    _buffer: memoryview | None = None
+    _filled = 0
+    _kind = 0
+    _meta: Any = None
+    # Bytes not granted again yet: what the reader took in, and what the program took out.
+    _granting = 0
+    _taken = 0
 
     def __init__(self, number: int, deliver: Callable[[Event], None], context: Any = None) -> None:  # noqa: ANN401  # the owner's
         self.number = number
         self.deliver = deliver
         self.context = context
-        self.opening: Frame | None = None
-        self.upload: Upload | None = None
-        self.was_written = False
-        self.is_abandoned = False
-        self.reports: deque[frames.Progress] | None = None
-        self._buffer: memoryview | None = None
-        self._filled = 0
-        self._kind = 0
-        self._meta: Any = None
-        # Bytes not granted again yet: what the reader took in, and what the program took out.
-        self._granting = 0
-        self._taken = 0
 
     # ---------------------------------------------------------------------- the reading thread
 

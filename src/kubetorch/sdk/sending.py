@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 
 from kubetorch.sdk.frame import JOINED, Frame, message
 from kubetorch.sdk.pending import PendingCall
-from kubetorch.sdk.upload import Upload
+from kubetorch.sdk.upload import Upload, Uploads
 from kubetorch.wire import frames
 from kubetorch.wire.channel import Outbox
 
@@ -49,9 +49,7 @@ class Sender:
         self._socket: socket.socket | None = None
         # What the kernel had no room for.
         self._backlog: deque[memoryview] = deque()
-        self._uploads: dict[int, Upload] = {}
-        # Those of them that have room for a chunk, in turn.
-        self._ready: deque[Upload] = deque()
+        self._uploads = Uploads()
         self._has_thread = False
         self._signals: SimpleQueue[None] = SimpleQueue()
         self._end: Exception | None = None
@@ -72,13 +70,8 @@ class Sender:
         """The other end has room for more payload of this call."""
 
         def grant() -> None:
-            upload = self._uploads.get(number)
-            if upload is not None:
-                was_ready = upload.can_send
-                upload.grant(size)
-                if upload.can_send and not was_ready:
-                    self._ready.append(upload)
-                    self._kick()
+            self._uploads.grant(number, size)
+            self._kick_if_busy()
 
         self.submit(grant)
 
@@ -96,14 +89,25 @@ class Sender:
             if call.opening is None:
                 on_unsent()
                 return
-            self._drop_upload(call.number)
+            self._uploads.drop(call.number)
             self._operations.append(frame)
 
         self.submit(cancel)
 
     def drop_upload(self, number: int) -> None:
         """Send no more payload of this call."""
-        self.submit(lambda: self._drop_upload(number))
+        self.submit(lambda: self._uploads.drop(number))
+
+    def release(self, upload: Upload) -> None:
+        """The call has a result, so all of its payload has arrived: let go of the user's memory."""
+        outbox = self._outbox
+
+        def release() -> None:
+            if upload.is_done and outbox is self._outbox:
+                outbox.ack(upload.frames)
+            upload.forget()
+
+        self.submit(release)
 
     def acknowledge(self, received: int) -> None:
         """The other end has so many frames."""
@@ -142,8 +146,7 @@ class Sender:
             for call in list(calls.values()):
                 call.was_written = True
             self._socket = connection
-            if not self._is_idle:
-                self._kick()
+            self._kick_if_busy()
         self._settle()
 
     def restart(self, calls: Mapping[int, PendingCall]) -> None:
@@ -156,7 +159,7 @@ class Sender:
                 self._outbox.keep(call.opening.parts)
                 if call.upload is not None:
                     call.upload.rewind()
-                    self._begin(call.upload)
+                    self._uploads.begin(call.upload)
 
     def detach(self) -> None:
         """The connection is gone; what is sent from now on waits for the next one."""
@@ -214,15 +217,12 @@ class Sender:
         operations = self._operations
         buffers: list[Buffer] = []
         opened: list[PendingCall] = []
-        before = -1
         is_sent = True
         try:
             while operations:
                 operation = operations[0]
                 if type(operation) is Frame:
-                    before = self._outbox.sent
                     self._admit(operation, buffers, opened)
-                    before = -1
                 else:
                     operation()  # type: ignore[operator]  # no Frame
                 operations.popleft()
@@ -230,13 +230,16 @@ class Sender:
                 is_sent = self._write(buffers)
         except BaseException:
             # A signal handler raised: what of it was written is unknown, and found out by resuming.
-            if before >= 0 and self._outbox.sent > before:
+            if operations and self._is_kept(operations[0]):
                 operations.popleft()
             self._detach()
             raise
         finally:
             for call in opened:
                 call.was_written = is_sent
+
+    def _is_kept(self, operation: Frame | Callable[[], None]) -> bool:
+        return isinstance(operation, Frame) and self._outbox.last is operation.parts
 
     def _admit(self, frame: Frame, buffers: list[Buffer], opened: list[PendingCall]) -> None:
         call = frame.call
@@ -253,17 +256,8 @@ class Sender:
             if self._socket is not None:
                 opened.append(call)
             if call.upload is not None:
-                self._begin(call.upload)
-
-    def _drop_upload(self, number: int) -> None:
-        upload = self._uploads.pop(number, None)
-        if upload is not None and upload.can_send:
-            self._ready.remove(upload)
-
-    def _begin(self, upload: Upload) -> None:
-        self._uploads[upload.number] = upload
-        self._ready.append(upload)
-        self._kick()
+                self._uploads.begin(call.upload)
+                self._kick_if_busy()
 
     def _write(self, buffers: list[Buffer]) -> bool:
         """Write now or later; false when nothing of it can have been written."""
@@ -316,7 +310,6 @@ class Sender:
     def _forget(self) -> None:
         self._backlog.clear()
         self._uploads.clear()
-        self._ready.clear()
         self._outbox = Outbox()
 
     def _detach(self) -> None:
@@ -330,6 +323,10 @@ class Sender:
                 return
 
     # --------------------------------------------------------------------- the writer thread
+
+    def _kick_if_busy(self) -> None:
+        if not self._is_idle:
+            self._kick()
 
     def _kick(self) -> None:
         if self._signals.empty():
@@ -364,24 +361,19 @@ class Sender:
 
     @property
     def _is_idle(self) -> bool:
-        return self._socket is None or not (self._backlog or self._ready)
+        return self._socket is None or not (self._backlog or self._uploads.has_ready)
 
     def _send_chunk(self) -> None:
-        if self._socket is None or not self._ready:
+        if self._socket is None or not self._uploads.has_ready:
             return
-        upload = self._ready.popleft()
+        upload = self._uploads.next()
         pieces = upload.take()
         size = sum(map(len, pieces))
         parts = message(frames.pack_header(frames.Kind.DATA, upload.number), pieces, size)
-        self._outbox.keep(parts)
+        upload.frames = self._outbox.keep(parts)
         self._backlog.extend(map(memoryview, parts))
         self._flush()
-        if upload.can_send:
-            self._ready.append(upload)
-        elif upload.is_done:
-            del self._uploads[upload.number]
-            if upload.on_sent is not None:
-                upload.on_sent()
+        self._uploads.end_turn(upload)
 
 
 def _wait_for_room(connection: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from kubetorch.wire import codecs, frames
@@ -29,6 +30,8 @@ class Upload:
         total: int,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
+        #: Frames of the stream up to the last chunk that was taken.
+        self.frames = 0
         self.number = number
         self.on_sent = on_sent
         self._segments = segments
@@ -41,6 +44,13 @@ class Upload:
         self._piece = memoryview(b"")
         self._left = self._total
         self._room = frames.WINDOW
+
+    def forget(self) -> None:
+        """Let go of the user's memory."""
+        self._segments = ()
+        self._pieces = iter(())
+        self._piece = memoryview(b"")
+        self.on_sent = None
 
     @property
     def is_done(self) -> bool:
@@ -70,3 +80,56 @@ class Upload:
             parts.append(part)
             want -= len(part)
         return parts if len(parts) <= _PIECES else [b"".join(parts)]
+
+
+class Uploads:
+    """The payloads of a stream that are on their way; those that have room take turns."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Upload] = {}
+        self._ready: deque[Upload] = deque()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a chunk can be taken."""
+        return bool(self._ready)
+
+    def begin(self, upload: Upload) -> None:
+        """One more payload."""
+        self._by_number[upload.number] = upload
+        self._ready.append(upload)
+
+    def grant(self, number: int, size: int) -> None:
+        """The other end has room for so many more bytes of this payload."""
+        upload = self._by_number.get(number)
+        if upload is not None:
+            was_ready = upload.can_send
+            upload.grant(size)
+            if upload.can_send and not was_ready:
+                self._ready.append(upload)
+
+    def drop(self, number: int) -> None:
+        """Nothing more of this payload is wanted."""
+        upload = self._by_number.pop(number, None)
+        if upload is not None:
+            if upload.can_send:
+                self._ready.remove(upload)
+            upload.forget()
+
+    def next(self) -> Upload:
+        """The payload whose turn it is; `end_turn` is to follow."""
+        return self._ready.popleft()
+
+    def end_turn(self, upload: Upload) -> None:
+        """A chunk was taken."""
+        if upload.can_send:
+            self._ready.append(upload)
+        elif upload.is_done:
+            del self._by_number[upload.number]
+            if upload.on_sent is not None:
+                upload.on_sent()
+
+    def clear(self) -> None:
+        """Forget them all; a payload may begin again."""
+        self._by_number.clear()
+        self._ready.clear()

@@ -1,0 +1,63 @@
+"""RayCluster of KubeRay: one head, and workers that are as it is.
+
+https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html
+"""
+
+from __future__ import annotations
+
+from kubetorch.manifests.kinds import KINDS, Manifest
+from kubetorch.manifests.place import Place
+
+KIND = KINDS["RayCluster", "ray.io"]
+TEMPLATE_LABEL = "raycluster"
+#: Version that the operator takes the cluster's protocol to be, where the image says no other.
+RAY_VERSION = "2.8.0"
+
+#: The operator joins a container's command with its own unless this says "true"; what it would
+#: have run is in a variable of the container then, and the agent runs that.
+OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
+GCS_PORT = 6379
+#: What `ray start --head` is given.
+HEAD = {
+    "dashboard-host": "0.0.0.0",
+    "port": str(GCS_PORT),
+    "object-manager-port": "8076",
+    "node-manager-port": "8077",
+    "dashboard-port": "8265",
+    "metrics-export-port": "8080",
+}
+
+
+def skeleton() -> Manifest:
+    """A RayCluster of a head alone, with nothing in its pods."""
+    return {
+        "apiVersion": KIND.api_version,
+        "kind": KIND.kind,
+        "metadata": {},
+        "spec": {
+            "rayVersion": RAY_VERSION,
+            "enableInTreeAutoscaling": False,
+            "headGroupSpec": {
+                "rayStartParams": dict(HEAD),
+                "template": {
+                    "metadata": {},
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": KIND.container,
+                                # The operator makes the head's Service of the ports.
+                                "ports": [{"name": "gcs", "containerPort": GCS_PORT}],
+                            }
+                        ]
+                    },
+                },
+            },
+            "workerGroupSpecs": [],
+        },
+    }
+
+
+def fill(place: Place) -> None:
+    """Keep the operator from changing the agent's command."""
+    if place.is_primary and place.kind == KIND:
+        place.mine("annotations").setdefault(OVERWRITE_COMMAND, "true")
