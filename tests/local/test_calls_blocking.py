@@ -23,7 +23,7 @@ from kubetorch.errors import (
     SpecError,
     WorkerDiedError,
 )
-from kubetorch.sdk.invoke import Caller, Target
+from kubetorch.sdk.calls.invoke import Caller, Target
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 
@@ -360,9 +360,9 @@ def test_500_calls_at_once_with_a_slow_reader_all_end() -> None:
 
 SCRIPT = """
 import signal, sys, time
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.invoke import Caller, Target
-from kubetorch.sdk.route import Route
+from kubetorch.sdk.streams.connecting import Location
+from kubetorch.sdk.calls.invoke import Caller, Target
+from kubetorch.sdk.calls.route import Route
 
 url = sys.argv[1]
 route = Route("service", lambda: Location((url,), "t"))

@@ -22,8 +22,8 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.sdk import services
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.handles import CallHandle
+from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.streams.connecting import Location
 from tests.local.calling import InThread, until
 from tests.local.tcp_relay import Relay
 
@@ -409,7 +409,7 @@ def _program(body: str) -> subprocess.Popen[str]:
     source = textwrap.dedent(
         """
         import kubetorch as kt
-        from kubetorch.sdk.handles import CallHandle
+        from kubetorch.sdk.calls.handles import CallHandle
         lab = kt.Cls.from_name("lab")
         lab.echo(1)
         print("ready", flush=True)

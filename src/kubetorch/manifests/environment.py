@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +41,17 @@ def _set(place: Place, name: str, value: str) -> None:
 def _write_variables(place: Place, compute: ComputeSpec) -> None:
     # By name: the order in which a program says them is no reason to replace pods.
     for name, value in sorted(compute.env_vars):
-        _set(place, name, value)
+        if not mentions_itself(name, value):
+            _set(place, name, value)
+
+
+def mentions_itself(name: str, value: str) -> bool:
+    """Whether a value is made of the variable's own, as `$PATH:/opt/bin` is.
+
+    Only who starts a worker can expand that: set for the container, it would hide what the image
+    says, and the agent's own start would break on such a `PATH`.
+    """
+    return re.search(rf"\$(?:{re.escape(name)}\b|\{{{re.escape(name)}\}})", value) is not None
 
 
 def _read_level(place: Place) -> LoggingConfig | None:
@@ -66,7 +77,8 @@ PARAMETERS = (
         "C.env",
         _read_variables,
         _write_variables,
-        "`$NAME` in a value is expanded when a worker starts, not by Kubernetes",
+        "`$NAME` in a value is expanded when a worker starts, not by Kubernetes; a variable that "
+        "mentions itself, such as `$PATH:/opt/bin`, is told to the workers alone",
         _ENV,
     ),
     Parameter(

@@ -15,11 +15,11 @@ def fill(place: Place, compute: ComputeSpec) -> None:
     """Say what the agent needs and the pods do not say yet; what they say stays."""
     metadata.fill(place, compute)
     container.fill(place, compute)
+    raycluster.fill(place)
     serving.fill(place, compute)
     environment.fill(place, compute)
     storage.fill(place, compute)
     gpus.tolerate(place)
-    raycluster.fill(place)
 
 
 def fingerprint(template: Manifest) -> str:

@@ -17,13 +17,15 @@ RAY_VERSION = "2.8.0"
 #: have run is in a variable of the container then, and the agent runs that.
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 GCS_PORT = 6379
+#: Ports of Ray's head.
+PORTS = {"gcs": GCS_PORT, "dashboard": 8265, "client": 10001}
 #: What `ray start --head` is given.
 HEAD = {
     "dashboard-host": "0.0.0.0",
     "port": str(GCS_PORT),
     "object-manager-port": "8076",
     "node-manager-port": "8077",
-    "dashboard-port": "8265",
+    "dashboard-port": str(PORTS["dashboard"]),
     "metrics-export-port": "8080",
 }
 
@@ -41,15 +43,7 @@ def skeleton() -> Manifest:
                 "rayStartParams": dict(HEAD),
                 "template": {
                     "metadata": {},
-                    "spec": {
-                        "containers": [
-                            {
-                                "name": KIND.container,
-                                # The operator makes the head's Service of the ports.
-                                "ports": [{"name": "gcs", "containerPort": GCS_PORT}],
-                            }
-                        ]
-                    },
+                    "spec": {"containers": [{"name": KIND.container}]},
                 },
             },
             "workerGroupSpecs": [],
@@ -58,6 +52,14 @@ def skeleton() -> Manifest:
 
 
 def fill(place: Place) -> None:
-    """Keep the operator from changing the agent's command."""
+    """Keep the operator from changing the agent's command, and the head's Service as it would be.
+
+    The operator makes that Service of the head's ports, and of Ray's own where there are none; the
+    agent's port is one.
+    """
     if place.is_primary and place.kind == KIND:
         place.mine("annotations").setdefault(OVERWRITE_COMMAND, "true")
+        if not place.container.get("ports"):
+            place.container["ports"] = [
+                {"name": name, "containerPort": port} for name, port in PORTS.items()
+            ]

@@ -7,8 +7,9 @@ No function here is given a value of a secret: objects are shells, and whoever u
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from kubetorch.errors import SpecError
 from kubetorch.manifests import labels, storage
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.parameter import Parameter
@@ -38,7 +39,7 @@ def _write(place: Place, compute: ComputeSpec) -> None:
         elif one.all_keys:
             _write_all_variables(place, one)
         else:
-            _write_variables(place, one)
+            _write_variables(place, one, taken=dict(compute.env_vars))
 
 
 def _write_files(place: Place, one: SecretRef) -> None:
@@ -56,7 +57,7 @@ def _write_all_variables(place: Place, one: SecretRef) -> None:
         found.append(wanted)
 
 
-def _write_variables(place: Place, one: SecretRef) -> None:
+def _write_variables(place: Place, one: SecretRef, *, taken: Collection[str]) -> None:
     found = items(place.container, "env")
     for key in one.keys:
         source = {"secretKeyRef": {"name": one.object_name, "key": key}}
@@ -64,8 +65,11 @@ def _write_variables(place: Place, one: SecretRef) -> None:
         if there is None:
             found.append({"name": key, "valueFrom": source})
         elif there.get("valueFrom") != source:
-            there.pop("value", None)
-            there["valueFrom"] = source
+            other = "env_vars" if key in taken else "what the manifest has"
+            raise SpecError(
+                f"the variable {key} comes from the secret {one.name!r} and from {other}",
+                hint="leave one of them out",
+            )
 
 
 def _read(place: Place) -> tuple[SecretRef, ...] | None:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from typing import Any
 
+from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.parameter import Parameter
@@ -32,18 +33,40 @@ def volume_name(name: str) -> str:
 
 
 def mount(place: Place, volume: Manifest, path: str, *, read_only: bool = False) -> None:
-    """Mount a volume into the container, unless one is mounted at that path."""
+    """Mount a volume into the container.
+
+    Raises:
+        SpecError: Another volume has its name, or is mounted there.
+    """
+    name = volume["name"]
     volumes = items(place.pod, "volumes")
-    there = named(volumes, volume["name"])
+    there = named(volumes, name)
     if there is None:
         volumes.append(volume)
-    elif there != volume:
-        there.clear()
-        there |= volume
+    elif _source(there) != _source(volume):
+        raise SpecError(
+            f"two volumes have the name {name!r}: {_source(there)} and {_source(volume)}",
+            hint="give one of them another name",
+        )
     mounts = items(place.container, "volumeMounts")
-    if named(mounts, path, by="mountPath") is None:
-        found: Manifest = {"name": volume["name"], "mountPath": path}
+    mounted = named(mounts, path, by="mountPath")
+    if mounted is None:
+        found: Manifest = {"name": name, "mountPath": path}
         mounts.append(found | {"readOnly": True} if read_only else found)
+    elif mounted["name"] != name:
+        raise SpecError(
+            f"two volumes are mounted at {path}: {mounted['name']!r} and {name!r}",
+            hint="give one of them another path",
+        )
+
+
+def _source(volume: Manifest) -> str:
+    """What is mounted, whatever else a volume says of it."""
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    secret = (volume.get("secret") or {}).get("secretName")
+    if claim or secret:
+        return f"claim {claim}" if claim else f"secret {secret}"
+    return next((key for key in volume if key != "name"), "nothing")
 
 
 def mount_path(place: Place, name: str) -> str | None:
@@ -86,7 +109,7 @@ def _write_volumes(place: Place, compute: ComputeSpec) -> None:
 def _volume_of(place: Place, claim: str) -> str | None:
     """Name of the volume that a manifest has for a claim."""
     for volume in place.pod.get("volumes") or ():
-        if volume.get("persistentVolumeClaim") == {"claimName": claim}:
+        if _source(volume) == f"claim {claim}":
             return str(volume["name"])
     return None
 
