@@ -48,7 +48,7 @@ cannot be imported here.
         ├── StorageFullError (OSError)
         ├── RsyncError
         ├── SecretNotFound (LookupError)
-        ├── VolumeNotFoundError (LookupError, ValueError)
+        ├── VolumeNotFoundError (LookupError)
         └── VolumeInUseError
 
 `code` is an error's identity on the wire, `hint` the next step for the user. Every class survives

@@ -19,12 +19,14 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
     "__version__",
     "cls",
     "config",
     "fn",
     "globals",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -34,7 +36,6 @@ LATER = {
     "Endpoint",
     "Image",
     "MetricsConfig",
-    "Secret",
     "Volume",
     "app",
     "async_",
@@ -48,7 +49,6 @@ LATER = {
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 

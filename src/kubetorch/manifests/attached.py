@@ -85,7 +85,8 @@ class Attached:
     @property
     def secrets(self) -> tuple[str, ...]:
         """The secrets without which the pod cannot start."""
-        needed = [one.secret for one in (*self.variables, *self.files) if not one.optional]
+        needed = [one.secret for one in self.variables if not one.optional]
+        needed += [one.secret for one in self.files if not one.optional]
         return tuple(dict.fromkeys(needed))
 
     @property

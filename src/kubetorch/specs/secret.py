@@ -1,7 +1,7 @@
 """Which secrets a service sees, and how: references only. A value never lies in a spec.
 
 `PROVIDERS` says where each provider keeps its credentials on the user's machine; reading them is
-the part of `kubetorch.sdk.credentials`.
+the part of `kubetorch.sdk.secrets.credentials`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Folders whose content everything else needs: files mounted over them would hide it.
 _NEEDED = frozenset(
-    ("~", "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/opt")
-    + ("/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var")
+    (
+        *("~", "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/opt"),
+        *("/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var"),
+    )
 )
 
 

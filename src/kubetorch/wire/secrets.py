@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,7 +43,8 @@ class _Silent(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
 
-    __rich_repr__ = None
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return []
 
 
 class PutSecret(_Silent, frozen=True, kw_only=True):

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from kubetorch.config.settings import config
 from kubetorch.errors import SecretNotFound, SpecError
 from kubetorch.lib.hidden import Hidden
-from kubetorch.sdk import credentials, inpod, parameters
-from kubetorch.sdk.credentials import Credentials, EnvVars
-from kubetorch.sdk.secret_source import Source
+from kubetorch.sdk import inpod, parameters
+from kubetorch.sdk.secrets import credentials
+from kubetorch.sdk.secrets.credentials import Credentials, EnvVars
+from kubetorch.sdk.secrets.source import Source
 from kubetorch.specs import secret as specs
 from kubetorch.specs.secret import MountType, Provider, SecretRef
 
@@ -215,14 +216,15 @@ class Secret:
         if inpod.is_importing():
             # A module that a pod imports must not ask anybody.
             return cls.reference(name, namespace=namespace)
-        from kubetorch.sdk import provisioning, services  # noqa: PLC0415  # not to declare one
+        from kubetorch.sdk import services  # noqa: PLC0415  # not to declare one
+        from kubetorch.sdk.secrets import uploading  # noqa: PLC0415  # as above
 
         session = services.session()
         try:
-            view = provisioning.find_secret(session, where, name)
+            view = uploading.find(session, where, name)
         except SecretNotFound:
             return None
-        values = session.ask(lambda asked: asked.get_secret_values(where, view.object_name))
+        values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
         return cls._existing(name, view, values)
 
     @classmethod
@@ -309,20 +311,7 @@ class Secret:
         return f"Secret({', '.join(given)})"
 
 
-@overload
-def secret(name: str, *, namespace: str | None = ...) -> Secret | None: ...
-@overload
-def secret(  # noqa: PLR0913  # the documented parameters
-    name: str | None = ...,
-    provider: str | None = ...,
-    path: str | PathLike[str] | None = ...,
-    env_vars: Sequence[str] | Mapping[str, str] | None = ...,
-    namespace: str | None = ...,
-    override: bool = ...,
-    *,
-    values: Mapping[str, str | bytes] | None = ...,
-) -> Secret: ...
-def secret(  # noqa: PLR0913  # the documented parameters
+def secret(
     name: str | None = None,
     provider: str | None = None,
     path: str | PathLike[str] | None = None,

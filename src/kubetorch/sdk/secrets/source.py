@@ -8,8 +8,8 @@ from os import fspath
 
 from kubetorch.errors import SpecError
 from kubetorch.lib.hidden import Hidden
-from kubetorch.sdk import credentials
-from kubetorch.sdk.credentials import Credentials, EnvVars
+from kubetorch.sdk.secrets import credentials
+from kubetorch.sdk.secrets.credentials import Credentials, EnvVars
 from kubetorch.specs import secret as specs
 from kubetorch.specs.secret import Provider
 
@@ -35,7 +35,7 @@ class Source:
     may_exist: bool
 
     @classmethod
-    def check(  # noqa: PLR0913  # those of `kt.Secret`
+    def check(
         cls,
         provider: object,
         values: object,
