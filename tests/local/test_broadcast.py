@@ -1,15 +1,19 @@
 """Calls of a service with several replicas: all of them answer, in pod order."""
 
 import asyncio
+import json
 import os
+import pickle
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
 import kubetorch as kt
-from kubetorch.errors import CallTimeoutError, KubetorchError, WorkerDiedError
+from kubetorch.errors import CallCancelledError, CallTimeoutError, KubetorchError, WorkerDiedError
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -241,6 +245,42 @@ def test_an_agent_that_is_killed_fails_the_call_and_is_back_for_the_next_one(dep
     assert len(set(remote(0))) == 3
 
 
+def test_a_spawned_call_has_one_handle_for_all_pods(deployed):
+    say = deployed("say")
+    names = pod_names(say)
+    handle = say.spawn("spawned")
+    assert handle.get(timeout=20) == names
+    assert handle.done()
+    assert handle.status() == "succeeded"
+    again = pickle.loads(pickle.dumps(handle))
+    assert again.result(timeout=20) == names
+    assert asyncio.run(_get(kt.CallHandle.from_id(handle.id))) == names
+
+
+async def _get(handle):
+    return await handle
+
+
+def test_a_spawned_call_that_fails_on_one_pod_goes_on_on_the_others(deployed):
+    fail_in = deployed("fail_in")
+    handle = fail_in.spawn([1], pod_names(fail_in))
+    with pytest.raises(ValueError, match="bad 1") as caught:
+        handle.get(timeout=20)
+    assert caught.value.other_errors == ()
+    assert handle.status() == "failed"
+    assert [call.status() for call in handle.calls] == ["succeeded", "failed", "succeeded"]
+
+
+def test_a_spawned_call_is_cancelled_on_all_pods(deployed):
+    handle = deployed("sleep").spawn(30)
+    with pytest.raises(TimeoutError, match="it goes on"):
+        handle.get(timeout=0.1)
+    assert handle.status() == "running"
+    handle.cancel()
+    with pytest.raises(CallCancelledError):
+        handle.get(timeout=20)
+
+
 def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
     remote = deployed("fail_or_sleep")
     names = pod_names(remote)
@@ -251,3 +291,80 @@ def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
     while {path.name for path in tmp_path.iterdir()} != set(names):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def post(handle, *args, method=None, headers=(), **kwargs):
+    """What curl gets: the status, and the body."""
+    request = urllib.request.Request(
+        handle.endpoint(method),
+        json.dumps({"args": args, "kwargs": kwargs}).encode(),
+        {**handle.request_headers, **dict(headers)},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_post_gets_a_list(deployed):
+    say = deployed("say")
+    assert post(say, "hello") == (200, json.dumps(pod_names(say)).replace(" ", "").encode())
+    counter = deployed("Counter")
+    status, body = post(counter, 1, method="add")
+    assert status == 200
+    assert len(json.loads(body)) == 3
+
+
+def test_a_post_that_fails_on_a_pod_says_how_it_failed_on_the_others(deployed):
+    fail_in = deployed("fail_in")
+    names = pod_names(fail_in)
+    status, body = post(fail_in, [1, 2], names)
+    assert status == 400
+    failure = json.loads(body)
+    assert (failure["error_type"], failure["message"]) == ("ValueError", "bad 1")
+    assert failure["pod_name"] == names[1]
+    assert [other["message"] for other in failure["other_errors"]] == ["bad 2"]
+
+
+def test_a_post_that_fails_on_a_pod_ends_the_calls_on_the_others(deployed, tmp_path):
+    remote = deployed("fail_or_sleep")
+    names = pod_names(remote)
+    begun = time.monotonic()
+    assert post(remote, [1], names, str(tmp_path))[0] == 400
+    assert time.monotonic() - begun < 5
+    deadline = time.monotonic() + 5
+    while {path.name for path in tmp_path.iterdir()} != {names[0], names[2]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_post_to_a_generator_gets_lines_with_the_number_of_their_pod(deployed):
+    status, body = post(deployed("count"), 2)
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert status == 200
+    for pod in range(3):
+        own = [line for line in lines if line["pod"] == pod]
+        assert [line["yield"][0] for line in own if "yield" in line] == [0, 1]
+        assert own[-1] == {"pod": pod, "return": None}
+
+
+def test_a_post_has_a_timeout_on_all_pods(deployed):
+    status, body = post(deployed("sleep"), 20, headers=[("X-Kubetorch-Timeout", "0.3")])
+    failure = json.loads(body)
+    assert (status, failure["error_type"]) == (504, "CallTimeoutError")
+    assert len(failure["other_errors"]) == 2
+
+
+def test_a_post_fails_when_an_agent_is_killed(deployed):
+    remote = deployed("sleep")
+    remote(0)
+    pod = kt.fn(name=remote.service_name).service_config["pods"][2]
+    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
+    killer.start()
+    status, body = post(remote, 20)
+    killer.join()
+    assert (status, json.loads(body)["pod_name"]) == (503, pod["name"])
+    status, body = post(remote, 0)
+    assert (status, len(set(json.loads(body)))) == (200, 3)
