@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kubetorch.cli.args import AsJson, Namespace, json_array, json_object
+from kubetorch.cli.completing import service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import SpecError
@@ -21,7 +22,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="NAME[:METHOD]", help="A service, or a method of its class.")
+        str,
+        typer.Argument(
+            metavar="NAME[:METHOD]",
+            help="A service, or a method of its class.",
+            autocompletion=service_names,
+        ),
     ],
     args: Annotated[
         str | None, typer.Option("-a", "--args", help="Positional arguments, a JSON array.")

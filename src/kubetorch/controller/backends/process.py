@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,14 @@ class ProcessBackend:
 
     async def _sweep(self) -> None:
         """End processes, and remove folders, of pods that nobody knows."""
-        await asyncio.to_thread(self._kill_strays)
+        self._kill_strays(await asyncio.to_thread(identity.processes_with, MARK))
         await asyncio.to_thread(self._remove_strays, {pod.name for pod in self._state.pods()})
 
-    def _kill_strays(self) -> None:
-        found = identity.processes_with(MARK)
+    def _kill_strays(self, found: Mapping[int, str]) -> None:
+        # On the loop: between being a spare and being a pod, no agent is a stray.
+        known = self._known_marks()
         for pid, mark in found.items():
-            if mark.startswith(self._site.marks) and mark not in self._known_marks():
+            if mark.startswith(self._site.marks) and mark not in known:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -186,6 +187,13 @@ class ProcessBackend:
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
 
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+        if not deployment.is_autoscaled(manifest):
+            return ()
+        fewest = deployment.read(manifest).replicas
+        pods = "1 pod" if fewest == 1 else f"{fewest} pods"
+        return (f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)",)
+
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         wanted = deployment.read(manifest)
         found = []
@@ -196,7 +204,7 @@ class ProcessBackend:
             found.append(
                 f"the working directory {wanted.working_dir} is a folder of each pod's own here"
             )
-        return tuple(found)
+        return (*found, *self.warnings(manifest))
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
