@@ -195,12 +195,13 @@ class Workload:
 
     async def _wait(self, accepted: Accepted) -> Progress:
         """Everything that happens until the wanted generation is served, or given up."""
-        progress = Progress(accepted.generation, accepted)
+        backend, manifest = self._with.backend, deployment.of_workload(self.spec)
+        progress = Progress(accepted.generation, accepted, *views.warned(backend, manifest))
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await self._with.backend.apply(deployment.of_workload(self.spec))
+                await backend.apply(manifest)
             except KubetorchError as error:
                 self._give_up(progress, error)
         # Only now: pods that the backend replaces are not told to load the generation.

@@ -27,6 +27,7 @@ from kubetorch.pod.calls import Calls
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.members import Membership
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
 from kubetorch.pod.server import Server, bind
@@ -153,6 +154,7 @@ class Agent:
             upload=self._transfers.upload,
             report=self._session.call,
         )
+        self._members = Membership()
         self._calls = Calls(
             pod_name=pod.pod,
             records=self._results,
@@ -186,6 +188,7 @@ class Agent:
             pod_name=pod.pod,
             guard=guard,
             calls=self._calls,
+            members=self._members,
             supervisor=self._supervisor,
             log=self._log,
         )
@@ -267,8 +270,7 @@ class Agent:
                 if isinstance(call, Call):
                     call.revoke(reason)
             case Members():
-                # Calls that run on several pods at once are what needs them.
-                _log.debug("members epoch=%s", message.epoch)
+                self._members.update(message)
 
     def _on_settled(self, call_id: str) -> None:
         self._results.forget(call_id)

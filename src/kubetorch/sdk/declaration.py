@@ -167,6 +167,12 @@ class Declaration:
     def compute(self, value: Compute) -> None:
         if not isinstance(value, Compute):
             raise TypeError(f"compute is {value!r}; it must be a kt.Compute")
+        chosen = value.chosen_name
+        if chosen is not None and chosen != self.service_name:
+            import logging  # noqa: PLC0415  # for this alone
+
+            logging.getLogger(__name__).info("the service is called %s, like its compute", chosen)
+            self._service_name = chosen
         self._compute = value.for_service(self.service_name)
         self._forget()
 

@@ -328,6 +328,7 @@ class Module(Declaration, Generic[HandleT]):
             self._compute = Compute.from_spec(
                 spec.compute, namespace=spec.namespace, service_name=spec.name
             )
+        self._compute.deployed_at(view.url)
         self._service_name = spec.name
         self._found = spec.callable
         self._view = view

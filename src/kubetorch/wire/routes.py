@@ -12,6 +12,8 @@ SERIALIZATION = "X-Serialization"
 #: Seconds after which the agent interrupts a call made by `POST`.
 TIMEOUT = "X-Kubetorch-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
+#: Sent by a pod that passes a call on to all pods of a service: this one is to run it alone.
+ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
 #: Identity of one client's stream; the same when it reconnects.
