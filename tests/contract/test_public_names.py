@@ -19,6 +19,7 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
     "__version__",
     "async_",
     "autoscale",
@@ -29,6 +30,7 @@ NAMES = {
     "fn",
     "globals",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -38,7 +40,6 @@ LATER = {
     "Endpoint",
     "Image",
     "MetricsConfig",
-    "Secret",
     "Volume",
     "app",
     "deep_breakpoint",
@@ -48,7 +49,6 @@ LATER = {
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 

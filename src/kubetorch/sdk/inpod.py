@@ -52,6 +52,12 @@ def is_deployed(definition: object) -> bool:
     return getattr(module, "__file__", None) == deployed
 
 
+def is_importing() -> bool:
+    """Whether this thread is importing the file that was deployed, in a worker."""
+    importing = sys.modules.get(_IMPORTING)
+    return importing is not None and bool(importing.is_under_way())
+
+
 class Inert:
     """Stands for a call in a module that the deployed file imports: nothing happens."""
 

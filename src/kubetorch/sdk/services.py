@@ -145,7 +145,9 @@ def _location_of(view: WorkloadView) -> Location:
     from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
-    return Location(tuple(pod.url for pod in ready), view.token)
+    return Location(
+        tuple(pod.url for pod in ready), view.token, tuple(pod.ordinal for pod in ready)
+    )
 
 
 def forget(namespace: str, name: str) -> None:

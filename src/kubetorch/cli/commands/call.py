@@ -53,6 +53,9 @@ def run(
     # The SDK shows what a call logs on stdout, which is for the result here.
     with contextlib.redirect_stdout(sys.stderr):
         result = services.call_service(service, called, positional, keyword)
+        if isinstance(result, list) and any(isinstance(one, Iterator) for one in result):
+            _show_pods(result, output)
+            return
         if not isinstance(result, Iterator):
             _show(result, output)
             return
@@ -68,6 +71,16 @@ def _show(value: object, output: Output) -> None:
         output.value(value)
     else:
         output.text(f"Result: {value}")
+
+
+def _show_pods(results: list[object], output: Output) -> None:
+    """The values that each pod of a broadcast generates."""
+    for pod, result in enumerate(results):
+        for value in result if isinstance(result, Iterator) else [result]:
+            if output.as_json:
+                output.record({"pod": pod, "value": value})
+            else:
+                output.text(f"Result of pod {pod}: {value}")
 
 
 def _checked_method(service: WorkloadView, method: str, output: Output) -> str | None:

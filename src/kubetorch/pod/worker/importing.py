@@ -100,6 +100,11 @@ def is_wanted(definition: object) -> bool:
     return any(each.is_here and each.wants(definition) for each in _under_way)
 
 
+def is_under_way() -> bool:
+    """Whether this thread imports the deployed file."""
+    return any(each.is_here for each in _under_way)
+
+
 def _body(frame: FrameType | None) -> FrameType | None:
     """The innermost module body among the callers of `frame`."""
     while frame is not None and frame.f_code.co_name != "<module>":
