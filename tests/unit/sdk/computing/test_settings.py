@@ -404,3 +404,13 @@ def test_a_secret_is_declared_by_its_provider_by_itself_or_by_its_name(monkeypat
     assert kt.Compute.from_spec(compute.to_spec()) == compute
     with pytest.raises(kt.SpecError, match="OPENAI_API_KEY"):
         kt.Compute(secrets=["openai"])
+
+
+def test_the_older_name_of_the_shared_memory_limit_is_deprecated():
+    compute = kt.Compute(shared_memory_limit="1Gi")
+
+    with pytest.warns(DeprecationWarning, match="shared_memory_limit") as caught:
+        compute.shm_size_limit = "2Gi"
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="shared_memory_limit"):
+        assert compute.shm_size_limit == compute.shared_memory_limit == "2Gi"
