@@ -65,6 +65,13 @@ def test_a_distributed_service_is_refused_before_anything_is_sent(deployed):
     assert kt.globals.controller_client().list_workloads() == []
 
 
+def test_a_selector_of_pods_that_are_nowhere_starts_none(deployed):
+    with pytest.raises(kt.ResourceNotAvailableError, match="no pod matches the selector app=mine"):
+        deployed(kt.Compute(selector={"app": "mine"}))
+
+    assert kt.globals.controller_client().list_workloads() == []
+
+
 def test_a_dry_run_of_a_distributed_service_shows_its_manifest(deployed):
     remote = deployed(kt.Compute(cpus="0.1").distribute("ray", workers=2), dryrun=True)
 

@@ -39,6 +39,12 @@ def is_deploying(*, is_call: bool = False) -> bool:
     return bool(importing.is_deploying(is_call=is_call))
 
 
+def is_importing() -> bool:
+    """Whether this thread is importing the file that was deployed, in a worker."""
+    importing = sys.modules.get(_IMPORTING)
+    return importing is not None and bool(importing.is_under_way())
+
+
 def is_deployed(definition: object) -> bool:
     """Whether a pod is to call this very function or class: there, its name has to mean itself."""
     deployed = environment.deployed_file()
@@ -50,12 +56,6 @@ def is_deployed(definition: object) -> bool:
     # A process that user code started imports the deployed file again.
     module = sys.modules.get(str(getattr(definition, "__module__", None)))
     return getattr(module, "__file__", None) == deployed
-
-
-def is_importing() -> bool:
-    """Whether this thread is importing the file that was deployed, in a worker."""
-    importing = sys.modules.get(_IMPORTING)
-    return importing is not None and bool(importing.is_under_way())
 
 
 class Inert:

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from kubetorch.specs.compute import ComputeSpec
+
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
 
@@ -62,6 +64,13 @@ class Backend(Protocol):
 
         Args:
             manifests: What there should be; pods of anything else are ended.
+        """
+
+    def check(self, compute: ComputeSpec) -> None:
+        """Refuse what cannot run here, before anything of it is stored.
+
+        Raises:
+            KubetorchError: It cannot.
         """
 
     async def apply(self, manifest: Manifest) -> None:

@@ -26,10 +26,12 @@ from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.state import PodRecord, PodState
+from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -186,6 +188,15 @@ class ProcessBackend:
 
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
+
+    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.is_selector_only:
+            labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
+            raise ResourceNotAvailableError(
+                f"no pod matches the selector {labels}: pods of this machine are those that "
+                "services start",
+                hint="say what new pods are to have, such as kt.Compute(cpus=1)",
+            )
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         if not deployment.is_autoscaled(manifest):

@@ -95,14 +95,14 @@ def is_deploying(*, is_call: bool = False) -> bool:
     return True
 
 
-def is_wanted(definition: object) -> bool:
-    """Whether the import that is under way in this thread is that of this function or class."""
-    return any(each.is_here and each.wants(definition) for each in _under_way)
-
-
 def is_under_way() -> bool:
     """Whether this thread imports the deployed file."""
     return any(each.is_here for each in _under_way)
+
+
+def is_wanted(definition: object) -> bool:
+    """Whether the import that is under way in this thread is that of this function or class."""
+    return any(each.is_here and each.wants(definition) for each in _under_way)
 
 
 def _body(frame: FrameType | None) -> FrameType | None:
