@@ -17,8 +17,9 @@ Json = dict[str, Any]
 
 
 def mode(service: WorkloadView) -> str:
-    """What kind of service it is, in the words of `kt`: `deployment`."""
-    return service.kind.lower()
+    """What kind of service it is, in the words of `kt`: `deployment`, `knative`, `job`."""
+    # Of the kinds of this name, only Knative's has pods.
+    return "knative" if service.kind == "Service" else service.kind.lower()
 
 
 def service_json(service: WorkloadView) -> Json:
@@ -30,7 +31,7 @@ def service_json(service: WorkloadView) -> Json:
         "type": mode(service),
         "status": service.status,
         "generation": service.generation,
-        "replicas": spec.compute.replicas,
+        "replicas": spec.compute.pods,
         "ready_pods": ready_pods(service),
         "pods": [pod_json(pod) for pod in service.pods],
         "callable": _callable_json(spec.callable),
