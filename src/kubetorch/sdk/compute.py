@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk import parameters
+from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.computing import consistency, objects
 from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.pods import Pods
@@ -202,6 +202,9 @@ class Compute(Pods):
         """
         from kubetorch.sdk.computing import manifests  # noqa: PLC0415  # not to declare resources
 
+        if inpod.is_worker() and not manifests.is_here(manifest):
+            # A module that a pod imports names files of the machine that it was deployed from.
+            return cls()
         found = manifests.load(manifest)
         labels = None if selector is None else objects.selector(selector)
         compute = cls.__new__(cls)
