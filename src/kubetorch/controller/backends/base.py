@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from kubetorch.controller.backends.stores import Stores
+
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
 
@@ -53,6 +55,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """What the `backend` setting calls it."""
+
+    @property
+    def stores(self) -> Stores:
+        """What keeps the secrets and volumes of its pods."""
 
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""

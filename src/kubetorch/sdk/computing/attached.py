@@ -6,11 +6,13 @@ Every function raises `SpecError` with the parameter, the value, and what would 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol, cast
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import ImageSpec
-from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import VolumeSpec, check_name, default_mount_path
 
 
@@ -83,14 +85,20 @@ def secrets(value: object) -> list[str | Secret]:
             f"secrets is {value!r}; it must be a list of kt.Secret, or of names",
             hint='for example kt.Compute(secrets=["huggingface"])',
         )
-    found = list(value)
-    for one in found:
-        if not (isinstance(one, str) and one) and not hasattr(one, "to_ref"):
-            raise SpecError(
-                f"secrets has {one!r}; each must be a kt.Secret, the name of a provider, or that "
-                "of a secret that exists"
-            )
-    return found
+    return [_secret(one) for one in value]
+
+
+def _secret(value: object) -> str | Secret:
+    if isinstance(value, str) and value in PROVIDERS:
+        from kubetorch.sdk.secrets import secret  # noqa: PLC0415  # few computes have some
+
+        return secret.Secret.from_provider(value)
+    if not (isinstance(value, str) and value) and not hasattr(value, "to_ref"):
+        raise SpecError(
+            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that of "
+            "a secret that exists"
+        )
+    return cast("str | Secret", value)
 
 
 def reference(value: str | Secret) -> SecretRef:
@@ -98,3 +106,12 @@ def reference(value: str | Secret) -> SecretRef:
     if isinstance(value, str):
         return SecretRef(value, value, "env", all_keys=True)
     return value.to_ref()
+
+
+def declared(spec: ComputeSpec) -> ComputeSpec:
+    """The spec without what a deploy finds out about secrets and claims."""
+    bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
+    volumes = tuple(
+        one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
+    )
+    return replace(spec, secrets=bare, volumes=volumes)
