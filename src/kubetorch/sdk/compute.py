@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod, parameters
-from kubetorch.sdk.computing import consistency, objects
-from kubetorch.sdk.computing.attached import Image, Volume
+from kubetorch.sdk.computing import attached, consistency, objects
+from kubetorch.sdk.computing.attached import Image
 from kubetorch.sdk.computing.pods import Pods
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.sdk.volume import Volume
 
 #: The parameters.
 _PARAMETERS = (
@@ -308,7 +309,8 @@ class Compute(Pods):
         """Whether it is what that workload runs on; how that one logs aside."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
-        return is_its and spec == replace(workload.compute, logging=spec.logging)
+        other = replace(workload.compute, logging=spec.logging)
+        return is_its and attached.declared(spec) == attached.declared(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):

@@ -6,11 +6,13 @@ Every function raises `SpecError` with the parameter, the value, and what would 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import ImageSpec
-from kubetorch.specs.secret import PROVIDERS
+from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
 
 if TYPE_CHECKING:
@@ -25,13 +27,6 @@ class Image(Protocol):
         """Reference of the container image."""
 
     def to_spec(self) -> ImageSpec:
-        """Its frozen form."""
-
-
-class Volume(Protocol):
-    """A volume as users declare it."""
-
-    def to_spec(self) -> VolumeSpec:
         """Its frozen form."""
 
 
@@ -65,16 +60,18 @@ def _volume(value: object) -> VolumeSpec:
     if isinstance(value, str):
         claim = check_claim(value, parameter="volumes")
         return VolumeSpec(claim, default_mount_path(claim), claim=claim)
-    if not hasattr(value, "to_spec"):
+    from kubetorch.sdk.volume import Volume  # noqa: PLC0415  # few computes have some
+
+    if not isinstance(value, Volume):
         raise SpecError(
             f"volumes has {value!r}; each must be a kt.Volume, or the name of a claim that exists",
             hint='for example kt.Volume(name="data", size="10Gi", mount_path="/data")',
         )
-    return cast("Volume", value).to_spec()
+    return value.to_spec()
 
 
-def secrets(value: object) -> list[Secret]:
-    """Secrets, names of providers, or names of secrets that exist."""
+def secrets(value: object) -> list[str | Secret]:
+    """Secrets, or names of some that exist."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(
             f"secrets is {value!r}; it must be a list of kt.Secret, or of names",
@@ -83,14 +80,37 @@ def secrets(value: object) -> list[Secret]:
     return [_secret(one) for one in value]
 
 
-def _secret(value: object) -> Secret:
-    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # few computes have one
+def _secret(value: object) -> str | Secret:
+    if isinstance(value, str) and value and value not in PROVIDERS:
+        return value
+    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # few computes have some
 
     if isinstance(value, Secret):
         return value
     if not isinstance(value, str) or not value:
         raise SpecError(
-            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that "
-            "of a secret that exists"
+            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that of "
+            "a secret that exists"
         )
-    return Secret.from_provider(value) if value in PROVIDERS else Secret.reference(value)
+    return Secret.from_provider(value)
+
+
+def reference(value: str | Secret) -> SecretRef:
+    """What pods see of a secret; a name is that of one that exists, all of whose keys are seen."""
+    if isinstance(value, str):
+        return SecretRef(value, value, "env", all_keys=True)
+    return value.to_ref()
+
+
+def name(value: str | Secret) -> str:
+    """The name of a secret."""
+    return value if isinstance(value, str) else value.name
+
+
+def declared(spec: ComputeSpec) -> ComputeSpec:
+    """The spec without what a deploy finds out about secrets and claims."""
+    bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
+    volumes = tuple(
+        one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
+    )
+    return replace(spec, secrets=bare, volumes=volumes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kubetorch.config.settings import config
 from kubetorch.sdk.computing import attached, objects
-from kubetorch.sdk.computing.attached import Image, Volume
+from kubetorch.sdk.computing.attached import Image
 from kubetorch.sdk.computing.manifest_view import ManifestView
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -16,6 +16,7 @@ from kubetorch.specs.image import ImageSpec, check_reference
 
 if TYPE_CHECKING:
     from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.sdk.volume import Volume
 
 
 class Attachments(ManifestView):
@@ -23,7 +24,7 @@ class Attachments(ManifestView):
 
     #: The image as the user has it: steps that are added to it later are deployed, too.
     _image: Image | None
-    _secrets: tuple[Secret, ...]
+    _secrets: tuple[str | Secret, ...]
     #: What nobody said, so that `kt.config` says it.
     _unsaid: frozenset[str]
     #: Where the deployed service answers.
@@ -83,7 +84,7 @@ class Attachments(ManifestView):
         self._unsaid -= {"volumes"}
 
     @property
-    def secrets(self) -> list[Secret]:
+    def secrets(self) -> list[str | Secret]:
         """Its secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
         return list(self._secrets)
 
@@ -92,11 +93,11 @@ class Attachments(ManifestView):
         if value is None:
             return
         new = attached.secrets(value)
-        refs = [one.to_ref() for one in new]
+        refs = [attached.reference(one) for one in new]
         names = {one.name for one in refs}
         kept = tuple(one for one in self._spec.secrets if one.name not in names)
         self._set(secrets=(*kept, *refs))
-        self._secrets = (*(one for one in self._secrets if one.name not in names), *new)
+        self._secrets = (*(one for one in self._secrets if attached.name(one) not in names), *new)
 
     # ----------------------------------------------------------------------------------- queue
 
