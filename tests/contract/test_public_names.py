@@ -19,12 +19,18 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
     "__version__",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -34,21 +40,15 @@ LATER = {
     "Endpoint",
     "Image",
     "MetricsConfig",
-    "Secret",
     "Volume",
     "app",
-    "async_",
-    "autoscale",
-    "compute",
     "deep_breakpoint",
-    "distribute",
     "distributed",
     "get",
     "images",
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 
