@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import parameters
-from kubetorch.sdk.computing import consistency, objects
+from kubetorch.sdk.computing import attached, consistency, objects
 from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.pods import Pods
 from kubetorch.specs import names
@@ -305,7 +305,8 @@ class Compute(Pods):
         """Whether it is what that workload runs on; how that one logs aside."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
-        return is_its and spec == replace(workload.compute, logging=spec.logging)
+        other = replace(workload.compute, logging=spec.logging)
+        return is_its and attached.declared(spec) == attached.declared(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.specs.compute import ComputeSpec
 
 Manifest = dict[str, Any]
@@ -55,6 +56,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """What the `backend` setting calls it."""
+
+    @property
+    def stores(self) -> Stores:
+        """What keeps the secrets and volumes of its pods."""
 
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends import spare
 from kubetorch.controller.backends.agents import Pod
+from kubetorch.controller.backends.attaching import Attaching
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
@@ -62,6 +65,7 @@ class ProcessBackend:
     Args:
         site: Where pods live.
         state: Where their records are kept.
+        attaching: Finds the secrets and volumes that they are given.
         clock: For back-off.
         spare_command: What starts a spare agent; `None` where there are to be none.
         first: A spare that waits already.
@@ -72,12 +76,14 @@ class ProcessBackend:
         site: Site,
         state: PodState,
         *,
+        attaching: Attaching,
         clock: Clock,
         spare_command: tuple[str, ...] | None = None,
         first: spare.Spare | None = None,
     ) -> None:
         self._site = site
         self._state = state
+        self._attaching = attaching
         self._clock = clock
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
@@ -90,6 +96,10 @@ class ProcessBackend:
     def name(self) -> str:  # noqa: D102  # Backend's
         return "local"
 
+    @property
+    def stores(self) -> Stores:  # noqa: D102  # Backend's
+        return self._attaching.stores
+
     def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
         self._listener = listener
 
@@ -97,7 +107,7 @@ class ProcessBackend:
 
     async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
         for manifest in manifests:
-            wanted = deployment.read(manifest)
+            wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
         self._state.delete_pods(record.name for record in unknown)
@@ -149,7 +159,8 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        wanted = deployment.read(manifest)
+        wanted = self._read(manifest)
+        await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
         workload = self._workloads.setdefault(key, _Workload(wanted))
         workload.wanted = wanted
@@ -215,7 +226,7 @@ class ProcessBackend:
             found.append(
                 f"the working directory {wanted.working_dir} is a folder of each pod's own here"
             )
-        return (*found, *self.warnings(manifest))
+        return (*found, *self._attaching.notes(wanted.attached), *self.warnings(manifest))
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
@@ -231,6 +242,12 @@ class ProcessBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---------------------------------------------------------------------------------- pieces
+
+    def _read(self, manifest: Manifest) -> Wanted:
+        """What a manifest says; pods that see other values of secrets are of another template."""
+        wanted = deployment.read(manifest)
+        version = self._attaching.version(wanted.namespace, wanted.attached)
+        return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
 
     def _reconcile(self, key: tuple[str, str]) -> None:
         """Start and end pods until there is what there should be."""
@@ -271,7 +288,7 @@ class ProcessBackend:
         return Pod(
             record,
             site=self._site,
-            environment=wanted.environment,
+            give=functools.partial(self._attaching.give, wanted),
             state=self._state,
             spares=self._spares,
             clock=self._clock,

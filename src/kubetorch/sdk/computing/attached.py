@@ -6,11 +6,13 @@ Every function raises `SpecError` with the parameter, the value, and what would 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import ImageSpec
-from kubetorch.specs.secret import PROVIDERS
+from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
 
 if TYPE_CHECKING:
@@ -94,3 +96,12 @@ def _secret(value: object) -> Secret:
             "of a secret that exists"
         )
     return Secret.from_provider(value) if value in PROVIDERS else Secret.reference(value)
+
+
+def declared(spec: ComputeSpec) -> ComputeSpec:
+    """The spec without what a deploy finds out about secrets and claims."""
+    bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
+    volumes = tuple(
+        one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
+    )
+    return replace(spec, secrets=bare, volumes=volumes)
