@@ -18,6 +18,8 @@ BACKEND = "KT_BACKEND"
 #: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
 #: workers do not get.
 MARK = "KT_PROCESS_MARK"
+#: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
+MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class PodEnv:
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
+        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
     """
 
     namespace: str
@@ -46,6 +49,7 @@ class PodEnv:
     root: str
     working_dir: str
     backend: str = "local"
+    memory_limit: int | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -60,6 +64,7 @@ class PodEnv:
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
             BACKEND: self.backend,
+            **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
 
     @classmethod
@@ -78,6 +83,7 @@ class PodEnv:
         port = value("KT_POD_PORT")
         if not port.isdigit():
             raise ConfigError(f"KT_POD_PORT is {port!r}; it must be a number")
+        limit = environ.get(MEMORY_LIMIT, "")
         return cls(
             namespace=value("KT_POD_NAMESPACE"),
             workload=value("KT_POD_WORKLOAD"),
@@ -89,4 +95,5 @@ class PodEnv:
             root=value("KT_POD_ROOT"),
             working_dir=value("KT_POD_WORKING_DIR"),
             backend=environ.get(BACKEND, "local"),
+            memory_limit=int(limit) if limit.isdigit() else None,
         )

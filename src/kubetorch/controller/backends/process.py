@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.controller.backends import spare
+from kubetorch.controller.backends import container, spare
 from kubetorch.controller.backends.agents import Pod
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.backends.site import Site
@@ -260,7 +260,7 @@ class ProcessBackend:
         return Pod(
             record,
             site=self._site,
-            environment=wanted.environment,
+            environment=container.environment(wanted),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
