@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
     from kubetorch.sdk.compute import Compute as Compute
+    from kubetorch.sdk.decorators import async_ as async_
+    from kubetorch.sdk.decorators import autoscale as autoscale
+    from kubetorch.sdk.decorators import compute as compute
+    from kubetorch.sdk.decorators import distribute as distribute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.module import Module as Module
@@ -128,8 +132,12 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "WorkerRecycledError",
     "WorkloadError",
     "__version__",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "progress",
@@ -145,8 +153,12 @@ _MODULES = {
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
     "Secret": "kubetorch.sdk.secrets.secret",
+    "async_": "kubetorch.sdk.decorators",
+    "autoscale": "kubetorch.sdk.decorators",
     "cls": "kubetorch.sdk.cls",
+    "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
+    "distribute": "kubetorch.sdk.decorators",
     "fn": "kubetorch.sdk.fn",
     "globals": "kubetorch.sdk.services",
     "progress": "kubetorch.sdk.progress",
