@@ -70,8 +70,8 @@ def _volume(value: object) -> VolumeSpec:
     return value.to_spec()
 
 
-def secrets(value: object) -> list[str | Secret]:
-    """Secrets, or names of some that exist."""
+def secrets(value: object) -> list[Secret]:
+    """Secrets, names of providers, or names of secrets that exist."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(
             f"secrets is {value!r}; it must be a list of kt.Secret, or of names",
@@ -80,31 +80,17 @@ def secrets(value: object) -> list[str | Secret]:
     return [_secret(one) for one in value]
 
 
-def _secret(value: object) -> str | Secret:
-    if isinstance(value, str) and value and value not in PROVIDERS:
-        return value
-    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # few computes have some
+def _secret(value: object) -> Secret:
+    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # few computes have one
 
     if isinstance(value, Secret):
         return value
     if not isinstance(value, str) or not value:
         raise SpecError(
-            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that of "
-            "a secret that exists"
+            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that "
+            "of a secret that exists"
         )
-    return Secret.from_provider(value)
-
-
-def reference(value: str | Secret) -> SecretRef:
-    """What pods see of a secret; a name is that of one that exists, all of whose keys are seen."""
-    if isinstance(value, str):
-        return SecretRef(value, value, "env", all_keys=True)
-    return value.to_ref()
-
-
-def name(value: str | Secret) -> str:
-    """The name of a secret."""
-    return value if isinstance(value, str) else value.name
+    return Secret.from_provider(value) if value in PROVIDERS else Secret.reference(value)
 
 
 def declared(spec: ComputeSpec) -> ComputeSpec:

@@ -24,7 +24,7 @@ class Attachments(ManifestView):
 
     #: The image as the user has it: steps that are added to it later are deployed, too.
     _image: Image | None
-    _secrets: tuple[str | Secret, ...]
+    _secrets: tuple[Secret, ...]
     #: What nobody said, so that `kt.config` says it.
     _unsaid: frozenset[str]
     #: Where the deployed service answers.
@@ -84,7 +84,7 @@ class Attachments(ManifestView):
         self._unsaid -= {"volumes"}
 
     @property
-    def secrets(self) -> list[str | Secret]:
+    def secrets(self) -> list[Secret]:
         """Its secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
         return list(self._secrets)
 
@@ -93,11 +93,11 @@ class Attachments(ManifestView):
         if value is None:
             return
         new = attached.secrets(value)
-        refs = [attached.reference(one) for one in new]
+        refs = [one.to_ref() for one in new]
         names = {one.name for one in refs}
         kept = tuple(one for one in self._spec.secrets if one.name not in names)
         self._set(secrets=(*kept, *refs))
-        self._secrets = (*(one for one in self._secrets if attached.name(one) not in names), *new)
+        self._secrets = (*(one for one in self._secrets if one.name not in names), *new)
 
     # ----------------------------------------------------------------------------------- queue
 

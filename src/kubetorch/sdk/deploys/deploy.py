@@ -66,7 +66,7 @@ class Order:
         init_args: Arguments of a class's constructor.
         stream_logs: Whether lines that the code prints while it is loaded are shown.
         existing: Names of services one of which is taken instead, if it is there.
-        secrets: Secrets of its compute as the user gave them.
+        secrets: Secrets of its compute.
     """
 
     source: Source
@@ -74,7 +74,7 @@ class Order:
     init_args: Mapping[str, Any] | None = None
     stream_logs: bool = True
     existing: tuple[str, ...] = ()
-    secrets: Sequence[str | Secret] = ()
+    secrets: Sequence[Secret] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.manifests import kinds
-from kubetorch.sdk.computing import attached
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.volume import VolumeSpec
 from unit.manifests.users import manifests
@@ -353,7 +352,7 @@ def test_volumes_and_secrets_that_are_set_are_added():
     compute.secrets = ["key"]
 
     assert compute.volumes == ["data", "models"]
-    assert compute.secrets == ["token", "key"]
+    assert [one.name for one in compute.secrets] == ["token", "key"]
     sources = [one["secretRef"]["name"] for one in compute._container()["envFrom"]]
     assert sources == ["token", "key"]
 
@@ -398,7 +397,7 @@ def test_a_secret_is_declared_by_its_provider_by_itself_or_by_its_name(monkeypat
     token = kt.Secret(name="hf-token", env_var="HF_TOKEN")
     compute = kt.Compute(secrets=["wandb", token, "existing"])
 
-    assert [attached.name(one) for one in compute.secrets] == ["wandb", "hf-token", "existing"]
+    assert [one.name for one in compute.secrets] == ["wandb", "hf-token", "existing"]
     variables = {one["name"]: one["valueFrom"] for one in compute.secret_env_vars}
     assert variables["HF_TOKEN"]["secretKeyRef"]["name"] == "kt.secret.global.hf-token"
     assert "123" not in str(compute.manifest) + repr(compute) + repr(compute.to_spec())
