@@ -101,7 +101,9 @@ class KubetorchError(Exception):
         return error
 
 
-def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+def _rebuild(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
     """An exception of `cls` without running its constructor, whose signature may differ."""
     error = cls.__new__(cls, *args)
     error.args = args
@@ -332,7 +334,7 @@ class PodTerminatedError(WorkloadError):
 
 
 class AgentDiedError(PodTerminatedError):
-    """The agent of a pod ended while a call ran on it; whether the call had an effect is unknown."""
+    """The agent of a pod ended while a call ran on it; whether it had an effect is unknown."""
 
     code = "agent_died"
 

@@ -328,10 +328,16 @@ class ScriptedAgent:
         server.close()
         for transport in self.transports:
             transport.abort()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in self.clients.values():
+            for call in client.calls.values():
+                if call.task is not None:
+                    call.task.cancel()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        while any(
+            transport.get_extra_info("socket").fileno() >= 0 for transport in self.transports
+        ):
+            await asyncio.sleep(0)
 
 
 async def echo(call: Call) -> None:

@@ -9,7 +9,7 @@ from agent_harness import AgentProcess, CallFailed, FakeController, StreamClient
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Returned, unpack_outcome, value_of
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import Activity, CallReport
+from kubetorch.wire.messages import Activity, CallReport, CancelCall
 
 SOURCE = """
 import asyncio, logging, os, sys, threading, time
@@ -410,6 +410,16 @@ def test_a_detached_call_is_cancelled_through_an_attached_one(agent, client, con
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(5)
     ended = controller.wait_for(CallReport, lambda m: m.id == "detached-3" and bool(m.ended))
+    assert ended.state == "cancelled"
+
+
+def test_a_detached_call_is_cancelled_by_its_id_through_the_controller(client, controller):
+    client.open(1, 30.0, name="Service", method="sleep", detached=True, id="detached-5")
+    controller.wait_for(CallReport, lambda m: m.id == "detached-5")
+    controller.send(CancelCall(id="detached-5", reason="from elsewhere"))
+    with pytest.raises(CallFailed, match="CallCancelledError: from elsewhere"):
+        client.result(1)
+    ended = controller.wait_for(CallReport, lambda m: m.id == "detached-5" and bool(m.ended))
     assert ended.state == "cancelled"
 
 

@@ -53,6 +53,9 @@ class Service:
     def leave(self, status):
         os._exit(status)
 
+    def orphan(self):
+        return int(os.popen("sleep 0.3 >/dev/null & echo $!").read())
+
     def say(self, text):
         print(text)
         return text
@@ -447,6 +450,14 @@ def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
         assert b'"text":"before"' in again.http("GET", "/v1/logs")[2]
     finally:
         again.stop()
+
+
+def test_what_user_code_leaves_behind_is_reaped_when_it_ends(agent):
+    status, pid = agent.post("/Service/orphan")
+    assert status == 200
+    assert psutil.Process(pid).ppid() == agent.pid
+    wait_until(lambda: not psutil.pid_exists(pid))
+    assert worker_pid(agent)
 
 
 # --------------------------------------------------------------------------- the controller

@@ -364,7 +364,10 @@ def caller(name):
 def _program(agent: ScriptedAgent, body: str) -> subprocess.Popen[str]:
     source = SCRIPT + textwrap.dedent(body)
     return subprocess.Popen(
-        [sys.executable, "-c", source, agent.url], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", source, agent.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -443,6 +446,8 @@ def test_signals_that_raise_at_any_instruction_break_no_later_call() -> None:
             assert not thread.is_alive()
             assert min(right, alarms, others) > 100, (right, alarms, others)
             (stream,) = route._streams.values()
+            while stream.calls and time.monotonic() < end + 20:
+                time.sleep(0.01)
             assert not stream.calls, stream.calls
             print("right")
             """,
@@ -476,3 +481,23 @@ def test_fork_while_other_threads_call() -> None:
         finally:
             is_over.set()
         assert all(thread.join().error is None for thread in threads)
+
+
+def test_a_call_interrupted_on_a_connection_that_breaks_is_cancelled_there_all_the_same() -> None:
+    with ScriptedAgent(never=never) as agent:
+        program = _program(
+            agent,
+            """
+            try:
+                caller("never")()
+            except KeyboardInterrupt:
+                (stream,) = route._streams.values()
+                stream._disconnect()
+                stream._wake.put(None)
+            """,
+        )
+        until(lambda: agent.opened)
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=10)
+        until(lambda: agent.close_codes == [1000])
+        assert agent.cancelled == ["cancelled by the caller"]

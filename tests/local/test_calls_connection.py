@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import threading
@@ -25,6 +24,7 @@ from kubetorch.wire import frames
 from kubetorch.wire.frames import Kind
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
+from tests.local.tcp_relay import Relay
 
 
 class Gate:
@@ -138,7 +138,8 @@ def test_calls_wait_for_a_pod_that_comes_back() -> None:
             call = InThread(caller(route, "echo"), 2)
             time.sleep(0.3)
             with ScriptedAgent(port=port):
-                assert call.join().value == [2]
+                call.join()
+                assert (call.value, call.error) == ([2], None)
 
 
 def test_a_call_that_nobody_takes_in_time_says_so() -> None:
@@ -286,57 +287,3 @@ def test_a_pod_that_cannot_be_reached_is_left_out() -> None:
         with route_to(lambda: location) as route:
             for number in range(4):
                 assert caller(route, "echo")(number) == [number]
-
-
-class Relay:
-    """A TCP relay that can stop passing bytes on, as a network that swallows packets."""
-
-    def __init__(self, port: int) -> None:
-        self.accepted = 0
-        self._target = port
-        self._flows = threading.Event()
-        self._flows.set()
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def hold(self) -> None:
-        self._flows.clear()
-
-    def release(self) -> None:
-        self._flows.set()
-
-    def __enter__(self) -> Relay:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flows.set()
-        for opened in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
-            opened.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self.accepted += 1
-            self._sockets += [near, far]
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                self._flows.wait()
-                target.sendall(data)
-            target.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return

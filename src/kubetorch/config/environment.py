@@ -27,11 +27,6 @@ def branch_of_build() -> str | None:
     return next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), None)
 
 
-def pod_backend() -> str | None:
-    """The backend of the pod that this process runs in; none outside of pods."""
-    return os.environ.get("KT_BACKEND") if os.environ.get("KT_POD_NAME") else None
-
-
 def deployed_file() -> str | None:
     """The file whose import a worker ends early, in a worker and the processes it starts."""
     return os.environ.get("KT_DEPLOYED_FILE")

@@ -72,9 +72,7 @@ def _fork(command: tuple[str, ...], environment: Mapping[str, str], standard: li
     return pid
 
 
-def _become(
-    command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]
-) -> None:
+def _become(command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]) -> None:
     try:
         os.setsid()
         for number, fd in enumerate(standard):

@@ -26,6 +26,7 @@ from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
 from kubetorch.pod.server import Server, bind
 from kubetorch.pod.session import Session
@@ -163,6 +164,8 @@ class Agent:
     async def run(self, sock: socket.socket) -> None:
         """Serve until `stop`."""
         loop = asyncio.get_running_loop()
+        orphans = Orphans()
+        orphans.start()
         lines = _AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
         # The session is opened while the port is: the socket takes connections already.
@@ -177,6 +180,7 @@ class Agent:
             reason, grace = await self._stopped
             await self._drain(reason, grace)
         finally:
+            orphans.stop()
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
             logging.getLogger("kubetorch").removeHandler(lines)

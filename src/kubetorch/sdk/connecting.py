@@ -154,7 +154,7 @@ def resume(
     token = location.token if location is not None else ""
     is_fresh = False
     error: Exception | None = ConnectionResetError("the agent closed the connection")
-    while stream.calls:
+    while stream.calls and not stream.has_ended:
         error = _try(stream, url, token, backoff)
         if error is None:
             return

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
-from pathlib import PurePath
 from typing import Any
 
-from kubetorch.errors import ResultExpiredError, ServiceNotFoundError
+from kubetorch.errors import CallCancelledError, ResultExpiredError, ServiceNotFoundError
 from kubetorch.sdk.following import Asking, Following
 from kubetorch.sdk.invocation import Invocation
-from kubetorch.specs.callable import CallableRef
+from kubetorch.sdk.target import local_modules
 from kubetorch.wire import calls
-from kubetorch.wire.messages import CallView
 
 
 class CallHandle:
@@ -170,7 +167,7 @@ class CallHandle:
             )
         except (ServiceNotFoundError, ResultExpiredError):
             return {}
-        return script_modules(workload.spec.callable)
+        return local_modules(workload.spec.callable)
 
     # --------------------------------------------------------------------------------- its life
 
@@ -186,18 +183,17 @@ class CallHandle:
         """
         following = self._following
         following.work()
-        if isinstance(following.outcome, calls.Returned):
+        outcome = following.outcome
+        if isinstance(outcome, calls.Returned):
             return "succeeded"
-        if following.outcome is None and not following.is_lost:
-            return "running"
-        return self._view().state
+        if isinstance(outcome, calls.Raised):
+            is_cancelled = outcome.failure.code == CallCancelledError.code
+            return "cancelled" if is_cancelled else "failed"
+        return following.view().state if following.is_lost else "running"
 
     def done(self) -> bool:
         """Whether the call has ended."""
         return self._following.outcome is not None or self.status() != "running"
-
-    def _view(self) -> CallView:
-        return self._following.view()
 
 
 def spawn(invocation: Invocation) -> CallHandle:
@@ -220,13 +216,6 @@ def spawn(invocation: Invocation) -> CallHandle:
     finally:
         following.remove_waker(awake.set)
     return handle
-
-
-def script_modules(ref: CallableRef) -> Mapping[str, str]:
-    """The names of a workload's modules here: its script may be `__main__` of this program."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    is_same = file is not None and PurePath(file).stem == ref.module.rpartition(".")[2]
-    return {ref.module: "__main__"} if ref.is_script and is_same else {}
 
 
 def _session() -> Asking:

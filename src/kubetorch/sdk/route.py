@@ -139,9 +139,9 @@ class Route:
 
     def close(self) -> None:
         """Close all streams: plain calls that run are cancelled."""
-        self._closed.set()
         for stream in self._drop_streams():
             stream.close()
+        self._closed.set()
 
     def abandon(self) -> None:
         """Let go of everything, in a forked child."""

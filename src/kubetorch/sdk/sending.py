@@ -56,6 +56,11 @@ class Sender:
         self._signals: SimpleQueue[None] = SimpleQueue()
         self._end: Exception | None = None
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether nothing is ever sent again."""
+        return self._end is not None
+
     # --------------------------------------------------------------------- from any thread
 
     def submit(self, operation: Frame | Callable[[], None]) -> None:
@@ -123,8 +128,14 @@ class Sender:
             connection: The socket.
             received: Frames that the other end has.
             calls: Those that are pending: from now on they may have reached the other end.
+
+        Raises:
+            ConnectionAbortedError: Nothing is to be sent any more.
+            ProtocolError: The other end has what was never sent, or lacks what is gone.
         """
         with self._lock:
+            if self._end is not None:
+                raise ConnectionAbortedError("the stream has ended meanwhile")
             self._backlog.clear()
             for parts in self._outbox.after(received):
                 self._backlog.extend(map(memoryview, parts))
@@ -158,8 +169,13 @@ class Sender:
         Args:
             end: Why.
             unless: Asked under the lock; if it returns something true, nothing happens.
+
+        Returns:
+            Whether it is so now, or was before.
         """
         with self._lock:
+            if self._end is not None:
+                return True
             if unless is not None and (unless() or self._operations):
                 return False
             self._end = end
@@ -197,27 +213,32 @@ class Sender:
     def _drain(self) -> None:
         operations = self._operations
         buffers: list[Buffer] = []
+        opened: list[PendingCall] = []
         before = -1
+        is_sent = True
         try:
             while operations:
                 operation = operations[0]
                 if type(operation) is Frame:
                     before = self._outbox.sent
-                    self._admit(operation, buffers)
+                    self._admit(operation, buffers, opened)
                     before = -1
                 else:
                     operation()  # type: ignore[operator]  # no Frame
                 operations.popleft()
             if buffers:
-                self._write(buffers)
+                is_sent = self._write(buffers)
         except BaseException:
             # A signal handler raised: what of it was written is unknown, and found out by resuming.
             if before >= 0 and self._outbox.sent > before:
                 operations.popleft()
             self._detach()
             raise
+        finally:
+            for call in opened:
+                call.was_written = is_sent
 
-    def _admit(self, frame: Frame, buffers: list[Buffer]) -> None:
+    def _admit(self, frame: Frame, buffers: list[Buffer], opened: list[PendingCall]) -> None:
         call = frame.call
         if self._end is not None:
             if call is not None:
@@ -229,7 +250,8 @@ class Sender:
             buffers += frame.parts
         if call is not None:
             call.opening = frame
-            call.was_written = self._socket is not None
+            if self._socket is not None:
+                opened.append(call)
             if call.upload is not None:
                 self._begin(call.upload)
 
@@ -243,12 +265,13 @@ class Sender:
         self._ready.append(upload)
         self._kick()
 
-    def _write(self, buffers: list[Buffer]) -> None:
+    def _write(self, buffers: list[Buffer]) -> bool:
+        """Write now or later; false when nothing of it can have been written."""
         if self._socket is None:
-            return
+            return False
         if self._backlog:
             self._backlog.extend(map(memoryview, buffers))
-            return
+            return True
         if len(buffers) > 1 and sum(map(len, buffers)) <= JOINED:
             buffers = [b"".join(buffers)]
         if len(buffers) == 1:
@@ -258,15 +281,16 @@ class Sender:
                 sent = 0
             except OSError:
                 self._detach()
-                return
+                return False
             if sent == len(buffers[0]):
-                return
+                return True
             self._backlog.append(memoryview(buffers[0])[sent:])
         else:
             self._backlog.extend(map(memoryview, buffers))
             if self._flush():
-                return
+                return True
         self._kick()
+        return True
 
     def _flush(self) -> bool:
         """Write what waits; whether all of it is written."""

@@ -1,7 +1,7 @@
 """The controller of this process, and the services there that it knows; `kt.globals`.
 
-auto ── in a pod ─────────> the backend that the pod runs on
-  └──── anywhere else ────> local: one background service of the user, started on demand
+The backend `auto` is the local one: a background service of the user, started on demand. In a pod,
+`KT_BACKEND` says what the pod runs on.
 """
 
 from __future__ import annotations
@@ -68,9 +68,6 @@ def _choose_backend() -> str:
     chosen = config.backend
     if chosen != "auto":
         return chosen
-    inherited = environment.pod_backend()
-    if inherited is not None:
-        return inherited
     if not _registry.has_said_why and sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write("kubetorch: pods run on this machine (KT_BACKEND is not set)\n")
     _registry.has_said_why = True

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import socket
 import threading
 import time
@@ -27,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import websocket
 from kubetorch.sdk.frame import Frame, control, credit, message
-from kubetorch.sdk.incoming import LONGEST, Incoming
+from kubetorch.sdk.incoming import Incoming
+from kubetorch.sdk.link import Link
 from kubetorch.sdk.mailbox import Mailbox, Mailboxes
 from kubetorch.sdk.pending import EXPIRED, SENT, Event, PendingCall
 from kubetorch.sdk.sending import Sender
@@ -44,6 +44,8 @@ Buffer = bytes | bytearray | memoryview
 #: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
 #: given up.
 PING_AFTER = 10.0
+#: Seconds that a farewell waits for a connection that broke and is being made again.
+_FAREWELL = 1.0
 #: Seconds without a caller that reads for itself after which the stream's thread reads.
 _IDLE = 0.1
 
@@ -78,13 +80,11 @@ class Stream:
         self._sender = Sender()
         self._incoming = Incoming(self._sender, self)
         self.calls = self._incoming.calls
-        self._connection: socket.socket | None = None
+        self._link: Link | None = None
+        self._is_connected = threading.Event()
+        self._is_closing = False
         # A connection that the agent has not said anything on yet.
         self._candidate: socket.socket | None = None
-        self._poller = select.poll()
-        self._parser: websocket.Parser
-        self._heard = 0.0
-        self._pinged = 0.0
         self._has_thread = False
         # Whoever reads holds it.
         self._reading = threading.Lock()
@@ -134,6 +134,10 @@ class Stream:
             else:
                 pieces = segments if len(segments) == 1 else list(codecs.join(segments))
         frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
+        link = self._link
+        if link is not None and not self._reading.locked() and link.has_ended():
+            # Nobody read, so nobody noticed. What is sent now would be lost.
+            self._sender.detach()
         self.calls[number] = call
         self._sender.submit(frame)
         if not reads and not self._reading.locked():
@@ -155,7 +159,7 @@ class Stream:
         finally:
             if held and held[0]:
                 self._reading.release()
-                if self._connection is None or len(self.calls) > (call.number in self.calls):
+                if self._link is None or len(self.calls) > (call.number in self.calls):
                     self._wake.put(None)
         if deadline is None:
             return events.get()
@@ -196,6 +200,11 @@ class Stream:
         """Counted frames that have arrived from this incarnation of the agent."""
         return self._incoming.inbox.received
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never have a connection again."""
+        return self._is_closing or self._sender.is_retired
+
     def open(self, connection: socket.socket, rest: bytes, *, timeout: float) -> None:
         """Go on with this connection, a blocking socket that was upgraded.
 
@@ -208,36 +217,24 @@ class Stream:
             OSError, WebSocketError, ProtocolError: It is no use.
             VersionMismatchError: The agent speaks another protocol.
         """
-        self._parser = websocket.Parser(self._incoming, masked=False, max_message=LONGEST)
+        link = Link(connection, self._incoming, self._ping, self._ping_after)
         self._candidate = connection
         try:
-            connection.settimeout(timeout)
-            self._parser.feed(rest)
-            while self._awaits_welcome():
-                size = connection.recv_into(self._parser.get_buffer())
-                if not size:
-                    raise ConnectionResetError("the agent closed the connection")
-                self._parser.advance(size)
-            connection.settimeout(None)
+            link.begin(rest, lambda: self._candidate is None, timeout=timeout)
         except BaseException:
             self._sender.detach()
-            connection.close()
+            link.close()
             raise
         finally:
             self._candidate = None
             self._mailboxes.post()
-        self._poller = select.poll()
-        self._poller.register(connection, select.POLLIN)
-        self._heard = self._pinged = time.monotonic()
-        self._connection = connection
-        self.accepts_calls = True
+        self._link = link
+        self._is_connected.set()
+        self.accepts_calls = not self.has_ended
         self._wake.put(None)
         if not self._has_thread:
             self._has_thread = True
             start_new_thread(self._run, ())  # see `Sender`
-
-    def _awaits_welcome(self) -> bool:
-        return self._candidate is not None
 
     def on_welcome(self, welcome: frames.Welcome) -> None:
         """The agent's first frame on a connection."""
@@ -282,19 +279,24 @@ class Stream:
 
     def close(self) -> None:
         """Say goodbye: the agent cancels what runs for this client."""
+        if self.calls:
+            # A connection that just broke may be made again at once, to say goodbye on it.
+            self._is_connected.wait(_FAREWELL)
+        # The agent's answer to the farewell is no reason to connect again.
+        self._is_closing = True
         self._sender.submit(control(websocket.CLOSE, websocket.close_payload(websocket.NORMAL)))
         self.end(CallLostError("the connection was closed by this program"))
         self._wake.put(None)
 
     def abandon(self) -> None:
         """Let go of everything, in a forked child: the connection is the parent's."""
-        connection, self._connection = self._connection, None
+        link, self._link = self._link, None
         self.accepts_calls = False
         error = CallLostError("the process was forked; its calls stay with the parent")
         self._reading = threading.Lock()
         self._sender.abandon(error)
-        if connection is not None:
-            connection.close()
+        if link is not None:
+            link.close()
         for call in list(self.calls.values()):
             call.lose(error)
         self.calls.clear()
@@ -319,11 +321,11 @@ class Stream:
         finally:
             self._reading.release()
         idle = CallLostError("the agent closed the connection")
-        if self._sender.retire(idle, unless=lambda: self.calls):
+        if self.has_ended or self._sender.retire(idle, unless=lambda: self.calls):
             self.accepts_calls = False
             return False
         self._reconnect(self)
-        return self._connection is not None
+        return self._link is not None
 
     def _stand_by(self) -> None:
         """Wait until somebody has to read, and nobody else does."""
@@ -353,46 +355,30 @@ class Stream:
 
     def _read_some(self, timeout: float) -> bool:
         """Read what is there, or comes in time; false when there is no connection any more."""
-        connection = self._connection
-        if connection is None:
+        link = self._link
+        if link is None:
             return False
         try:
-            if not self._poller.poll(timeout * 1000):
-                return self._check_silence()
-            size = connection.recv_into(self._parser.get_buffer(), 0, socket.MSG_DONTWAIT)
-            if not size:
-                self._disconnect()
-                return False
-            self._heard = time.monotonic()
-            self._parser.advance(size)
-        except BlockingIOError:
-            return True
+            link.read(timeout)
         except OSError:
             self._disconnect()
-            return False
         except (websocket.WebSocketError, ProtocolError) as error:
             self.end(ProtocolError(f"the agent broke the protocol: {error}"))
-            return False
         except BaseException:
             # A signal handler raised: what was read is lost, and comes again by resuming.
-            self._disconnect()
+            if not link.is_waiting:
+                self._disconnect()
             raise
         finally:
             self._mailboxes.post()
-        return self._connection is not None
+        return self._link is not None
 
-    def _check_silence(self) -> bool:
-        now = time.monotonic()
-        if now - self._heard >= 2 * self._ping_after:
-            self._disconnect()
-            return False
-        if now - max(self._heard, self._pinged) >= self._ping_after:
-            self._pinged = now
-            self._sender.submit(control(websocket.PING))
-        return True
+    def _ping(self) -> None:
+        self._sender.submit(control(websocket.PING))
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        link, self._link = self._link, None
+        self._is_connected.clear()
         self._sender.detach()
-        if connection is not None:
-            connection.close()
+        if link is not None:
+            link.close()

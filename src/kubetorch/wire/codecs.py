@@ -130,7 +130,7 @@ def _decode_pickle(segments: Sequence[Segment], modules: Mapping[str, str]) -> o
         return pickle.loads(segments[0], buffers=segments[1:])
     except SerializationError:
         raise
-    except Exception as error:  # noqa: BLE001  # unpickling runs code of the user's classes
+    except Exception as error:  # unpickling runs code of the user's classes
         raise SerializationError(
             f"the pickled value cannot be rebuilt here: {type(error).__name__}: {error}",
             hint="both ends need the same classes and compatible versions of their libraries",

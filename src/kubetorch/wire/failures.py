@@ -159,6 +159,8 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
     """The traceback as Python prints it, without leading frames in files under `skip`."""
     if isinstance(error, errors.KubetorchError) and error.remote_traceback:
         return error.remote_traceback
+    if isinstance(error, errors.KubetorchError) and error.__traceback__ is None:
+        return ""  # never raised: there is nothing to show but its message
     try:
         shown = _without_leading(error.__traceback__, skip)
         return "".join(traceback.format_exception(type(error), error, shown))

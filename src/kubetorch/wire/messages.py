@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
 # --------------------------------------------------------------------- session: agent → controller
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True):
     """First message of a session.
 
     Attributes:
@@ -55,7 +55,7 @@ class Hello(Message, tag="hello"):
     python: str = ""
 
 
-class Observed(Message, tag="observed"):
+class Observed(Message, tag="observed", frozen=True):
     """The pod serves a generation, or failed to reach it and serves what it served before.
 
     Attributes:
@@ -69,7 +69,7 @@ class Observed(Message, tag="observed"):
     failure: dict[str, Any] | None = None
 
 
-class StageReport(Message, tag="stage"):
+class StageReport(Message, tag="stage", frozen=True):
     """How far a reload is: `fetching`, `preloading`, `importing`, ….
 
     Attributes:
@@ -83,7 +83,7 @@ class StageReport(Message, tag="stage"):
     message: str = ""
 
 
-class LogReport(Message, tag="log"):
+class LogReport(Message, tag="log", frozen=True):
     """A line that was written while a generation was loaded: by an import or a constructor."""
 
     generation: int
@@ -93,7 +93,7 @@ class LogReport(Message, tag="log"):
     time: float = 0.0
 
 
-class Activity(Message, tag="activity"):
+class Activity(Message, tag="activity", frozen=True):
     """Sent when the pod becomes busy or idle, and every few seconds as a heartbeat.
 
     Attributes:
@@ -107,7 +107,7 @@ class Activity(Message, tag="activity"):
     workers: int = 0
 
 
-class CallReport(Message, tag="call"):
+class CallReport(Message, tag="call", frozen=True):
     """State of a spawned call.
 
     Attributes:
@@ -131,7 +131,7 @@ class CallReport(Message, tag="call"):
 # --------------------------------------------------------------------- session: controller → agent
 
 
-class Reload(Message, tag="reload"):
+class Reload(Message, tag="reload", frozen=True):
     """Serve this generation.
 
     Attributes:
@@ -143,14 +143,14 @@ class Reload(Message, tag="reload"):
     spec: WorkloadSpec
 
 
-class Terminate(Message, tag="terminate"):
+class Terminate(Message, tag="terminate", frozen=True):
     """The pod will be stopped: refuse new calls, let running ones end for `grace` seconds."""
 
     grace: float
     reason: str
 
 
-class CancelCall(Message, tag="cancel"):
+class CancelCall(Message, tag="cancel", frozen=True):
     """Cancel a spawned call, if it still runs; its `CallReport` says what became of it."""
 
     id: str
@@ -165,7 +165,7 @@ class Member(msgspec.Struct, frozen=True):
     url: str
 
 
-class Members(Message, tag="members"):
+class Members(Message, tag="members", frozen=True):
     """The pods of the workload in the order of their ordinals, with the epoch's number."""
 
     epoch: int
@@ -199,13 +199,13 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stream_logs: bool = True
 
 
-class Missing(Message, tag="missing"):
+class Missing(Message, tag="missing", frozen=True):
     """The only event when blobs are missing: upload them and repeat the request."""
 
     blobs: tuple[str, ...]
 
 
-class Accepted(Message, tag="accepted"):
+class Accepted(Message, tag="accepted", frozen=True):
     """The generation exists.
 
     Attributes:
@@ -217,7 +217,7 @@ class Accepted(Message, tag="accepted"):
     changed: bool = True
 
 
-class Stage(Message, tag="progress"):
+class Stage(Message, tag="progress", frozen=True):
     """Something happened on the way.
 
     Attributes:
@@ -236,7 +236,7 @@ class Stage(Message, tag="progress"):
     warning: bool = False
 
 
-class DeployLog(Message, tag="log"):
+class DeployLog(Message, tag="log", frozen=True):
     """A line that the user's code wrote while it was loaded."""
 
     text: str
@@ -246,14 +246,14 @@ class DeployLog(Message, tag="log"):
     time: float = 0.0
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, tag="ready", frozen=True):
     """Last event of a deploy that succeeded: every pod serves the generation."""
 
     generation: int
     workload: WorkloadView
 
 
-class Failed(Message, tag="error"):
+class Failed(Message, tag="error", frozen=True):
     """Last event of a deploy that failed, as `kubetorch.wire.failures` has it."""
 
     failure: dict[str, Any]

@@ -1,0 +1,390 @@
+"""Calls through everything: the SDK, the local service, agents, workers; faults are real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import kubetorch as kt
+from kubetorch.sdk import services
+from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.handles import CallHandle
+from tests.local.calling import InThread, until
+from tests.local.tcp_relay import Relay
+
+LAB = """
+import asyncio, logging, os, subprocess, sys, threading, time
+import kubetorch as kt
+
+class Odd(Exception):
+    def __init__(self, number, *, hint):
+        super().__init__(f"{number} is odd")
+        self.number = number
+        self.hint = hint
+
+class Lab:
+    def __init__(self):
+        self.runs = 0
+        self.cancelled = []
+
+    def pid(self): return os.getpid()
+    def echo(self, value): return value
+    def count(self): self.runs += 1; return self.runs
+
+    def once(self, path, seconds):
+        with open(path, "a") as file: file.write("ran\\n")
+        time.sleep(seconds)
+        return "done"
+
+    def odd(self, number): raise Odd(number, hint="even ones")
+
+    def sleep(self, seconds):
+        try:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end: time.sleep(0.01)
+        except BaseException as error:
+            self.cancelled.append(type(error).__name__)
+            raise
+        return seconds
+
+    async def sleep_async(self, seconds):
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append("async")
+            raise
+        return seconds
+
+    def was_cancelled(self): return self.cancelled
+
+    def numbers(self, count):
+        for number in range(count):
+            print("number", number)
+            kt.progress(number, count)
+            yield number
+        return "end"
+
+    async def numbers_async(self, count):
+        for number in range(count):
+            await asyncio.sleep(0)
+            yield number
+
+    def blocks(self, count, size):
+        for _ in range(count):
+            yield "x" * size
+
+    def speak(self):
+        print("printed")
+        logging.getLogger("lab").warning("logged")
+        sys.stderr.write("to stderr\\n")
+        subprocess.run(["echo", "from a subprocess"])
+        os.write(1, b"raw\\n")
+        print("last")
+
+    def bind(self, a, b=2, *, workers=None): return [a, b, workers]
+    def total(self, array): return int(array.sum())
+    def same(self, array): return array
+    def exit(self): os._exit(3)
+    def nothing_json(self): return object()
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("laboratory")
+    (folder / "pyproject.toml").touch()
+    (folder / "lab_module.py").write_text(LAB)
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module("lab_module")
+        compute = kt.Compute(cpus="0.1", allowed_serialization=["json", "pickle"])
+        yield kt.cls(module.Lab).to(compute)
+    finally:
+        sys.path.remove(str(folder))
+        services.route(*_name()).close()
+
+
+def _name() -> tuple[str, str]:
+    return "default", "lab"
+
+
+def _agent_of(lab: Any) -> psutil.Process:
+    view = services.session().ask(lambda asked: asked.get_workload(*_name()))
+    assert view.pods[0].pid
+    return psutil.Process(view.pods[0].pid)
+
+
+def test_values_state_and_signatures(lab: Any) -> None:
+    assert lab.echo({"a": [1, None, "ü"]}) == {"a": [1, None, "ü"]}
+    first = lab.count()
+    assert lab.count() == first + 1
+    assert lab.bind(1, b=3, workers=4) == [1, 3, 4]
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        lab.bind()
+    with pytest.raises(kt.SpecError, match="workers= belongs to distributed services"):
+        lab.echo(1, workers=2)
+    with pytest.raises(kt.CallableNotFoundError):
+        lab.absent()
+    with pytest.raises(kt.SerializationError, match="JSON cannot carry"):
+        lab.nothing_json()
+
+
+def test_the_users_own_exception_arrives_with_its_attributes(lab: Any) -> None:
+    with pytest.raises(sys.modules["lab_module"].Odd) as raised:
+        lab.odd(3)
+    error = raised.value
+    assert (error.number, error.hint, str(error)) == (3, "even ones", "3 is odd")
+    assert "in odd" in error.remote_traceback
+    assert error.pod_name.startswith("lab-")
+
+
+def test_generators_of_both_kinds(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    values = lab.numbers(3)
+    assert list(values) == [0, 1, 2]
+    lines = [line.partition(") ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["number 0", "number 1", "number 2"]
+    assert list(lab.numbers_async(4)) == [0, 1, 2, 3]
+
+    async def main() -> list[int]:
+        return [value async for value in lab.numbers(3, async_=True)]
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_a_slow_consumer_holds_its_generator_back(lab: Any) -> None:
+    blocks = lab.blocks(60, 1_000_000)
+    next(blocks)
+    time.sleep(0.5)
+    before = psutil.Process(lab.pid()).memory_info().rss
+    assert sum(map(len, blocks)) == 59_000_000
+    assert before < 400_000_000
+
+
+def test_all_that_a_call_writes_arrives_in_order(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.speak()
+    lines = [line.partition(") ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "printed"
+    assert lines[1].endswith("| WARNING | logged")
+    assert lines[2:] == ["to stderr", "from a subprocess", "raw", "last"]
+
+
+def test_progress_reaches_a_callback(lab: Any) -> None:
+    told: list[tuple[float, float | None, str | None]] = []
+    list(lab.numbers.options(on_progress=lambda *step: told.append(step))(3))
+    # A worker tells of the latest step now and then.
+    assert told[0] == (0, 3, None)
+    assert told[-1] == (2, 3, None)
+
+
+def test_arrays_travel_both_ways(lab: Any) -> None:
+    array = np.arange(25_000_000, dtype=np.float64)
+    assert lab.total(array, serialization="pickle") == int(array.sum())
+    back = lab.same(array, serialization="pickle")
+    assert np.array_equal(back, array)
+    assert back.flags.writeable
+
+
+def test_fault_a_worker_killed_in_a_call_is_a_typed_error_at_once(lab: Any) -> None:
+    pid = lab.pid()
+    call = InThread(lab.sleep, 30)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    error = call.join().error
+    assert isinstance(error, kt.WorkerDiedError)
+    assert error.exit_code == -9
+    assert time.monotonic() - begin < 1.0
+    assert lab.pid() != pid
+
+
+def test_fault_a_worker_that_exits_is_retried_when_asked(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(kt.WorkerDiedError) as raised:
+        lab.exit()
+    assert raised.value.exit_code == 3
+    with pytest.raises(kt.WorkerDiedError):
+        lab.exit.options(retries=1)()
+
+
+def test_fault_an_agent_killed_in_a_call_is_a_typed_error(lab: Any) -> None:
+    agent = _agent_of(lab)
+    call = InThread(lab.sleep, 30)
+    time.sleep(0.3)
+    agent.kill()
+    assert isinstance(call.join().error, kt.AgentDiedError)
+    assert lab.echo("again") == "again"
+
+
+def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
+    agent = _agent_of(lab)
+    lab.echo(1)
+    agent.suspend()
+    try:
+        begin = time.monotonic()
+        with pytest.raises(kt.CallTimeoutError):
+            lab.echo.options(timeout=0.3)(1)
+        assert time.monotonic() - begin < 5
+    finally:
+        agent.resume()
+    assert lab.echo("again") == "again"
+
+
+def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_path: Path) -> None:
+    lab.echo(1)
+    route = services.route(*_name())
+    view = services.session().ask(lambda asked: asked.get_workload(*_name()))
+    trace = tmp_path / "trace"
+    with Relay(int(view.pods[0].url.rpartition(":")[2])) as relay:
+        route.locate(Location((relay.url,), view.token))
+        call = InThread(lab.once, str(trace), 1.0)
+        until(trace.exists)
+        relay.cut()
+        assert call.join().value == "done"
+        assert relay.accepted == 2
+        assert trace.read_text() == "ran\n"
+        route.locate(None)
+
+
+def test_fault_a_local_service_killed_does_not_disturb_calls(lab: Any) -> None:
+    pid = services.controller_client().get_status().pid
+    call = InThread(lab.sleep, 0.5)
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    assert call.join().value == 0.5
+    assert lab.echo(2) == 2
+    assert services.session().ask(lambda asked: asked.get_status()).pid != pid
+
+
+@pytest.mark.parametrize("method", ["sleep", "sleep_async"])
+def test_a_timeout_reaches_the_process(lab: Any, method: str) -> None:
+    pid = lab.pid()
+    before = len(lab.was_cancelled())
+    begin = time.monotonic()
+    with pytest.raises(kt.CallTimeoutError):
+        getattr(lab, method).options(timeout=0.3)(30)
+    assert time.monotonic() - begin < 1.5
+    until(lambda: len(lab.was_cancelled()) == before + 1)
+    assert lab.pid() == pid
+
+
+def test_ctrl_c_reaches_the_process(lab: Any, shared_service_home: Path) -> None:
+    before = len(lab.was_cancelled())
+    program = _program(
+        """
+        try:
+            lab.sleep(30)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=10)[0] == "interrupted\n"
+    until(lambda: len(lab.was_cancelled()) == before + 1)
+
+
+def test_500_calls_at_once(lab: Any) -> None:
+    async def main() -> list[int]:
+        echo = lab.echo.options(async_=True)
+        return await asyncio.gather(*(echo(number) for number in range(500)))
+
+    assert asyncio.run(main()) == list(range(500))
+    assert list(lab.echo.map(range(500), window=100)) == list(range(500))
+
+
+def test_a_spawned_call_is_found_by_its_id_from_another_process(lab: Any) -> None:
+    handle = lab.sleep.spawn(0.5)
+    assert handle.status() == "running"
+    assert not handle.done()
+    program = _program(
+        f"""
+        handle = CallHandle.from_id({handle.id!r})
+        print(handle.get(timeout=10), handle.status())
+        """
+    )
+    out, _ = program.communicate(timeout=20)
+    assert out == "ready\n0.5 succeeded\n"
+    assert handle.get() == 0.5
+    assert handle.done()
+    assert pickle.loads(pickle.dumps(handle)).get(timeout=5) == 0.5
+    assert handle in CallHandle.list(*_name())
+
+
+def test_a_spawned_call_outlives_its_program(lab: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    program = _program(f"print(lab.once.spawn({str(trace)!r}, 0.5).id)")
+    out, _ = program.communicate(timeout=20)
+    call_id = out.split()[1]
+    assert CallHandle.from_id(call_id).get(timeout=10) == "done"
+    assert trace.read_text() == "ran\n"
+
+
+def test_spawned_calls_fail_are_cancelled_awaited_and_forgotten(lab: Any) -> None:
+    failing = lab.odd.spawn(3)
+    with pytest.raises(sys.modules["lab_module"].Odd, match="3 is odd"):
+        failing.get(timeout=10)
+    assert failing.status() == "failed"
+    with pytest.raises(sys.modules["lab_module"].Odd, match="3 is odd"):
+        CallHandle.from_id(failing.id).get(timeout=10)
+
+    endless = lab.sleep.spawn(60)
+    with pytest.raises(TimeoutError, match="it goes on"):
+        endless.get(timeout=0.1)
+    endless.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        endless.get(timeout=10)
+    assert endless.status() == "cancelled"
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(lab.echo.spawn(number) for number in range(5)))
+
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+    with pytest.raises(kt.ResultExpiredError):
+        CallHandle.from_id("0" * 32).get(timeout=5)
+
+
+def test_an_idempotency_key_makes_two_calls_one(lab: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    once = lab.once.options(idempotency_key=f"key-{tmp_path}")
+    calls = [InThread(once, str(trace), 0.3) for _ in range(3)]
+    assert [call.join().value for call in calls] == ["done"] * 3
+    assert once(str(trace), 0.3) == "done"
+    assert trace.read_text() == "ran\n"
+
+
+def test_threads_share_one_connection_and_leave_none_behind(lab: Any) -> None:
+    threads = [InThread(lambda: [lab.echo(n) for n in range(50)]) for _ in range(16)]
+    assert all(thread.join().value == list(range(50)) for thread in threads)
+    assert len(services.route(*_name())._streams) == 1
+    assert threading.active_count() < 30
+
+
+def _program(body: str) -> subprocess.Popen[str]:
+    source = textwrap.dedent(
+        """
+        import kubetorch as kt
+        from kubetorch.sdk.handles import CallHandle
+        lab = kt.Cls.from_name("lab")
+        lab.echo(1)
+        print("ready", flush=True)
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,24 @@
+"""Failures: exceptions as they arrive at the other end."""
+
+from kubetorch.errors import ServiceHealthError
+from kubetorch.wire import failures
+
+
+def test_an_error_that_was_never_raised_brings_no_traceback():
+    described = failures.describe(ServiceHealthError("pod x cannot start", hint="kt logs x"))
+
+    arrived = failures.rebuild(failures.parse(described.to_dict()))
+
+    assert described.traceback == ""
+    assert arrived.__cause__ is None
+    assert str(arrived) == "pod x cannot start\nhint: kt logs x"
+
+
+def test_an_error_that_was_raised_brings_its_traceback():
+    try:
+        raise ServiceHealthError("pod x cannot start")
+    except ServiceHealthError as error:
+        described = failures.describe(error)
+
+    assert "raise ServiceHealthError" in described.traceback
+    assert failures.rebuild(described).__cause__ is not None
