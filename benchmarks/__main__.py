@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.check and options.rounds < ROUNDS:
         parser.error(f"--check needs {ROUNDS} rounds or more")
+    # So that what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     found: dict[str, list[Row]] = {}
     for name in options.names:
         found[name] = importlib.import_module(f"benchmarks.{name}").run(options.rounds)

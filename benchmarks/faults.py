@@ -12,8 +12,8 @@ from benchmarks.rounds import OURS, Measure, Side, compare
 WAITPID = "waitpid"
 
 FIGURES = (
-    Figure("worker killed, typed error", "worker", "ms", {WAITPID: Limit(100.0)}, scale=1e3),
-    Figure("agent killed, typed error", "agent", "ms", {WAITPID: Limit(100.0)}, scale=1e3),
+    Figure("worker killed, typed error", "worker", "ms", {WAITPID: Limit(200.0)}, scale=1e3),
+    Figure("agent killed, typed error", "agent", "ms", {WAITPID: Limit(200.0)}, scale=1e3),
 )
 
 

@@ -52,6 +52,7 @@ class FakeController:
         self.blobs: dict[str, bytes] = {}
         self.messages: queue.Queue[messages.FromAgent] = queue.Queue()
         self.refuse_status: int | None = None
+        self.hangs = False
         self._loop = asyncio.new_event_loop()
         self._link: _ServerLink | None = None
         self._connected = threading.Event()
@@ -86,6 +87,8 @@ class FakeController:
         self._loop.close()
 
     def close(self) -> None:
+        self.hangs = False
+
         def stop() -> None:
             self._server.close()
             for connection in list(self._state.connections):
@@ -136,6 +139,8 @@ class FakeController:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        while self.hangs:
+            await asyncio.sleep(0.05)
         headers = dict(scope["headers"])
         assert headers[b"authorization"] == f"Bearer {SESSION_TOKEN}".encode()
         status, answer = 200, b""

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
     from kubetorch.sdk import services as globals
+    from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
     from kubetorch.sdk.compute import Compute as Compute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
-    from kubetorch.sdk.handles import CallHandle as CallHandle
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.progress import progress as progress
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
@@ -128,7 +128,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
 
 #: Where each name is defined, but for the errors.
 _MODULES = {
-    "CallHandle": "kubetorch.sdk.handles",
+    "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
     "Fn": "kubetorch.sdk.fn",

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kubetorch.sdk.connecting import Resolver
-from kubetorch.sdk.invocation import Target
-from kubetorch.sdk.invoke import Caller
-from kubetorch.sdk.options import CallOptions
-from kubetorch.sdk.route import Route
+from kubetorch.sdk.calls.invocation import Target
+from kubetorch.sdk.calls.invoke import Caller
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import Route
+from kubetorch.sdk.streams.connecting import Resolver
 from kubetorch.specs.logging import LoggingConfig
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from kubetorch.errors import KubetorchError, UnauthorizedError
 from kubetorch.lib import connections, websocket
-from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import codecs, failures, frames, routes, versions
 from kubetorch.wire.channel import Inbox, Outbox
 from kubetorch.wire.frames import Kind

@@ -9,7 +9,7 @@ from agent_harness import AgentProcess, CallFailed, FakeController, StreamClient
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Returned, unpack_outcome, value_of
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import Activity, CallReport, CancelCall
+from kubetorch.wire.messages import CallReport, CancelCall
 
 SOURCE = """
 import asyncio, logging, os, sys, threading, time
@@ -434,12 +434,15 @@ def test_a_generator_cannot_be_spawned(client):
         call(client, 1, "numbers", 3, detached=True, id="detached-4")
 
 
-def test_a_client_that_says_goodbye_leaves_no_calls_behind(agent, controller):
+def test_a_client_that_says_goodbye_leaves_no_calls_behind(agent):
+    def is_running(count: int) -> bool:
+        return b"kubetorch_calls_running %d\n" % count in agent.http("GET", "/metrics")[2]
+
     client = agent.client(client="leaver")
     client.open(1, 30.0, name="Service", method="sleep")
-    controller.wait_for(Activity, lambda m: m.calls == 1)
+    wait_until(lambda: is_running(1))
     client.close()
-    controller.wait_for(Activity, lambda m: m.calls == 0)
+    wait_until(lambda: is_running(0))
 
 
 def test_a_class_without_a_call_method_is_not_callable_itself(client):

@@ -416,6 +416,18 @@ def test_calls_that_outlast_the_grace_end_with_the_pods_end_as_reason(agent, con
     client.close(None)
 
 
+def test_a_controller_that_hangs_does_not_hold_up_the_end_of_an_agent(agent, controller):
+    controller.hangs = True
+    client = agent.client()
+    client.open(1, "x", name="Service", method="say", detached=True, id="spawned-4")
+    client.result(1)
+    controller.send(Reload(generation=2, spec=controller.spec("def f(): return 1\n", "f")))
+    time.sleep(0.3)
+    begin = time.monotonic()
+    assert agent.stop() == 0
+    assert time.monotonic() - begin < 8
+
+
 def test_a_killed_agent_leaves_no_processes_behind(agent):
     pid = worker_pid(agent)
     agent.kill()

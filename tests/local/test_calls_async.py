@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kubetorch.errors import CallTimeoutError, ServiceNotFoundError
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.invoke import Caller, Target
+from kubetorch.sdk.calls.invoke import Caller, Target
+from kubetorch.sdk.streams.connecting import Location
 from tests.local.calling import caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 

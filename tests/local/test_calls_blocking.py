@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from kubetorch.errors import (
     SpecError,
     WorkerDiedError,
 )
-from kubetorch.sdk.invoke import Caller, Target
+from kubetorch.sdk.calls.invoke import Caller, Target
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 
@@ -71,6 +72,18 @@ def test_a_200_mb_argument_and_result_travel_while_small_calls_go_on() -> None:
         (back,) = large.join().value
         assert np.array_equal(back, array)
         assert answered > 10
+
+
+def test_arguments_are_let_go_of_once_the_call_has_a_result() -> None:
+    async def size(call: Call) -> None:
+        await call.result(len(call.body))
+
+    with ScriptedAgent(size=size) as agent, route_to(agent.locate) as route:
+        array = np.zeros(5_000_000, dtype=np.uint8)
+        reference = weakref.ref(array)
+        assert caller(route, "size", serialization="pickle")(array) > 5_000_000
+        del array
+        until(lambda: reference() is None)
 
 
 def test_the_users_exception_is_raised_as_itself_with_the_remote_traceback() -> None:
@@ -278,7 +291,7 @@ def test_a_timeout_is_kept_even_if_the_agent_says_nothing() -> None:
         until(lambda: agent.cancelled)
 
 
-def test_a_worker_that_died_is_raised_or_retried_with_a_key_of_its_own() -> None:
+def test_a_worker_that_died_is_raised_or_retried_under_the_same_key() -> None:
     async def dying(call: Call) -> None:
         if len(agent.opened) % 3:
             call.error(WorkerDiedError("the worker was killed", exit_code=-9))
@@ -291,9 +304,7 @@ def test_a_worker_that_died_is_raised_or_retried_with_a_key_of_its_own() -> None
         assert raised.value.exit_code == -9
         agent.opened.clear()
         assert caller(route, "dying", retries=2, idempotency_key="mine")() == "third"
-        keys = [meta.idempotency_key for meta in agent.opened]
-        assert keys[0] == "mine"
-        assert len(set(keys)) == 3
+        assert [meta.idempotency_key for meta in agent.opened] == ["mine"] * 3
 
 
 def test_options_reach_the_agent() -> None:
@@ -349,9 +360,9 @@ def test_500_calls_at_once_with_a_slow_reader_all_end() -> None:
 
 SCRIPT = """
 import signal, sys, time
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.invoke import Caller, Target
-from kubetorch.sdk.route import Route
+from kubetorch.sdk.streams.connecting import Location
+from kubetorch.sdk.calls.invoke import Caller, Target
+from kubetorch.sdk.calls.route import Route
 
 url = sys.argv[1]
 route = Route("service", lambda: Location((url,), "t"))

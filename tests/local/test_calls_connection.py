@@ -19,7 +19,7 @@ from kubetorch.errors import (
     UnauthorizedError,
     VersionMismatchError,
 )
-from kubetorch.sdk.connecting import Location
+from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import frames
 from kubetorch.wire.frames import Kind
 from tests.local.calling import InThread, caller, route_to, until
@@ -110,6 +110,21 @@ def test_a_pod_that_is_gone_for_good_fails_its_calls_at_once() -> None:
             caller(route, "echo")(1)
 
 
+def test_a_pod_that_was_replaced_by_another_fails_its_calls_at_once() -> None:
+    with ScriptedAgent() as new:
+        old = ScriptedAgent(never=never)
+        location = [old]
+        with old, route_to(lambda: location[-1].locate()) as route:
+            call = InThread(caller(route, "never"))
+            until(lambda: old.opened)
+            location.append(new)
+            begin = time.monotonic()
+            old.__exit__()
+            assert isinstance(call.join().error, AgentDiedError)
+            assert time.monotonic() - begin < 5
+            assert caller(route, "echo")(1) == [1]
+
+
 def test_a_call_with_retries_is_made_again_after_its_agent_died_under_the_same_key() -> None:
     attempts = 0
 
@@ -135,6 +150,8 @@ def test_calls_wait_for_a_pod_that_comes_back() -> None:
         with route_to(agent.locate) as route:
             caller(route, "echo")(1)
             agent.__exit__()
+            # Nobody reads now: that the connection has ended is noticed by the next call.
+            time.sleep(0.02)
             call = InThread(caller(route, "echo"), 2)
             time.sleep(0.3)
             with ScriptedAgent(port=port):

@@ -22,8 +22,8 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.sdk import services
-from kubetorch.sdk.connecting import Location
-from kubetorch.sdk.handles import CallHandle
+from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.streams.connecting import Location
 from tests.local.calling import InThread, until
 from tests.local.tcp_relay import Relay
 
@@ -99,8 +99,20 @@ class Lab:
     def bind(self, a, b=2, *, workers=None): return [a, b, workers]
     def total(self, array): return int(array.sum())
     def same(self, array): return array
-    def exit(self): os._exit(3)
+    def exit(self, path):
+        with open(path, "a") as file: file.write("ran\\n")
+        os._exit(3)
     def nothing_json(self): return object()
+
+    def request(self):
+        print("inner")
+        return sys.modules["kubetorch.pod.worker.context"].request_id()
+
+    def nested(self):
+        print("before")
+        inner = kt.Cls.from_name("lab").request()
+        print("after")
+        return [self.request(), inner]
 """
 
 
@@ -185,6 +197,15 @@ def test_all_that_a_call_writes_arrives_in_order(
     assert lines[2:] == ["to stderr", "from a subprocess", "raw", "last"]
 
 
+def test_lines_of_a_nested_call_reach_the_caller_once_under_its_request(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer, inner = lab.nested.options(request_id="0123456789")()
+    assert outer == inner == "0123456789"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(") ")[2] for line in lines] == ["before", "inner", "after", "inner"]
+
+
 def test_progress_reaches_a_callback(lab: Any) -> None:
     told: list[tuple[float, float | None, str | None]] = []
     list(lab.numbers.options(on_progress=lambda *step: told.append(step))(3))
@@ -215,11 +236,13 @@ def test_fault_a_worker_killed_in_a_call_is_a_typed_error_at_once(lab: Any) -> N
 
 
 def test_fault_a_worker_that_exits_is_retried_when_asked(lab: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
     with pytest.raises(kt.WorkerDiedError) as raised:
-        lab.exit()
+        lab.exit(str(trace))
     assert raised.value.exit_code == 3
     with pytest.raises(kt.WorkerDiedError):
-        lab.exit.options(retries=1)()
+        lab.exit.options(retries=2)(str(trace))
+    assert trace.read_text() == "ran\n" * 4
 
 
 def test_fault_an_agent_killed_in_a_call_is_a_typed_error(lab: Any) -> None:
@@ -348,10 +371,15 @@ def test_spawned_calls_fail_are_cancelled_awaited_and_forgotten(lab: Any) -> Non
     endless = lab.sleep.spawn(60)
     with pytest.raises(TimeoutError, match="it goes on"):
         endless.get(timeout=0.1)
-    endless.cancel()
+    until(lambda: endless.id in [handle.id for handle in CallHandle.list(*_name())])
+    CallHandle.from_id(endless.id).cancel()
     with pytest.raises(kt.CallCancelledError):
         endless.get(timeout=10)
     assert endless.status() == "cancelled"
+    endless = lab.sleep.spawn(60)
+    endless.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        endless.get(timeout=10)
 
     async def main() -> list[Any]:
         return await asyncio.gather(*(lab.echo.spawn(number) for number in range(5)))
@@ -381,7 +409,7 @@ def _program(body: str) -> subprocess.Popen[str]:
     source = textwrap.dedent(
         """
         import kubetorch as kt
-        from kubetorch.sdk.handles import CallHandle
+        from kubetorch.sdk.calls.handles import CallHandle
         lab = kt.Cls.from_name("lab")
         lab.echo(1)
         print("ready", flush=True)

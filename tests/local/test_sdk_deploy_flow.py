@@ -16,11 +16,11 @@ from kubetorch.errors import (
     ServiceTimeoutError,
 )
 from kubetorch.lib.http import HttpClient
-from kubetorch.sdk import deploy
 from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.deploys import deploy
+from kubetorch.sdk.deploys.source import Placement, Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.session import Session
-from kubetorch.sdk.source import Placement, Source
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, versions
 from kubetorch.wire.messages import Accepted, DeployLog, Failed, Missing, Stage

@@ -14,10 +14,10 @@ from kubetorch.config.settings import config
 from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError, SpecError
 from kubetorch.lib.http import HttpClient
 from kubetorch.sdk import services as sdk
+from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.cls import Cls
 from kubetorch.sdk.fn import Fn
-from kubetorch.sdk.handles import CallHandle
-from kubetorch.sdk.remote import RemoteCallable
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 

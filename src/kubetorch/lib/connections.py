@@ -1,10 +1,10 @@
-"""WebSocket connections on an asyncio loop: one class for both ends, and uvicorn's hook.
+"""WebSocket connections on an asyncio loop: one class for both ends, and the server's hook.
 
     socket ── transport ── Connection ── Endpoint (the owner: told of messages, sends)
 
-`connect` opens the client's end. The server's end comes from uvicorn, which parses the request and
-hands an upgrade to the class that `upgrade_class` makes; plain HTTP on the same port stays with
-uvicorn and its application.
+`connect` opens the client's end. The server's end comes from an HTTP server
+(`kubetorch.lib.serving`), which parses the request and hands an upgrade to the class that
+`upgrade_class` makes; plain HTTP on the same port stays with that server and its application.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class Connection(asyncio.BufferedProtocol):
         if length <= 4096:
             self._transport.write(b"".join((header, *parts)))
         else:
-            self._transport.writelines([header, *parts])
+            # Not writelines(): asyncio's of Python 3.12 and 3.13 never says that it is congested.
+            self._transport.write(header)
+            for part in parts:
+                self._transport.write(part)
 
     def close(self, code: int = websocket.NORMAL, reason: str = "") -> None:
         """Say goodbye and close once everything is written."""
@@ -319,14 +322,14 @@ Acceptor = Callable[[str, Mapping[str, str]], Endpoint]
 
 
 def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Protocol]:
-    """The class to give to `uvicorn.Config(ws=...)`.
+    """The class to give to `kubetorch.lib.serving.Server`, or to `uvicorn.Config(ws=...)`.
 
-    uvicorn makes one for each upgrade, calls `connection_made` and `data_received` with the
+    The server makes one for each upgrade, calls `connection_made` and `data_received` with the
     request, and makes it the transport's protocol.
     """
 
     class Upgrade(Connection):
-        """An upgrade that uvicorn handed over."""
+        """An upgrade that the server handed over."""
 
         def __init__(
             self,
@@ -360,7 +363,7 @@ def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Proto
                 b"Sec-WebSocket-Accept: " + websocket.accept_key(key).encode() + b"\r\n\r\n"
             )
             self._connections.add(self)
-            # After uvicorn has made this object the transport's protocol.
+            # After the server has made this object the transport's protocol.
             asyncio.get_running_loop().call_soon(self.start, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -369,7 +372,7 @@ def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Proto
                 super().connection_lost(exc)
 
         def shutdown(self) -> None:
-            """Called by uvicorn when the server stops."""
+            """Called when the server stops."""
             self.close(websocket.GOING_AWAY, "the server stops")
 
     return Upgrade  # type: ignore[return-value]  # uvicorn only needs what it calls

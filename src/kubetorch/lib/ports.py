@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import socket
 from collections.abc import Container
 
@@ -32,7 +32,7 @@ def choose(taken: Container[int], host: str = LOOPBACK) -> int:
         OSError: None was found.
     """
     for _ in range(_ATTEMPTS):
-        port = random.randint(_FIRST, _LAST)
+        port = _FIRST + int.from_bytes(os.urandom(4), "big") % (_LAST - _FIRST + 1)
         if port not in taken and is_free(port, host):
             return port
     raise OSError(f"no free port was found between {_FIRST} and {_LAST} on {host}")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import errno
 import os
 import select
 import signal
@@ -18,12 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+#: Number of the system call, the same on every architecture.
+_PIDFD_OPEN = 434
 
 
 def become_subreaper() -> bool:
     """Become the parent of descendants whose own parent ends. False where that does not exist."""
     if sys.platform != "linux":
         return False
+    import ctypes  # noqa: PLC0415  # of those who import this module, few need it
+
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0  # type: ignore[no-any-return]
 
 
@@ -74,13 +76,27 @@ class ExitWatch:
                 queue.close()
         elif hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)
-        else:  # built for an older kernel
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        else:
+            return _pidfd_open(pid)
 
     def _ended(self) -> None:
         on_exit = self._on_exit
         self.close()
         on_exit()
+
+
+def _pidfd_open(pid: int) -> int:
+    """For a Python that was built with headers of an older kernel than the one that it runs on.
+
+    Raises:
+        OSError: The kernel has no such thing, or there is no such process.
+    """
+    import ctypes  # noqa: PLC0415  # rarely needed
+
+    descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def _nothing() -> None:

@@ -1,83 +1,32 @@
-"""The Deployment of a workload: writer, and the reader that backends other than Kubernetes use."""
+"""What a deploy applies, and what backends other than Kubernetes read in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
-from kubetorch.manifests import labels, pod
-from kubetorch.manifests.pod import Manifest
-from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.workload import WorkloadSpec
+import msgspec
 
-#: Image of a pod when the user names none.
-DEFAULT_IMAGE = "ghcr.io/kubetorch/pod:latest"
+from kubetorch.manifests import knative, locating, pod, replicas
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.place import Place
+from kubetorch.manifests.rendering import of_workload, render
 
-
-def of_workload(workload: WorkloadSpec) -> Manifest:
-    """The Deployment that a deploy applies."""
-    return render(
-        workload.compute,
-        namespace=workload.namespace,
-        name=workload.name,
-        callable=workload.callable,
-        username=workload.username,
-    )
+__all__ = ["Wanted", "of_workload", "read", "render"]
 
 
-def render(
-    compute: ComputeSpec,
-    *,
-    namespace: str,
-    name: str | None = None,
-    callable: CallableRef | None = None,
-    username: str | None = None,
-) -> Manifest:
-    """The Deployment for a compute; what is known only at a deploy may be left out."""
-    own = labels.standard(name=name, callable=callable, username=username)
-    user = dict(compute.labels)
-    spec: Manifest = {
-        "replicas": compute.replicas,
-        "selector": {"matchLabels": {labels.SERVICE: name} if name else {}},
-        "template": pod.template(compute, image=DEFAULT_IMAGE, labels=user | own),
-    }
-    if compute.replicas > 1:
-        spec["strategy"] = {"type": "Recreate"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": user | own | {labels.TEMPLATE: "deployment"},
-            "annotations": _annotations(compute),
-        },
-        "spec": spec,
-    }
-
-
-def _annotations(compute: ComputeSpec) -> dict[str, str]:
-    found = {labels.ALLOWED_SERIALIZATION: ",".join(compute.allowed_serialization)}
-    if compute.inactivity_ttl is not None:
-        found[labels.INACTIVITY_TTL] = compute.inactivity_ttl
-    return found
-
-
-# --------------------------------------------------------------------------------------- reader
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a Deployment says, for a backend that is no Kubernetes.
+class Wanted(msgspec.Struct, frozen=True):
+    """What a manifest says, for a backend that is no Kubernetes.
 
     Attributes:
         namespace, name: Its identity.
-        replicas: Number of pods.
+        replicas: Number of pods; of an autoscaled service the fewest, and at least one.
         template: Fingerprint of the pod template: pods with another one are replaced.
         environment: Variables of the container.
         working_dir: Working directory of the container, if it says so.
         is_recreated: Whether old pods end before new ones start.
         requests: Resources that the container asks for.
+        limits: Resources that the container may not exceed.
     """
 
     namespace: str
@@ -88,21 +37,39 @@ class Wanted:
     working_dir: str | None
     is_recreated: bool
     requests: tuple[tuple[str, str], ...]
+    limits: tuple[tuple[str, str], ...] = ()
 
 
-def read(manifest: Manifest) -> Wanted:
-    """What a Deployment says."""
-    metadata, spec = manifest["metadata"], manifest["spec"]
-    template = spec["template"]
-    container = template["spec"]["containers"][0]
-    variables = [(item["name"], item["value"]) for item in container.get("env", ())]
+def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> Wanted:
+    """What a manifest says.
+
+    Raises:
+        SpecError: Its kind is not known, or it has no pod template.
+    """
+    kind = locating.kind_of(manifest, pod_template_path)
+    primary = locating.places(manifest, kind)[0]
+    container, spec = primary.container, manifest.get("spec") or {}
+    variables = (one for one in container.get("env") or () if "valueFrom" not in one)
+    resources = container.get("resources") or {}
     return Wanted(
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        replicas=spec["replicas"],
-        template=pod.fingerprint(template),
-        environment=tuple(variables),
+        namespace=manifest["metadata"]["namespace"],
+        name=manifest["metadata"]["name"],
+        replicas=_least(primary) if kind.is_autoscaled else replicas.read(manifest, kind),
+        template=pod.fingerprint(primary.template),
+        environment=tuple((one["name"], str(one.get("value", ""))) for one in variables),
         working_dir=container.get("workingDir"),
-        is_recreated=spec.get("strategy", {}).get("type") == "Recreate",
-        requests=tuple(container["resources"].get("requests", {}).items()),
+        is_recreated=(spec.get("strategy") or {}).get("type") == "Recreate",
+        requests=_amounts(resources, "requests"),
+        limits=_amounts(resources, "limits"),
     )
+
+
+def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:
+    found = resources.get(section) or {}
+    return tuple((name, str(amount)) for name, amount in found.items())
+
+
+def _least(primary: Place) -> int:
+    """The fewest pods of an autoscaled service, but one."""
+    found = primary.of_pods("annotations").get(knative.ANNOTATIONS["min_scale"])
+    return max(1, int(found or 1))

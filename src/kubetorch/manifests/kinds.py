@@ -22,7 +22,7 @@ class Group:
     """One set of equal pods within an object.
 
     Attributes:
-        template: Where its pod template lies.
+        template: Where its pod template lies; `*` stands for every entry of a list.
         replicas: Where the number of its pods stands, or `None` when it has no number.
         default: Number of pods when the object does not say.
     """
@@ -43,11 +43,18 @@ class Kind:
         plural: Name of the resource in URLs.
         primary: The pods that are called.
         workers: Further pods.
+        factor: Where a number stands by which the number of pods is multiplied.
         container: Name that the kind demands for the container that does the work.
         routing: Labels of the pods that calls go to, beside the workload's own selector.
-        suspend: Where a queue's controller holds the object back.
+        pool: Label by which the kind's controller marks all pods of an object with its name, where
+            labels of our own do not reach them.
+        suspend: Where a queue's controller holds the object back, if it has to begin held back.
+        queued: Where the object that a queue's controller admits lies, if it is not this one.
+        has_template: Whether it has a pod template; see `kubetorch.manifests.trainjob` if not.
+        has_selector: Whether it finds its pods by `spec.selector`.
         is_job: Its pods end; `replicas > 1` makes it an SPMD service.
         is_autoscaled: Somebody else decides on the number of pods.
+        is_custom: The user said where its pod template lies.
     """
 
     kind: str
@@ -56,25 +63,32 @@ class Kind:
     plural: str
     primary: Group
     workers: tuple[Group, ...] = ()
+    factor: Path | None = None
     container: str = "kubetorch"
     routing: tuple[tuple[str, str], ...] = ()
+    pool: str | None = None
     suspend: Path | None = None
+    queued: Path | None = None
+    has_template: bool = True
+    has_selector: bool = False
     is_job: bool = False
     is_autoscaled: bool = False
+    is_custom: bool = False
 
     @property
     def api_version(self) -> str:
         """`apiVersion` of a new object."""
         return f"{self.group}/{self.versions[0]}" if self.group else self.versions[0]
 
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All its sets of pods, the one that is called first."""
-        return (self.primary, *self.workers)
-
 
 _TEMPLATE = ("spec", "template")
 _REPLICAS = ("spec", "replicas")
+
+
+def _replicated(kind: str, plural: str, replicas: Path | None = _REPLICAS) -> Kind:
+    """A kind of the group `apps`."""
+    group = Group(_TEMPLATE, replicas)
+    return Kind(kind, "apps", ("v1",), plural, group, has_selector=True)
 
 
 def _training(kind: str, plural: str, specs: str, primary: str, container: str) -> Kind:
@@ -100,19 +114,13 @@ def _training(kind: str, plural: str, specs: str, primary: str, container: str) 
 
 _KINDS = (
     # https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/
-    Kind("Deployment", "apps", ("v1",), "deployments", Group(_TEMPLATE, _REPLICAS)),
-    Kind("StatefulSet", "apps", ("v1",), "statefulsets", Group(_TEMPLATE, _REPLICAS)),
-    Kind("ReplicaSet", "apps", ("v1",), "replicasets", Group(_TEMPLATE, _REPLICAS)),
-    Kind("DaemonSet", "apps", ("v1",), "daemonsets", Group(_TEMPLATE)),
+    _replicated("Deployment", "deployments"),
+    _replicated("StatefulSet", "statefulsets"),
+    _replicated("ReplicaSet", "replicasets"),
+    _replicated("DaemonSet", "daemonsets", None),
     Kind("Pod", "", ("v1",), "pods", Group(())),
-    Kind(
-        "Job",
-        "batch",
-        ("v1",),
-        "jobs",
-        Group(_TEMPLATE, ("spec", "parallelism")),
-        suspend=("spec", "suspend"),
-    ),
+    # Kueue suspends a Job itself.
+    Kind("Job", "batch", ("v1",), "jobs", Group(_TEMPLATE, ("spec", "parallelism"))),
     Kind(
         "CronJob",
         "batch",
@@ -122,7 +130,7 @@ _KINDS = (
             ("spec", "jobTemplate", "spec", "template"),
             ("spec", "jobTemplate", "spec", "parallelism"),
         ),
-        suspend=("spec", "suspend"),
+        queued=("spec", "jobTemplate"),
     ),
     # https://knative.dev/docs/serving/reference/serving-api/
     Kind(
@@ -133,7 +141,7 @@ _KINDS = (
         Group(_TEMPLATE),
         is_autoscaled=True,
     ),
-    # https://ray-project.github.io/kuberay/reference/api/
+    # https://ray-project.github.io/kuberay/reference/api/; Kueue suspends it itself.
     Kind(
         "RayCluster",
         "ray.io",
@@ -142,13 +150,12 @@ _KINDS = (
         Group(("spec", "headGroupSpec", "template")),
         (
             Group(
-                ("spec", "workerGroupSpecs", "0", "template"),
-                ("spec", "workerGroupSpecs", "0", "replicas"),
+                ("spec", "workerGroupSpecs", "*", "template"),
+                ("spec", "workerGroupSpecs", "*", "replicas"),
                 0,
             ),
         ),
         routing=(("ray.io/node-type", "head"),),
-        suspend=("spec", "suspend"),
     ),
     # https://www.kubeflow.org/docs/components/trainer/legacy-v1/
     _training("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs", "Master", "pytorch"),
@@ -156,38 +163,20 @@ _KINDS = (
     _training("MXJob", "mxjobs", "mxReplicaSpecs", "Scheduler", "mxnet"),
     _training("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs", "Master", "xgboost"),
     _training("JAXJob", "jaxjobs", "jaxReplicaSpecs", "Worker", "jax"),
-    # MPIJob: the launcher only starts mpirun; user code is called in the workers.
-    Kind(
-        "MPIJob",
-        "kubeflow.org",
-        ("v1", "v2beta1"),
-        "mpijobs",
-        Group(
-            ("spec", "mpiReplicaSpecs", "Worker", "template"),
-            ("spec", "mpiReplicaSpecs", "Worker", "replicas"),
-        ),
-        (
-            Group(
-                ("spec", "mpiReplicaSpecs", "Launcher", "template"),
-                ("spec", "mpiReplicaSpecs", "Launcher", "replicas"),
-                0,
-            ),
-        ),
-        container="mpi",
-        routing=(("training.kubeflow.org/replica-type", "worker"),),
-        suspend=("spec", "runPolicy", "suspend"),
-        is_job=True,
-    ),
-    # https://www.kubeflow.org/docs/components/trainer/reference/: no pod template; what a
-    # service needs goes into podTemplateOverrides and spec.trainer.
+    # The launcher only starts mpirun, and stays as it is; user code is called in the workers.
+    _training("MPIJob", "mpijobs", "mpiReplicaSpecs", "Worker", "mpi"),
+    # https://www.kubeflow.org/docs/components/trainer/reference/
     Kind(
         "TrainJob",
         "trainer.kubeflow.org",
         ("v1alpha1",),
         "trainjobs",
-        Group(("spec", "podTemplateOverrides", "0"), ("spec", "trainer", "numNodes")),
+        Group((), ("spec", "trainer", "numNodes")),
         container="node",
+        routing=(("jobset.sigs.k8s.io/replicatedjob-name", "node"),),
+        pool="jobset.sigs.k8s.io/jobset-name",
         suspend=("spec", "suspend"),
+        has_template=False,
         is_job=True,
     ),
     # https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/
@@ -200,17 +189,24 @@ _KINDS = (
             ("spec", "replicatedJobs", "0", "template", "spec", "template"),
             ("spec", "replicatedJobs", "0", "template", "spec", "parallelism"),
         ),
+        factor=("spec", "replicatedJobs", "0", "replicas"),
         suspend=("spec", "suspend"),
         is_job=True,
     ),
-    # https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/
+    # https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/: groups of `size` pods, the leader
+    # among them; without a template of its own it is as the workers.
     Kind(
         "LeaderWorkerSet",
         "leaderworkerset.x-k8s.io",
         ("v1",),
         "leaderworkersets",
-        Group(("spec", "leaderWorkerTemplate", "workerTemplate"), _REPLICAS),
+        Group(
+            ("spec", "leaderWorkerTemplate", "workerTemplate"),
+            ("spec", "leaderWorkerTemplate", "size"),
+        ),
         (Group(("spec", "leaderWorkerTemplate", "leaderTemplate"), None, 0),),
+        factor=_REPLICAS,
+        routing=(("leaderworkerset.sigs.k8s.io/worker-index", "0"),),
     ),
 )
 
@@ -219,26 +215,39 @@ KINDS: Mapping[tuple[str, str], Kind] = {(row.kind, row.group): row for row in _
 
 def find(manifest: Mapping[str, Any]) -> Kind | None:
     """The row of a manifest's kind; the API group decides between kinds of one name."""
-    group, _, version = str(manifest.get("apiVersion", "")).rpartition("/")
-    del version
-    return KINDS.get((str(manifest.get("kind", "")), group))
+    return KINDS.get((str(manifest.get("kind", "")), _group(manifest)))
 
 
-def custom(manifest: Mapping[str, Any], template: str | Sequence[str]) -> Kind:
-    """A row for a kind that is not in the table, with the user's path of its pod template.
+def custom(manifest: Mapping[str, Any], template: Path) -> Kind:
+    """A row for a kind with the user's path of its pod template."""
+    group, kind = _group(manifest), str(manifest["kind"])
+    version = str(manifest["apiVersion"]).rpartition("/")[2]
+    known = KINDS.get((kind, group))
+    plural = f"{kind.lower()}s" if known is None else known.plural
+    return Kind(kind, group, (version,), plural, Group(template), is_custom=True)
+
+
+def _group(manifest: Mapping[str, Any]) -> str:
+    return str(manifest.get("apiVersion", "")).rpartition("/")[0]
+
+
+# --------------------------------------------------------------------------------------- paths
+
+
+def path(given: str | Sequence[str | int]) -> Path:
+    """A path as users write it: dotted text, or a list of keys; digits index lists.
 
     Raises:
-        SpecError: The path is none.
+        SpecError: It is none.
     """
-    path = tuple(template.split(".")) if isinstance(template, str) else tuple(map(str, template))
-    if not path or not all(path):
+    parts = given.split(".") if isinstance(given, str) else given
+    found = tuple(map(str, parts)) if isinstance(parts, (list, tuple)) else ()
+    if not found or not all(found):
         raise SpecError(
-            f"pod_template_path is {template!r}; it must be a dotted path or a list of keys",
+            f"pod_template_path is {given!r}; it must be a dotted path or a list of keys",
             hint='for example "spec.tasks.0.template"',
         )
-    group, _, version = str(manifest["apiVersion"]).rpartition("/")
-    kind = str(manifest["kind"])
-    return Kind(kind, group, (version,), f"{kind.lower()}s", Group(path))
+    return found
 
 
 def get(manifest: Any, path: Path, default: Any = None) -> Any:  # noqa: ANN401  # any node of it
@@ -266,10 +275,21 @@ def put(manifest: Manifest, path: Path, value: object) -> None:
                 node.append(empty)
             node = node[int(key)]
         else:
-            node = node.setdefault(key, empty)
+            if node.get(key) is None:
+                node[key] = empty
+            node = node[key]
     if isinstance(node, list) and int(path[-1]) == len(node):
         node.append(value)
     elif isinstance(node, list):
         node[int(path[-1])] = value
     else:
         node[path[-1]] = value
+
+
+def expand(manifest: Manifest, path: Path) -> list[Path]:
+    """The paths that one with `*` stands for in a manifest."""
+    if "*" not in path:
+        return [path]
+    before, after = path[: path.index("*")], path[path.index("*") + 1 :]
+    there = get(manifest, before, [])
+    return [(*before, str(number), *after) for number in range(len(there))]

@@ -14,10 +14,25 @@ MODULE = f"{PREFIX}module"
 VERSION = f"{PREFIX}version"
 TEMPLATE = f"{PREFIX}template"
 USERNAME = f"{PREFIX}username"
+VOLUME = f"{PREFIX}volume"
+SECRET_NAME = f"{PREFIX}secret-name"
+MOUNT_TYPE = f"{PREFIX}mount-type"
+PROVIDER = f"{PREFIX}provider"
+USER_IDENTIFIER = f"{PREFIX}user-identifier"
 APP = "app"
+#: Of other projects.
+KUEUE = "kueue.x-k8s.io/queue-name"
+KAI = "kai.scheduler/queue"
 
 ALLOWED_SERIALIZATION = f"{PREFIX}allowed-serialization"
 INACTIVITY_TTL = f"{PREFIX}inactivity-ttl"
+KUBECONFIG_PATH = f"{PREFIX}kubeconfig-path"
+FREEZE = f"{PREFIX}freeze"
+MOUNT_PATH = f"{PREFIX}mount-path"
+OVERRIDE = f"{PREFIX}override"
+SECRET_PATH = f"{PREFIX}secret-path"
+SECRET_FILENAMES = f"{PREFIX}secret-filenames"
+GPU_MEMORY = "gpu-memory"
 
 #: Keys that users cannot set.
 RESERVED = (
@@ -26,9 +41,9 @@ RESERVED = (
     VERSION,
     TEMPLATE,
     USERNAME,
-    f"{PREFIX}user-identifier",
+    USER_IDENTIFIER,
     f"{PREFIX}pod-type",
-    f"{PREFIX}secret-name",
+    SECRET_NAME,
 )
 
 _VALUE_LIMIT = 63
@@ -40,15 +55,31 @@ def value(text: str) -> str:
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9]+$", "", cleaned)
 
 
-def standard(
-    *, name: str | None, callable: CallableRef | None, username: str | None
-) -> dict[str, str]:
-    """The labels of every object of a workload; those of what is not known yet are left out."""
+def of_pods(*, name: str | None, username: str | None) -> dict[str, str]:
+    """The labels of a workload's pods; those of what is not known yet are left out.
+
+    The module is not among them: it changes with the code, and pods outlive their code.
+    """
     found = {VERSION: __version__}
     if username:
         found[USERNAME] = username
-    if callable is not None:
-        found[MODULE] = value(callable.module)
     if name:
         found |= {SERVICE: name, APP: name}
     return found
+
+
+def of_object(
+    *, name: str | None, callable: CallableRef | None, username: str | None, template: str
+) -> dict[str, str]:
+    """The labels of a workload's object.
+
+    Args:
+        name: Name of the service.
+        callable: What is deployed.
+        username: Who deploys it.
+        template: `deployment`, `ksvc`, `raycluster`, or the kind of a user's manifest.
+    """
+    found = of_pods(name=name, username=username)
+    if callable is not None:
+        found[MODULE] = value(callable.module)
+    return found | {TEMPLATE: template}

@@ -72,7 +72,7 @@ class App:
         request = Request(scope, receive)
         request.headers[routes.REQUEST_ID.lower()] = given = http.request_id(request.headers)
         respond = Responder(send, {routes.REQUEST_ID: given})
-        error: Exception
+        error: KubetorchError
         try:
             await self._answer(request, respond)
             return
@@ -82,7 +82,7 @@ class App:
             error = refused
         except Exception as broken:  # noqa: BLE001  # one request must not end the server
             _log.exception("request failed path=%s", request.path)
-            error = broken
+            error = KubetorchError(f"the agent could not answer: {broken!r}")
         await self._fail(error, respond)
 
     async def _answer(self, request: Request, respond: Responder) -> None:
@@ -101,10 +101,9 @@ class App:
             raise refusal(405, f"{request.path} can be read only", hint="use GET")
         await route(request, respond)
 
-    async def _fail(self, error: Exception, respond: Responder) -> None:
-        failure = failures.describe(error, pod_name=self._pod_name, started=False, skip=__file__)
-        if isinstance(error, KubetorchError):
-            failure = failures.without_traceback(failure, error)
+    async def _fail(self, error: KubetorchError, respond: Responder) -> None:
+        failure = failures.describe(error, pod_name=self._pod_name, started=False)
+        failure = failures.without_traceback(failure, error)
         if respond.has_begun:
             await respond.write(failure.to_json() + b"\n", more=False)
         else:

@@ -26,6 +26,9 @@ from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned
 from kubetorch.wire.frames import Open
 
+#: Failures that the agent itself makes and that are an answer all the same: the call ran.
+_ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
+
 
 class Runner(Protocol):
     """The worker that runs calls, as far as calls are concerned."""
@@ -84,7 +87,7 @@ class Owner(Protocol):
     def describe(self, error: KubetorchError, *, started: bool) -> failures.Failure:
         """The failure of a call that the agent ends."""
 
-    def keep(self, call: Call, outcome: Outcome) -> None:
+    def keep(self, call: Call, outcome: Outcome, *, is_answer: bool = True) -> None:
         """Somebody may ask later how it ended."""
 
     def on_lost(self, call: Call) -> None:
@@ -334,7 +337,13 @@ class Call:
         self.is_answered = True
         callers, self.callers = self.callers, []
         if self.request.detached or self.request.idempotency_key is not None:
-            self._owner.keep(self, outcome or Raised(failures.parse_json(failure)))
+            # What the agent itself says of a call that was refused or lost its worker is no answer:
+            # a second call with the key is to run.
+            is_answer = outcome is None or (
+                outcome.failure.started and outcome.failure.code in _ANSWERS
+            )
+            kept = outcome or Raised(failures.parse_json(failure))
+            self._owner.keep(self, kept, is_answer=is_answer)
         for caller in callers:
             caller.on_failure(failure)
 

@@ -244,12 +244,18 @@ class Calls:
         """The call with this number on the worker with this process id."""
         return self._by_number.get((pid, number))
 
-    def keep(self, call: Call, outcome: Outcome) -> None:
-        """Keep how a call ended for those who ask later."""
+    def keep(self, call: Call, outcome: Outcome, *, is_answer: bool = True) -> None:
+        """Keep how a call ended for those who ask later.
+
+        Args:
+            call: The call.
+            outcome: How it ended.
+            is_answer: Whether a second call with its key is to get this, instead of running.
+        """
         if isinstance(outcome, Returned):
             outcome = replace(outcome, payload=bytes(outcome.payload))
         request = call.request
-        if request.idempotency_key is not None:
+        if request.idempotency_key is not None and is_answer:
             self._outcomes.put(_key(request), outcome)
         if request.detached:
             self._outcomes.put(request.id, outcome)

@@ -34,6 +34,7 @@ from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.workers import Worker, WorkerHost
+from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -60,7 +61,7 @@ def main(environ: Mapping[str, str]) -> int:
     """Run the agent; its exit status."""
     logging.basicConfig(
         stream=sys.stderr,
-        level=environ.get("KT_LOG_LEVEL", "info").upper(),
+        level=_level(environ.get("KT_LOG_LEVEL", "")),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
@@ -74,6 +75,11 @@ def main(environ: Mapping[str, str]) -> int:
     with sock:
         uvloop.run(_run(pod, credentials, environ, sock))
     return 0
+
+
+def _level(name: str) -> str:
+    """The level of the agent's own lines; a name that is none must not keep it from starting."""
+    return name.upper() if name.lower() in LEVELS else "INFO"
 
 
 async def _run(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar, cast
 
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, digest_of
@@ -20,6 +23,7 @@ DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
 STALL_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Transfers:
@@ -47,7 +51,7 @@ class Transfers:
             ControllerUnavailableError: It does not answer, after several attempts.
         """
         wanted = list(digests)
-        missing = await asyncio.to_thread(self._store.missing, wanted)
+        missing = await _in_thread(lambda: self._store.missing(wanted))
         if missing:
             await self._persistently(lambda: self._fetch(self._store.missing(missing)))
         return len(missing)
@@ -58,7 +62,7 @@ class Transfers:
         Raises:
             KubetorchError: The controller refused it, or does not answer.
         """
-        return await asyncio.to_thread(self._upload, data)
+        return await _in_thread(lambda: self._upload(data))
 
     def close(self) -> None:
         """Close connections."""
@@ -68,13 +72,13 @@ class Transfers:
     async def _persistently(self, attempt: Callable[[], None]) -> None:
         for delay in DELAYS:
             try:
-                await asyncio.to_thread(attempt)
+                await _in_thread(attempt)
             except ControllerUnavailableError as error:
                 _log.warning("controller unavailable error=%s delay=%s", error.message, delay)
                 await asyncio.sleep(delay)
             else:
                 return
-        await asyncio.to_thread(attempt)
+        await _in_thread(attempt)
 
     def _fetch(self, missing: list[str]) -> None:
         if not missing:
@@ -129,6 +133,35 @@ class Transfers:
             except ValueError as error:
                 raise ConfigError(f"{self._controller_file}: {error}") from error
         return self._client
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Run what blocks in a thread that does not keep the process alive.
+
+    A controller that hangs would otherwise hold up the end of the agent.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.done():  # nobody waits any more
+            return
+        if error is None:
+            future.set_result(cast("_T", result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001  # it is raised where it is awaited
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="kubetorch-transfer", daemon=True).start()
+    return await future
 
 
 def _pieces(data: bytes, size: int = 1024 * 1024) -> Iterator[bytes]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from kubetorch.sdk import parameters
+from kubetorch.sdk.calls.remote import RemoteCallable
+from kubetorch.sdk.deploys.source import Placement, Pointers
 from kubetorch.sdk.module import Module
-from kubetorch.sdk.remote import RemoteCallable
-from kubetorch.sdk.source import Placement, Pointers
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.invoke import Caller
+    from kubetorch.sdk.calls.invoke import Caller
     from kubetorch.wire.messages import WorkloadView
 
 T = TypeVar("T")

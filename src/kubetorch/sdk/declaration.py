@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk import naming, options, parameters
+from kubetorch.sdk import parameters
+from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
-from kubetorch.sdk.source import Placement, Source
+from kubetorch.sdk.deploys import naming
+from kubetorch.sdk.deploys.source import Placement, Source
 from kubetorch.specs import names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.invoke import Caller
+    from kubetorch.sdk.calls.invoke import Caller
 
 
 class Declaration:
@@ -90,8 +92,11 @@ class Declaration:
 
     @reload_prefixes.setter
     def reload_prefixes(self, value: str | Sequence[str] | None) -> None:
-        self._reload_prefixes = naming.parse_prefixes(value)
-        self._forget()
+        prefixes = naming.parse_prefixes(value)
+        if prefixes != self._reload_prefixes:
+            self._reload_prefixes = prefixes
+            self._service_name = None
+            self._forget()
 
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:

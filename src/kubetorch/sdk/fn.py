@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from kubetorch.sdk.calls.remote import RemoteCallable
+from kubetorch.sdk.deploys.source import Placement
 from kubetorch.sdk.module import Module
-from kubetorch.sdk.remote import RemoteCallable
-from kubetorch.sdk.source import Placement
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.invoke import Caller
+    from kubetorch.sdk.calls.invoke import Caller
 
 P = ParamSpec("P")
 R = TypeVar("R")

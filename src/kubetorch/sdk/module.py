@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
-from kubetorch.sdk import inpod, naming, parameters
+from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.declaration import Declaration
-from kubetorch.sdk.source import Placement, Pointers, Source
+from kubetorch.sdk.deploys import naming
+from kubetorch.sdk.deploys.source import Placement, Pointers, Source
 from kubetorch.specs.callable import CallableKind
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import routes
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.deploy import Deployment
-    from kubetorch.sdk.invoke import Caller
+    from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.deploys.deploy import Deployment
     from kubetorch.wire.messages import WorkloadView
 
 #: What a deploy returns: the module itself, typed as what the user works with.
@@ -227,7 +228,7 @@ class Module(Declaration, Generic[HandleT]):
         from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
 
         services.session().warm()
-        from kubetorch.sdk import deploy  # noqa: PLC0415  # as above
+        from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 
         spec = WorkloadSpec(
             namespace=self.namespace,
@@ -338,8 +339,9 @@ class Module(Declaration, Generic[HandleT]):
     def _make_caller(self, method: str | None) -> Caller:
         if inpod.is_deploying(is_call=True):
             return cast("Caller", inpod.Inert())
-        from kubetorch.sdk import services, target  # noqa: PLC0415  # see the module's docstring
-        from kubetorch.sdk.invoke import Caller  # noqa: PLC0415  # as above
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+        from kubetorch.sdk.calls import target  # noqa: PLC0415  # see the module's docstring
+        from kubetorch.sdk.calls.invoke import Caller  # noqa: PLC0415  # as above
 
         view = self._view
         if view is None or self._found is None or not target.is_served(view):

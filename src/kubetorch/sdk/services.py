@@ -17,9 +17,9 @@ from kubetorch.errors import ConfigError
 from kubetorch.sdk.session import Session
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.connecting import Location
+    from kubetorch.sdk.calls.route import Route
     from kubetorch.sdk.controller import Controller
-    from kubetorch.sdk.route import Route
+    from kubetorch.sdk.streams.connecting import Location
     from kubetorch.wire.messages import WorkloadView
 
 __all__ = ["config", "controller_client", "service_url", "session"]
@@ -117,7 +117,7 @@ def route(namespace: str, name: str) -> Route:
     key = (opened, namespace, name)
     found = _registry.routes.get(key)
     if found is None:
-        from kubetorch.sdk.route import Route  # noqa: PLC0415  # as in `_connect`
+        from kubetorch.sdk.calls.route import Route  # noqa: PLC0415  # as in `_connect`
 
         def resolve() -> Location:
             return _location_of(opened.get_workload(namespace, name))
@@ -132,7 +132,7 @@ def remember(view: WorkloadView) -> None:
 
 
 def _location_of(view: WorkloadView) -> Location:
-    from kubetorch.sdk.connecting import Location  # noqa: PLC0415  # as in `_connect`
+    from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_connect`
 
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     return Location(tuple(pod.url for pod in ready), view.token)

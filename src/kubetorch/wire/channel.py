@@ -35,6 +35,11 @@ class Outbox:
         """Number of frames sent so far."""
         return self._acked + len(self._kept)
 
+    @property
+    def last(self) -> Frame | None:
+        """The frame that was sent last, if it is still kept."""
+        return self._kept[-1] if self._kept else None
+
     def keep(self, frame: Frame) -> int:
         """Remember a frame that is about to be sent; its number, from 1."""
         self._kept.append(frame)

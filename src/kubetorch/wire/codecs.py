@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import io
 import json
+import json.encoder
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
@@ -60,7 +61,7 @@ def encode(codec: str, value: object) -> list[Segment]:
     if codec == "pickle":
         return _encode_pickle(value)
     try:
-        return [_json_encoder.encode(value).encode()]
+        return [_encode_json(value).encode()]
     except (TypeError, ValueError, RecursionError) as error:
         raise SerializationError(
             f"JSON cannot carry {_find_unencodable(value) or str(error)}",
@@ -97,6 +98,20 @@ def decode(
 
 _json_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _json_decoder = json.JSONDecoder()
+
+
+def _make_encode_json() -> Callable[[object], str]:
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _json_encoder.encode
+    # What `JSONEncoder.encode` makes anew for each value, which costs more than encoding a call.
+    # Without markers a value that contains itself ends in a RecursionError.
+    quote = json.encoder.encode_basestring_ascii
+    chunks = make(None, _json_encoder.default, quote, None, ":", ",", False, False, False)
+    return lambda value: "".join(chunks(value, 0))
+
+
+_encode_json = _make_encode_json()
 
 
 def _encode_pickle(value: object) -> list[Segment]:

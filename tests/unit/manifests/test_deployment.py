@@ -34,12 +34,15 @@ def test_labels_of_a_workload() -> None:
     own = {
         "kubetorch.com/version": __version__,
         "kubetorch.com/service": "train",
-        "kubetorch.com/module": "package.module",
         "kubetorch.com/username": "me",
         "app": "train",
         "team": "ml",
     }
-    assert manifest["metadata"]["labels"] == own | {"kubetorch.com/template": "deployment"}
+    of_object = {
+        "kubetorch.com/template": "deployment",
+        "kubetorch.com/module": "package.module",
+    }
+    assert manifest["metadata"]["labels"] == own | of_object
     assert manifest["spec"]["template"]["metadata"]["labels"] == own
     assert manifest["spec"]["selector"] == {"matchLabels": {"kubetorch.com/service": "train"}}
 

@@ -356,6 +356,19 @@ def test_a_failure_is_kept_for_its_key_too():
     run(scenario())
 
 
+def test_a_call_that_never_ran_can_be_sent_again_with_its_key():
+    async def scenario():
+        calls = make_calls()
+        calls.hold(spec())
+        caller = FakeCaller()
+        begin(calls, opening(idempotency_key="k"), caller)
+        calls.refuse(CallRefusedError("generation 1 could not be loaded"))
+        assert not caller.failure.started
+        assert calls.repeated(opening(idempotency_key="k")) is None
+
+    run(scenario())
+
+
 def test_a_generator_cannot_be_joined_once_it_has_yielded():
     async def scenario():
         calls, runner = started()

@@ -198,6 +198,16 @@ def test_prefixes_are_set_as_text_or_list():
         module.reload_prefixes = 3
 
 
+def test_other_prefixes_mean_another_service(username):
+    module = kt.fn(train)
+    module.service_name = "bobs-train"
+    assert module.service_name == "bobs-train"
+
+    module.reload_prefixes = ["bob"]
+
+    assert module.service_name == "train"
+
+
 def test_a_private_attribute_of_a_class_is_no_remote_method():
     module = kt.cls(Counter)
 

@@ -68,22 +68,19 @@ TOLERATIONS = st.builds(
     effect=maybe(st.sampled_from(["NoSchedule", "NoExecute"])),
     seconds=maybe(st.integers(0, 600)),
 )
-SECRETS = st.one_of(
-    st.builds(
-        SecretRef,
-        name=WORDS,
-        object_name=WORDS.map("kt.secret.me.{}".format),
-        mount_type=st.just("env"),
-        keys=st.lists(VARIABLES, min_size=1, max_size=3, unique=True).map(tuple),
-    ),
-    st.builds(
-        SecretRef,
-        name=WORDS,
-        object_name=WORDS.map("kt.secret.me.{}".format),
-        mount_type=st.just("volume"),
-        path=WORDS.map("~/.{}".format),
-    ),
-)
+
+
+def _secret(name: str, form: str) -> SecretRef:
+    object_name = f"kt.secret.me.{name}"
+    if form == "files":
+        return SecretRef(name, object_name, "volume", path=f"~/.{name}")
+    if form == "all":
+        return SecretRef(name, object_name, "env", all_keys=True)
+    variable = f"S_{name.upper().replace('-', '_')}"
+    return SecretRef(name, object_name, "env", keys=(variable, f"{variable}_ID"))
+
+
+SECRETS = st.builds(_secret, WORDS, st.sampled_from(["files", "all", "keys"]))
 VOLUMES = st.builds(
     VolumeSpec,
     name=WORDS,
@@ -144,7 +141,11 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "image": IMAGES,
     "annotations": pairs(LABEL_NAMES, TEXT),
     "pod_labels": pairs(WORDS.map("pod-{}".format), WORDS),
-    "volumes": st.lists(VOLUMES, max_size=2, unique_by=lambda one: one.name).map(tuple),
+    "volumes": st.lists(
+        VOLUMES,
+        max_size=2,
+        unique_by=(lambda one: one.mount_path, lambda one: one.claim_name, lambda one: one.name),
+    ).map(tuple),
     "node_selector": pairs(LABEL_NAMES, WORDS),
     "tolerations": st.lists(TOLERATIONS, max_size=2, unique_by=lambda one: one.key).map(tuple),
     "secrets": st.lists(SECRETS, max_size=2, unique_by=lambda one: one.name).map(tuple),

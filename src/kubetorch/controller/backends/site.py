@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Site(msgspec.Struct, frozen=True):
 
     def new_mark(self) -> str:
         """A value of `MARK` that nobody has."""
-        return self.marks + secrets.token_hex(8)
+        return self.marks + os.urandom(8).hex()
 
     def prepare(
         self, pod: PodRecord, container: Iterable[tuple[str, str]], *, now: float

@@ -1,0 +1,111 @@
+"""Knative Service: pods that come and go with the load.
+
+https://knative.dev/docs/serving/autoscaling/ defines the annotations; all of them stand on the
+template, since each revision has its own.
+"""
+
+from __future__ import annotations
+
+from kubetorch.manifests.kinds import KINDS, Manifest
+from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.place import Place, assign
+from kubetorch.specs.autoscaling import KPA, AutoscalingSpec
+from kubetorch.specs.compute import ComputeSpec
+
+KIND = KINDS["Service", "serving.knative.dev"]
+TEMPLATE_LABEL = "ksvc"
+
+_DOMAIN = "autoscaling.knative.dev/"
+_PROGRESS_DEADLINE = "serving.knative.dev/progress-deadline"
+_SCALING = "https://knative.dev/docs/serving/autoscaling/"
+
+#: Annotations by field of `AutoscalingSpec`.
+ANNOTATIONS = {
+    "autoscaler_class": f"{_DOMAIN}class",
+    "target": f"{_DOMAIN}target",
+    "min_scale": f"{_DOMAIN}min-scale",
+    "max_scale": f"{_DOMAIN}max-scale",
+    "initial_scale": f"{_DOMAIN}initial-scale",
+    "window": f"{_DOMAIN}window",
+    "metric": f"{_DOMAIN}metric",
+    "target_utilization": f"{_DOMAIN}target-utilization-percentage",
+    "scale_to_zero_pod_retention_period": f"{_DOMAIN}scale-to-zero-pod-retention-period",
+    "scale_down_delay": f"{_DOMAIN}scale-down-delay",
+    "progress_deadline": _PROGRESS_DEADLINE,
+}
+_NUMBERS = ("target", "min_scale", "max_scale", "initial_scale", "target_utilization")
+#: Pods that are kept when nobody says: scaling to zero is asked for.
+_LEAST = 1
+
+
+def skeleton() -> Manifest:
+    """A Knative Service with nothing in it."""
+    return {
+        "apiVersion": KIND.api_version,
+        "kind": KIND.kind,
+        "metadata": {},
+        "spec": {"template": {"metadata": {}, "spec": {"containers": [{"name": KIND.container}]}}},
+    }
+
+
+def render(scaling: AutoscalingSpec) -> dict[str, str]:
+    """The complete set of annotations."""
+    least = _LEAST if scaling.min_scale is None else scaling.min_scale
+    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": least}
+    found = {ANNOTATIONS[name]: str(value) for name, value in values.items() if value is not None}
+    return found | {f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations}
+
+
+def _write(place: Place, compute: ComputeSpec) -> None:
+    scaling = compute.autoscaling
+    if scaling is None or not place.kind.is_autoscaled:
+        return
+    *_, of_pods = place.annotations()
+    for name in [name for name in of_pods if _is_scaling(name)]:
+        del of_pods[name]
+    of_pods |= render(scaling)
+    assign(place.pod, "containerConcurrency", scaling.concurrency)
+
+
+def _is_scaling(name: str) -> bool:
+    return name.startswith(_DOMAIN) or name == _PROGRESS_DEADLINE
+
+
+def _read(place: Place) -> AutoscalingSpec | None:
+    if not place.kind.is_autoscaled:
+        return None
+    found = {name: str(text) for name, text in place.of_pods("annotations").items()}
+    values: dict[str, object] = {
+        field: _number(found[name]) if field in _NUMBERS else found[name]
+        for field, name in ANNOTATIONS.items()
+        if name in found
+    }
+    known = ANNOTATIONS.values()
+    extra = {name: text for name, text in found.items() if _is_scaling(name) and name not in known}
+    concurrency = place.pod.get("containerConcurrency")
+    if not values and not extra and concurrency is None:
+        return None
+    return AutoscalingSpec(
+        **{"autoscaler_class": KPA, **values},  # type: ignore[arg-type]  # by the names above
+        concurrency=concurrency,
+        extra_annotations=tuple(
+            sorted((name.removeprefix(_DOMAIN), text) for name, text in extra.items())
+        ),
+    )
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
+
+
+PARAMETERS = (
+    Parameter(
+        "autoscaling",
+        "PT.annotations: autoscaling.knative.dev/*, serving.knative.dev/progress-deadline; "
+        "P.containerConcurrency",
+        _read,
+        _write,
+        "makes the object a Knative Service; `min_scale` that is not given is 1",
+        _SCALING,
+    ),
+)

@@ -1,0 +1,128 @@
+"""How many pods a manifest asks for, kind by kind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import kinds
+from kubetorch.manifests.kinds import Group, Kind, Manifest, Path
+from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.place import Place
+from kubetorch.specs.compute import ComputeSpec
+
+WORKER_GROUP = "worker-group"
+
+
+_REPLICAS = "https://kubernetes.io/docs/concepts/workloads/"
+
+
+def read(manifest: Manifest, kind: Kind) -> int:
+    """Number of pods, those of workers among them."""
+    called = _number(manifest, kind.primary.replicas, kind.primary.default)
+    factor = _number(manifest, kind.factor, 1)
+    return called * factor + sum(_workers(manifest, group) for group in kind.workers)
+
+
+def _workers(manifest: Manifest, group: Group) -> int:
+    if group.replicas is None:
+        return 0
+    paths = kinds.expand(manifest, group.replicas)
+    return sum(_number(manifest, path, group.default) for path in paths)
+
+
+def _number(manifest: Manifest, path: Path | None, default: int) -> int:
+    found = None if path is None else kinds.get(manifest, path)
+    return default if found is None else int(found)
+
+
+def write(manifest: Manifest, kind: Kind, wanted: int) -> None:
+    """Ask for so many pods.
+
+    Raises:
+        SpecError: The kind cannot have so many.
+    """
+    if wanted == read(manifest, kind):
+        return
+    if kind.primary.replicas is None and not kind.workers:
+        raise SpecError(
+            f"replicas is {wanted}; the number of pods of a {kind.kind} is not chosen by its "
+            "manifest",
+            hint="leave it out, or use a Deployment",
+        )
+    numbered = [group for group in kind.workers if group.replicas is not None]
+    if numbered:
+        _write_workers(manifest, kind, numbered[0], wanted)
+        return
+    factor = _number(manifest, kind.factor, 1)
+    if not factor or wanted % factor:
+        assert kind.factor is not None
+        raise SpecError(
+            f"replicas is {wanted}; the {kind.kind} has {factor} groups of equal size, at "
+            f"{'.'.join(kind.factor)}",
+            hint=f"choose a multiple of {factor}, or change the manifest",
+        )
+    assert kind.primary.replicas is not None
+    _set_number(manifest, kind.primary.replicas, wanted // factor)
+
+
+def _set_number(manifest: Manifest, path: Path, wanted: int) -> None:
+    kinds.put(manifest, path, wanted)
+    completions = (*path[:-1], "completions")
+    if path[-1] == "parallelism" and kinds.get(manifest, completions) is not None:
+        # All pods of the job are to run side by side, so as many end.
+        kinds.put(manifest, completions, wanted)
+
+
+def _write_workers(manifest: Manifest, kind: Kind, group: Group, wanted: int) -> None:
+    """The pods that are called stay; the first group of workers has the rest."""
+    assert group.replicas is not None
+    where: Path = tuple("0" if key == "*" else key for key in group.replicas[:-1])
+    called = _number(manifest, kind.primary.replicas, kind.primary.default)
+    others = _workers(manifest, group) - _number(manifest, (*where, "replicas"), group.default)
+    number = wanted - called - others
+    if number < 0:
+        raise SpecError(
+            f"replicas is {wanted}; the {kind.kind} has {called + others} pods beside its first "
+            "group of workers",
+            hint=f"{called + others} or more",
+        )
+    if not kinds.get(manifest, (*where, "template")):
+        kinds.put(manifest, where, _like_the_called(manifest, kind))
+    workers: dict[str, Any] = kinds.get(manifest, where)
+    workers["replicas"] = number
+    if "maxReplicas" in workers:
+        workers["maxReplicas"] = max(number, workers["maxReplicas"])
+        workers["minReplicas"] = min(number, workers.get("minReplicas", 0))
+
+
+def _like_the_called(manifest: Manifest, kind: Kind) -> Manifest:
+    """A group of workers whose pods are as those that are called."""
+    called = copy.deepcopy(kinds.get(manifest, kind.primary.template[:-1]))
+    if kind.kind != "RayCluster":
+        return {**called, "replicas": 0}
+    return {
+        "groupName": WORKER_GROUP,
+        "minReplicas": 0,
+        "maxReplicas": 0,
+        "rayStartParams": {},
+        "template": called["template"],
+    }
+
+
+def _write(place: Place, compute: ComputeSpec) -> None:
+    if place.is_primary and not place.kind.is_autoscaled:
+        write(place.manifest, place.kind, compute.pods)
+
+
+PARAMETERS = (
+    Parameter(
+        "replicas",
+        "the number of pods of the kind, such as `spec.replicas`",
+        lambda place: read(place.manifest, place.kind),
+        _write,
+        "workers of `distribute` go before it; more than one: `spec.strategy.type` is `Recreate`",
+        _REPLICAS,
+    ),
+)

@@ -1,0 +1,165 @@
+"""Secrets that a pod sees, as variables or files, and the objects that hold them.
+
+No function here is given a value of a secret: objects are shells, and whoever uploads one adds its
+`data`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import labels, storage
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.place import Place, items, named
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.secret import SecretRef
+
+#: Home of `~` in paths: the containers' user is root unless an image says otherwise.
+HOME = "/root"
+_VOLUME_PREFIX = "secrets-"
+_OBJECT_PREFIX = "kt.secret."
+# 0600: ssh refuses keys that others may read. With `fsGroup` Kubernetes lets the group read too.
+_FILE_MODE = 0o600
+
+_SECRETS = "https://kubernetes.io/docs/concepts/configuration/secret/"
+
+
+def path_in_pod(path: str) -> str:
+    """The path with `~` replaced."""
+    return HOME + path[1:] if path == "~" or path.startswith("~/") else path
+
+
+def _write(place: Place, compute: ComputeSpec) -> None:
+    for one in compute.secrets:
+        if one.mount_type == "volume":
+            _write_files(place, one)
+        elif one.all_keys:
+            _write_all_variables(place, one)
+        else:
+            _write_variables(place, one, taken=dict(compute.env_vars))
+
+
+def _write_files(place: Place, one: SecretRef) -> None:
+    volume = {
+        "name": storage.volume_name(f"{_VOLUME_PREFIX}{one.name}"),
+        "secret": {"secretName": one.object_name, "defaultMode": _FILE_MODE},
+    }
+    storage.mount(place, volume, path_in_pod(one.path or "~"), read_only=True)
+
+
+def _write_all_variables(place: Place, one: SecretRef) -> None:
+    found = items(place.container, "envFrom")
+    wanted = {"secretRef": {"name": one.object_name}}
+    if wanted not in found:
+        found.append(wanted)
+
+
+def _write_variables(place: Place, one: SecretRef, *, taken: Collection[str]) -> None:
+    found = items(place.container, "env")
+    for key in one.keys:
+        source = {"secretKeyRef": {"name": one.object_name, "key": key}}
+        there = named(found, key)
+        if there is None:
+            found.append({"name": key, "valueFrom": source})
+        elif there.get("valueFrom") != source:
+            other = "env_vars" if key in taken else "what the manifest has"
+            raise SpecError(
+                f"the variable {key} comes from the secret {one.name!r} and from {other}",
+                hint="leave one of them out",
+            )
+
+
+def _read(place: Place) -> tuple[SecretRef, ...] | None:
+    return (*_variables(place), *_all_variables(place), *_files(place)) or None
+
+
+def _variables(place: Place) -> Iterator[SecretRef]:
+    keys: dict[str, list[str]] = {}
+    for variable in place.container.get("env") or ():
+        source = (variable.get("valueFrom") or {}).get("secretKeyRef")
+        if source is not None and source["key"] == variable["name"]:
+            keys.setdefault(source["name"], []).append(source["key"])
+    for object_name, found in keys.items():
+        yield SecretRef(_name(object_name), object_name, "env", keys=tuple(found))
+
+
+def _all_variables(place: Place) -> Iterator[SecretRef]:
+    for source in place.container.get("envFrom") or ():
+        if "secretRef" in source and not source.get("prefix"):
+            object_name = source["secretRef"]["name"]
+            yield SecretRef(_name(object_name), object_name, "env", all_keys=True)
+
+
+def _files(place: Place) -> Iterator[SecretRef]:
+    for volume in place.pod.get("volumes") or ():
+        is_ours = volume["name"].startswith(_VOLUME_PREFIX) and "secret" in volume
+        path = storage.mount_path(place, volume["name"]) if is_ours else None
+        if path is not None:
+            name = volume["name"].removeprefix(_VOLUME_PREFIX)
+            yield SecretRef(name, volume["secret"]["secretName"], "volume", path=path)
+
+
+def _name(object_name: str) -> str:
+    """Name that the user knows a secret by."""
+    is_ours = object_name.startswith(_OBJECT_PREFIX)
+    return object_name.removeprefix(_OBJECT_PREFIX).partition(".")[2] if is_ours else object_name
+
+
+PARAMETERS = (
+    Parameter(
+        "secrets",
+        "C.env: valueFrom.secretKeyRef; C.envFrom; P.volumes: secrets-<name>; C.volumeMounts",
+        _read,
+        _write,
+        "references only; files are read-only, and `~` is `/root`",
+        _SECRETS,
+    ),
+)
+
+
+def shell(
+    one: SecretRef,
+    *,
+    namespace: str,
+    username: str | None = None,
+    provider: str | None = None,
+    user_identifier: str | None = None,
+    override: bool = False,
+) -> Manifest:
+    """The Secret without its values.
+
+    Args:
+        one: The secret as pods see it.
+        namespace: Namespace of the object.
+        username: Who made it.
+        provider: Whose credentials it has.
+        user_identifier: Who made it, as the cluster knows them.
+        override: Whether it was to replace one of that name.
+    """
+    known = {
+        labels.MOUNT_TYPE: one.mount_type,
+        labels.SECRET_NAME: labels.value(one.name),
+        labels.USERNAME: username,
+        labels.PROVIDER: provider,
+        labels.USER_IDENTIFIER: user_identifier and labels.value(user_identifier),
+    }
+    annotations = {labels.OVERRIDE: str(override)}
+    if one.mount_type == "volume":
+        annotations |= {
+            labels.SECRET_PATH: one.path or "~",
+            labels.SECRET_FILENAMES: json.dumps(list(one.keys)),
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": one.object_name,
+            "namespace": namespace,
+            "labels": {name: text for name, text in known.items() if text},
+            "annotations": annotations,
+        },
+    }

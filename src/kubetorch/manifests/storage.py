@@ -1,0 +1,217 @@
+"""Volumes of a pod, shared memory, and the claims of volumes that Kubetorch makes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import labels
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.place import Place, assign, items, named
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.volume import VolumeSpec, default_mount_path
+
+SHARED_MEMORY = "dshm"
+SHARED_MEMORY_PATH = "/dev/shm"
+
+_CLAIMS = "https://kubernetes.io/docs/concepts/storage/persistent-volumes/"
+_EMPTY = "https://kubernetes.io/docs/concepts/storage/volumes/#emptydir"
+
+_LABEL_LIMIT = 63
+
+
+def volume_name(name: str) -> str:
+    """`name` as a pod may call a volume, which has to be a DNS label."""
+    if len(name) <= _LABEL_LIMIT and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    kept = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LABEL_LIMIT - len(digest) - 1]
+    return f"{kept}-{digest}".lstrip("-")
+
+
+def mount(place: Place, volume: Manifest, path: str, *, read_only: bool = False) -> None:
+    """Mount a volume into the container.
+
+    Raises:
+        SpecError: Another volume has its name, or is mounted there.
+    """
+    name = volume["name"]
+    volumes = items(place.pod, "volumes")
+    there = named(volumes, name)
+    if there is None:
+        volumes.append(volume)
+    elif _source(there) != _source(volume):
+        raise SpecError(
+            f"two volumes have the name {name!r}: {_source(there)} and {_source(volume)}",
+            hint="give one of them another name",
+        )
+    mounts = items(place.container, "volumeMounts")
+    mounted = named(mounts, path, by="mountPath")
+    if mounted is None:
+        found: Manifest = {"name": name, "mountPath": path}
+        mounts.append(found | {"readOnly": True} if read_only else found)
+    elif mounted["name"] != name:
+        raise SpecError(
+            f"two volumes are mounted at {path}: {mounted['name']!r} and {name!r}",
+            hint="give one of them another path",
+        )
+
+
+def _source(volume: Manifest) -> str:
+    """What is mounted, whatever else a volume says of it."""
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    secret = (volume.get("secret") or {}).get("secretName")
+    if claim or secret:
+        return f"claim {claim}" if claim else f"secret {secret}"
+    return next((key for key in volume if key != "name"), "nothing")
+
+
+def mount_path(place: Place, name: str) -> str | None:
+    """Where the volume of that name is mounted."""
+    mounts = place.container.get("volumeMounts") or []
+    found = named([one for one in mounts if "subPath" not in one], name)
+    return None if found is None else str(found["mountPath"])
+
+
+def restore(place: Place, before: list[Any]) -> None:
+    """Bring back the volumes that are gone from the pod's list and that a mount still names."""
+    volumes = items(place.pod, "volumes")
+    containers = [*(place.pod.get("initContainers") or ()), *place.pod["containers"]]
+    mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
+    there = {one["name"] for one in volumes}
+    volumes += [one for one in before if one["name"] in mounted - there]
+    assign(place.pod, "volumes", volumes)
+
+
+# --------------------------------------------------------------------------------------- volumes
+
+
+def _read_volumes(place: Place) -> tuple[VolumeSpec, ...] | None:
+    found = []
+    for volume in place.pod.get("volumes") or ():
+        path = mount_path(place, volume["name"])
+        claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+        if claim is not None and path is not None:
+            found.append(VolumeSpec(claim, path, claim=claim))
+    return tuple(found) or None
+
+
+def _write_volumes(place: Place, compute: ComputeSpec) -> None:
+    for one in compute.volumes:
+        claim = {"claimName": one.claim_name}
+        name = _volume_of(place, one.claim_name) or volume_name(one.name)
+        mount(place, {"name": name, "persistentVolumeClaim": claim}, one.mount_path)
+
+
+def _volume_of(place: Place, claim: str) -> str | None:
+    """Name of the volume that a manifest has for a claim."""
+    for volume in place.pod.get("volumes") or ():
+        if _source(volume) == f"claim {claim}":
+            return str(volume["name"])
+    return None
+
+
+# --------------------------------------------------------------------------------- shared memory
+
+
+def _shared_memory(place: Place) -> Manifest | None:
+    """The memory that is mounted at `/dev/shm`."""
+    mounted = named(place.container.get("volumeMounts") or [], SHARED_MEMORY_PATH, by="mountPath")
+    if mounted is None:
+        return None
+    return named(place.pod.get("volumes") or [], mounted["name"])
+
+
+def _read_limit(place: Place) -> str | None:
+    found = _shared_memory(place)
+    limit = ((found or {}).get("emptyDir") or {}).get("sizeLimit")
+    return None if limit is None else str(limit)
+
+
+def _write_limit(place: Place, compute: ComputeSpec) -> None:
+    found = _shared_memory(place)
+    if found is not None and "emptyDir" in found:
+        assign(found["emptyDir"], "sizeLimit", compute.shared_memory_limit)
+
+
+def fill(place: Place, compute: ComputeSpec) -> None:
+    """Give the pod shared memory, unless a manifest mounts something there."""
+    mounts = place.container.get("volumeMounts") or []
+    if named(mounts, SHARED_MEMORY_PATH, by="mountPath") is not None:
+        return
+    memory: Manifest = {"medium": "Memory"}
+    assign(memory, "sizeLimit", compute.shared_memory_limit)
+    mount(place, {"name": SHARED_MEMORY, "emptyDir": memory}, SHARED_MEMORY_PATH)
+
+
+PARAMETERS = (
+    Parameter(
+        "volumes",
+        "P.volumes: persistentVolumeClaim; C.volumeMounts",
+        _read_volumes,
+        _write_volumes,
+        "reads back as existing claims: size and class stand in the claim",
+        _CLAIMS,
+    ),
+    Parameter(
+        "shared_memory_limit",
+        "P.volumes: dshm.emptyDir.sizeLimit",
+        _read_limit,
+        _write_limit,
+        "memory is always mounted at `/dev/shm`",
+        _EMPTY,
+    ),
+)
+
+# ---------------------------------------------------------------------------------------- claims
+
+
+def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
+    """The PersistentVolumeClaim of a volume; `None` for a claim that is there already."""
+    if volume.claim is not None or volume.size is None:
+        return None
+    spec: Manifest = {
+        "accessModes": [volume.access_mode],
+        "resources": {"requests": {"storage": volume.size}},
+    }
+    if volume.volume_name is not None:
+        # No class: one would make a new volume instead of binding to that one.
+        spec |= {"volumeName": volume.volume_name, "storageClassName": ""}
+    elif volume.storage_class is not None:
+        spec["storageClassName"] = volume.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": volume.claim_name,
+            "namespace": volume.namespace or namespace,
+            "labels": {labels.APP: "kubetorch", labels.VOLUME: labels.value(volume.name)},
+            "annotations": {labels.MOUNT_PATH: volume.mount_path},
+        },
+        "spec": spec,
+    }
+
+
+def volume_of_claim(found: Manifest, *, mount_path: str | None = None) -> VolumeSpec:
+    """The volume of a claim that exists.
+
+    Args:
+        found: The PersistentVolumeClaim.
+        mount_path: Where to mount it; if not given what the claim says, else `/ktfs/<name>`.
+    """
+    metadata, spec = found["metadata"], found["spec"]
+    name = metadata["name"]
+    annotated = (metadata.get("annotations") or {}).get(labels.MOUNT_PATH)
+    return VolumeSpec(
+        name=name,
+        mount_path=mount_path or annotated or default_mount_path(name),
+        size=str(spec["resources"]["requests"]["storage"]),
+        storage_class=spec.get("storageClassName"),
+        access_mode=spec["accessModes"][0],
+        namespace=metadata.get("namespace"),
+        volume_name=spec.get("volumeName"),
+        claim=name,
+    )

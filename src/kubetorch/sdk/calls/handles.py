@@ -1,0 +1,224 @@
+"""Calls that go on without the program that made them: `caller.spawn(...)` and its handle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from kubetorch.errors import CallCancelledError, ResultExpiredError, ServiceNotFoundError
+from kubetorch.sdk.calls.following import Asking, Following
+from kubetorch.sdk.calls.invocation import Invocation
+from kubetorch.sdk.calls.target import local_modules
+from kubetorch.wire import calls
+
+
+class CallHandle:
+    """A spawned call: wait for it, cancel it, find it again.
+
+    A handle can be pickled, and made anew from its `id` in any process of the same user. The result
+    is kept for a while after the call has ended (see `docs/design/calls.md`). Lines that the call
+    prints are shown while somebody waits for it.
+
+    Args:
+        call_id: Identity of the call.
+        name: What it calls, such as `Counter.add`.
+        modules: Modules that have another name here, see `kubetorch.wire.codecs.decode`.
+    """
+
+    def __init__(
+        self, call_id: str, name: str = "", modules: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = name
+        self._modules = modules
+        self._following = Following(call_id, _session)
+
+    @classmethod
+    def from_id(cls, call_id: str) -> CallHandle:
+        """The handle of a call that was spawned here or elsewhere."""
+        return cls(call_id)
+
+    @classmethod
+    def list(cls, namespace: str | None = None, service: str | None = None) -> list[CallHandle]:
+        """The spawned calls that the controller knows, of one namespace, of one service.
+
+        Args:
+            namespace: Only those of this namespace.
+            service: Only those of this service.
+        """
+        views = _session().ask(lambda controller: controller.list_calls(namespace, service))
+        return [cls(view.id, view.callable) for view in views]
+
+    @property
+    def id(self) -> str:
+        """Identity of the call."""
+        return self._following.call_id
+
+    def __repr__(self) -> str:
+        return f"CallHandle({self.id!r}{f', {self._name!r}' if self._name else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallHandle) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CallHandle, (self.id, self._name)
+
+    # ------------------------------------------------------------------------------ its result
+
+    def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # the user's own value
+        """What the call returns, waiting for it.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            TimeoutError: The call has not ended by then.
+            ResultExpiredError: The call is unknown, or its result is not kept any more.
+            Exception: What the call raised.
+        """
+        following = self._following
+        deadline = None if timeout is None else time.monotonic() + timeout
+        awake = threading.Event()
+        following.add_waker(awake.set)
+        try:
+            while True:
+                awake.clear()
+                following.work()
+                if following.outcome is not None:
+                    break
+                if following.is_lost:
+                    following.find()
+                    continue
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise self._still_running(timeout)
+                awake.wait(left)
+        finally:
+            following.remove_waker(awake.set)
+        return self._value(following.outcome)
+
+    async def get_async(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+        """What the call returns, waiting for it.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            TimeoutError: The call has not ended by then.
+            ResultExpiredError: The call is unknown, or its result is not kept any more.
+            Exception: What the call raised.
+        """
+        import asyncio  # noqa: PLC0415  # a blocking program does not need it
+
+        following = self._following
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        awake = asyncio.Event()
+
+        def waker() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(awake.set)
+
+        following.add_waker(waker)
+        try:
+            while True:
+                awake.clear()
+                following.work()
+                if following.outcome is not None:
+                    break
+                if following.is_lost:
+                    await loop.run_in_executor(None, following.find)
+                    continue
+                left = None if deadline is None else deadline - loop.time()
+                try:
+                    await asyncio.wait_for(awake.wait(), left)
+                except (TimeoutError, asyncio.TimeoutError):
+                    raise self._still_running(timeout) from None
+        finally:
+            following.remove_waker(waker)
+        return self._value(following.outcome)
+
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+        """The same as `get`, under the name that futures give it."""
+        return self.get(timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.get_async().__await__()
+
+    def _still_running(self, timeout: float | None) -> TimeoutError:
+        return TimeoutError(f"call {self.id} has not ended within {timeout:g} s; it goes on")
+
+    def _value(self, outcome: calls.Outcome) -> Any:  # noqa: ANN401  # the user's own value
+        is_plain = isinstance(outcome, calls.Returned) and outcome.codec != "pickle"
+        if self._modules is None and not is_plain:
+            self._modules = self._find_modules()
+        return calls.value_of(outcome, modules=self._modules)
+
+    def _find_modules(self) -> Mapping[str, str]:
+        """The modules of the workload that have another name here, if it still exists."""
+        try:
+            view = self._following.view()
+            workload = _session().ask(
+                lambda controller: controller.get_workload(view.namespace, view.workload)
+            )
+        except (ServiceNotFoundError, ResultExpiredError):
+            return {}
+        return local_modules(workload.spec.callable)
+
+    # --------------------------------------------------------------------------------- its life
+
+    def cancel(self) -> None:
+        """Have the call end, if it still runs; `get` then raises `CallCancelledError`."""
+        self._following.cancel()
+
+    def status(self) -> str:
+        """`running`, `succeeded`, `failed` or `cancelled`.
+
+        Raises:
+            ResultExpiredError: The call is unknown, or forgotten.
+        """
+        following = self._following
+        following.work()
+        outcome = following.outcome
+        if isinstance(outcome, calls.Returned):
+            return "succeeded"
+        if isinstance(outcome, calls.Raised):
+            is_cancelled = outcome.failure.code == CallCancelledError.code
+            return "cancelled" if is_cancelled else "failed"
+        return following.view().state if following.is_lost else "running"
+
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return self._following.outcome is not None or self.status() != "running"
+
+
+def spawn(invocation: Invocation) -> CallHandle:
+    """Open a detached call; returns when its arguments are on their way.
+
+    Raises:
+        KubetorchError: No pod can be reached.
+    """
+    target = invocation.target
+    handle = CallHandle(invocation.id, target.name, target.modules)
+    following = handle._following
+    awake = threading.Event()
+    following.add_waker(awake.set)
+    try:
+        following.start(invocation)
+        while not following.is_sent and following.outcome is None and not following.is_lost:
+            awake.wait()
+            awake.clear()
+            following.work()
+    finally:
+        following.remove_waker(awake.set)
+    return handle
+
+
+def _session() -> Asking:
+    from kubetorch.sdk import services  # noqa: PLC0415  # it imports this module
+
+    return services.session()

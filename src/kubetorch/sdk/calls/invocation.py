@@ -1,0 +1,335 @@
+"""One call as its caller sees it: what is sent, what an event means, whether it is tried again.
+
+Nothing here waits. The drivers in `kubetorch.sdk.calls.invoke` and `kubetorch.sdk.calls.parallel`
+do, each in its way; they hand every event to `Invocation.step` and do what it says.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    CallRefusedError,
+    CallTimeoutError,
+    PodTerminatedError,
+    SerializationError,
+    WorkerDiedError,
+)
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import Route
+from kubetorch.sdk.logs import CallLines
+from kubetorch.sdk.streams.connecting import PATIENCE
+from kubetorch.sdk.streams.pending import EXPIRED, LOST, Event, PendingCall
+from kubetorch.sdk.streams.stream import Stream
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.wire import calls, codecs, failures, frames
+from kubetorch.wire.frames import Kind
+
+Buffer = bytes | bytearray | memoryview
+
+#: Seconds that the agent gets to say itself that a call timed out.
+GRACE = 2.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+#: Errors after which `retries` makes a call again.
+_INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
+#: Refusals of calls that may be taken a little later, or by another pod.
+_LATER = (CallRefusedError, PodTerminatedError, WorkerDiedError)
+
+_RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
+    int(kind) for kind in (Kind.RESULT, Kind.YIELD, Kind.ERROR, Kind.LOG, Kind.PROGRESS)
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is called.
+
+    Attributes:
+        namespace, service: The workload.
+        callable: Name of its callable.
+        method: Method of a class.
+        kind: What the user's function is, as far as it is known here.
+        declared: Reserved keywords that the user's signature has, see `sdk.options`.
+        modules: Modules that have another name here, see `kubetorch.wire.codecs.decode`.
+        allowed: Codecs that the workload allows, if that is known here.
+        logging: How it logs.
+    """
+
+    namespace: str
+    service: str
+    callable: str
+    method: str | None = None
+    kind: Literal["function", "generator", "async_generator"] = "function"
+    declared: frozenset[str] = frozenset()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    allowed: tuple[str, ...] | None = None
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    @property
+    def name(self) -> str:
+        """As users read it, such as `Counter.add`."""
+        return f"{self.callable}.{self.method}" if self.method else self.callable
+
+
+class Done:
+    """The call ended.
+
+    Attributes:
+        value: What it returned.
+        error: What is to be raised instead.
+        is_streamed: It was a generator.
+    """
+
+    __slots__ = ("error", "is_streamed", "value")
+
+    def __init__(
+        self, value: object, error: Exception | None = None, *, is_streamed: bool = False
+    ) -> None:
+        self.value = value
+        self.error = error
+        self.is_streamed = is_streamed
+
+
+class Yielded:
+    """The call is a generator that has a value.
+
+    Attributes:
+        value: The value.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Again:
+    """The call is to be started again.
+
+    Attributes:
+        delay: Seconds to wait before.
+    """
+
+    __slots__ = ("delay",)
+
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
+
+
+#: What an event means; `None`: wait for the next one.
+Step = Done | Yielded | Again | None
+
+
+class Invocation:
+    """One call, over all attempts to make it.
+
+    Args:
+        target: What is called.
+        route: The way there.
+        options: How.
+        args, kwargs: The user's arguments.
+        is_detached: The call goes on without this client, and its result is kept.
+
+    Raises:
+        SerializationError: The arguments cannot travel as the options say.
+    """
+
+    #: When to stop waiting, even for the agent's own word on it.
+    expires: float | None = None
+    _key: str | None = None
+    _retries = 0
+    _delay = _FIRST_DELAY
+    _has_yielded = False
+    _lines: CallLines | None = None
+
+    def __init__(
+        self,
+        target: Target,
+        route: Route,
+        options: CallOptions,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        *,
+        is_detached: bool = False,
+    ) -> None:
+        codec = options.serialization or "json"
+        if target.allowed is not None:
+            codecs.check_allowed(codec, target.allowed)
+        self.segments = codecs.encode(codec, {"args": args, "kwargs": kwargs})
+        if len(self.segments) == 1:
+            size = len(self.segments[0])
+            self.body = frames.Body(codec, (size,), size)
+        else:
+            sizes = tuple(map(len, self.segments))
+            self.body = frames.Body(codec, sizes, codecs.layout(sizes)[1])
+        self.target = target
+        self.route = route
+        self.options = options
+        self.is_detached = is_detached
+        self.id = calls.new_call_id()
+        self._patient_from = time.monotonic()
+        if options.timeout is not None:
+            self.expires = self._patient_from + options.timeout + GRACE
+        if options.idempotency_key is not None:
+            self._key = options.idempotency_key
+        if options.retries:
+            self._retries = options.retries
+            self._key = self._key or calls.new_call_id()
+
+    @property
+    def lines(self) -> CallLines:
+        """Where lines and progress of the call go."""
+        if self._lines is None:
+            self._lines = CallLines(self.route.screen, self.target.logging)
+        return self._lines
+
+    # ------------------------------------------------------------------------------- sending
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a connection may take."""
+        patience = min(PATIENCE, self.options.timeout or PATIENCE)
+        return max(self._patient_from + patience - time.monotonic(), 0.0)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the call expires."""
+        return None if self.expires is None else max(self.expires - time.monotonic(), 0.0)
+
+    def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
+        """Make an attempt; see `Stream.start`."""
+        options, target = self.options, self.target
+        timeout = None
+        if self.expires is not None:
+            timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
+        meta = frames.Open(
+            self.id,
+            target.callable,
+            self.body,
+            target.method,
+            options.request_id or _ambient_request_id() or self.id[:10],
+            timeout,
+            self._key,
+            options.stream_logs is not False,
+            target.logging.level,
+            self.is_detached,
+        )
+        stream.start(call, meta, self.segments, reads=reads)
+
+    # -------------------------------------------------------------------------------- events
+
+    def step(self, stream: Stream, event: Event) -> Step:
+        """What an event of the attempt on `stream` means."""
+        kind = event.kind
+        if kind == _RESULT:
+            self.end_lines()
+            return self._value(event)
+        if kind == _LOG:
+            self.lines.log(event.meta)
+            stream.took(event)
+            return None
+        if kind == _YIELD:
+            self._has_yielded = True
+            stream.took(event)
+            done = self._value(event)
+            return done if done.error is not None else Yielded(done.value)
+        if kind == _PROGRESS:
+            self._report(stream, event)
+            return None
+        if kind == _ERROR:
+            return self._failed(event)
+        if kind == LOST:
+            return self._lost(event)
+        if kind == EXPIRED:
+            self.end_lines()
+            stream.cancel(event.call, "the call timed out")
+            return Done(None, self.timed_out())
+        return None
+
+    def timed_out(self) -> CallTimeoutError:
+        """The error of a call that did not end in time."""
+        return CallTimeoutError(
+            f"{self.target.name} did not end within its timeout of {self.options.timeout:g} s",
+            hint=f"kt logs {self.target.service} shows what it printed",
+        )
+
+    def refused(self, error: Exception) -> Exception:
+        """The error to raise when no pod could be reached."""
+        if self.expires is not None and isinstance(error, CallRefusedError):
+            timed_out = self.timed_out()
+            timed_out.__cause__ = error
+            return timed_out
+        return error
+
+    def _value(self, event: Event) -> Done:
+        """The value of a RESULT or YIELD."""
+        meta, payload = event.meta, event.payload
+        assert payload is not None
+        body: frames.Body = meta.body
+        sizes = body.sizes
+        try:
+            segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
+            value = codecs.decode(body.codec, segments, modules=self.target.modules)
+        except SerializationError as error:
+            return Done(None, error)
+        return Done(value, is_streamed=event.kind == _RESULT and meta.streamed)
+
+    def end_lines(self) -> None:
+        """Nothing more is shown of the call."""
+        if self._lines is not None:
+            self._lines.end()
+
+    def _report(self, stream: Stream, event: Event) -> None:
+        reports = event.call.reports
+        if not reports:
+            return
+        report = reports.popleft()
+        if self.options.on_progress is not None:
+            self.options.on_progress(report.current, report.total, report.message)
+        else:
+            self.lines.progress(stream.pod, report)
+
+    def _failed(self, event: Event) -> Step:
+        failure = failures.parse_json(bytes(event.payload or b""))
+        error = failures.rebuild(failure, modules=self.target.modules)
+        if not failure.started and isinstance(error, _LATER) and self.patience > 0:
+            return self._again()
+        if self._may_retry(error):
+            return self._again()
+        self.end_lines()
+        return Done(None, error)
+
+    def _lost(self, event: Event) -> Step:
+        error: Exception = event.meta
+        is_transport = isinstance(error, (CallLostError, AgentDiedError))
+        if not event.call.was_written and is_transport and self.patience > 0:
+            return self._again()
+        if self._may_retry(error):
+            return self._again()
+        self.end_lines()
+        return Done(None, error)
+
+    def _may_retry(self, error: Exception) -> bool:
+        if not isinstance(error, _INFRASTRUCTURE) or self._has_yielded or self._retries <= 0:
+            return False
+        if self.expires is not None and time.monotonic() >= self.expires - GRACE:
+            return False
+        self._retries -= 1
+        self._patient_from = time.monotonic()
+        return True
+
+    def _again(self) -> Again:
+        delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
+        return Again(delay)
+
+
+def _ambient_request_id() -> str | None:
+    """Identity of the request that the surrounding call of this worker belongs to."""
+    context = sys.modules.get("kubetorch.pod.worker.context")
+    return None if context is None else context.request_id()

@@ -1,0 +1,189 @@
+"""`Caller`: one callable of one service, as something that can be called.
+
+caller(...)                       the value, or an iterator over the values of a generator
+caller(..., async_=True)          the same, awaited
+caller.map(xs), .starmap(xs)      many calls, a window of them at a time
+caller.spawn(...)                 a call that goes on without this program
+caller.options(timeout=10)        a caller with other options
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.sdk.calls import parallel
+from kubetorch.sdk.calls.attempts import Attempts
+from kubetorch.sdk.calls.generators import RemoteIterator
+from kubetorch.sdk.calls.invocation import Invocation, Target, Yielded
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import Route
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.calls.handles import CallHandle
+
+__all__ = ["Caller", "Target"]
+
+
+class Caller:
+    """Calls a callable.
+
+    Args:
+        target: What is called.
+        route: The way there.
+        options: How, unless a call says otherwise.
+    """
+
+    __slots__ = ("_options", "_route", "_target")
+
+    def __init__(self, target: Target, route: Route, options: CallOptions | None = None) -> None:
+        self._target = target
+        self._route = route
+        self._options = options or CallOptions()
+
+    def options(self, **changes: Any) -> Caller:  # noqa: ANN401  # values of several types
+        """A caller with other options, see `CallOptions`.
+
+        Raises:
+            TypeError: There is no option of that name.
+            SpecError: An option has an impossible value.
+        """
+        return Caller(self._target, self._route, self._options.with_changes(changes))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
+        """Call it.
+
+        Raises:
+            KubetorchError: The call could not be made, or its pod or worker was lost.
+            Exception: What the user's code raised there, as its own class.
+        """
+        target = self._target
+        options, kwargs = self._options.take_from(kwargs, target.declared)
+        if options.async_:
+            return self._await(options, args, kwargs)
+        attempts = Attempts(Invocation(target, self._route, options, args, kwargs))
+        if target.kind != "function":
+            attempts.start()
+            return RemoteIterator(attempts)
+        step = attempts.next()
+        if isinstance(step, Yielded):
+            return RemoteIterator(attempts, step)
+        if target.logging.shutdown_grace_period:
+            self._route.pause(target.logging.shutdown_grace_period)
+        if step.error is not None:
+            raise step.error
+        if step.is_streamed:
+            return RemoteIterator(attempts, step)
+        return step.value
+
+    def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
+        from kubetorch.sdk.calls import awaiting  # noqa: PLC0415  # asyncio is not for every program
+
+        invocation = Invocation(self._target, self._route, options, args, kwargs)
+        if self._target.kind != "function":
+            return awaiting.RemoteAsyncIterator(awaiting.Attempts(invocation))
+        return awaiting.call(invocation)
+
+    # ------------------------------------------------------------------------------ many calls
+
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = parallel.WINDOW,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """Call it for each item, as the built-in `map` does, with many calls at a time.
+
+        Nothing starts before the first result is asked for. Inputs are taken as calls start, so
+        they may be endless. Leaving the iteration early cancels the calls that run.
+
+        Args:
+            iterables: The first arguments, the second ones, ….
+            kwargs: Keywords that are the same for all calls.
+            ordered: Results come in the order of the inputs; else as they are ready.
+            window: Calls that run, or have a result that waits to be taken.
+            return_exceptions: Yield what a call raises instead of raising it.
+
+        Raises:
+            SpecError: `window` is impossible.
+        """
+        return self.starmap(
+            zip(*iterables, strict=False),
+            kwargs=kwargs,
+            ordered=ordered,
+            window=window,
+            return_exceptions=return_exceptions,
+        )
+
+    def starmap(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = parallel.WINDOW,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """As `map`, with items that are the positional arguments of one call each."""
+        how = parallel.Manner(ordered, window, return_exceptions)
+        invocations = self._invocations(iterable, kwargs or {})
+        return parallel.run(invocations, how)
+
+    def map_async(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = parallel.WINDOW,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """As `map`, for `async for`."""
+        return self.starmap_async(
+            zip(*iterables, strict=False),
+            kwargs=kwargs,
+            ordered=ordered,
+            window=window,
+            return_exceptions=return_exceptions,
+        )
+
+    def starmap_async(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = parallel.WINDOW,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """As `starmap`, for `async for`."""
+        from kubetorch.sdk.calls import parallel_async  # noqa: PLC0415  # as in `_await`
+
+        how = parallel.Manner(ordered, window, return_exceptions)
+        return parallel_async.run(self._invocations(iterable, kwargs or {}), how)
+
+    def _invocations(
+        self, iterable: Iterable[Iterable[Any]], kwargs: Mapping[str, Any]
+    ) -> Iterator[parallel.Make]:
+        options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        for args in iterable:
+            given = tuple(args)
+            yield lambda given=given: Invocation(  # type: ignore[misc]  # bound now, not later
+                self._target, self._route, options, given, kwargs
+            )
+
+    # --------------------------------------------------------------------------- spawned calls
+
+    def spawn(self, *args: Any, **kwargs: Any) -> CallHandle:  # noqa: ANN401  # the user's own
+        """Start a call that goes on without this program, and whose result is kept.
+
+        Raises:
+            SerializationError: The arguments cannot travel.
+            KubetorchError: No pod can be reached.
+        """
+        from kubetorch.sdk.calls import handles  # noqa: PLC0415  # few programs spawn
+
+        options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        invocation = Invocation(self._target, self._route, options, args, kwargs, is_detached=True)
+        return handles.spawn(invocation)

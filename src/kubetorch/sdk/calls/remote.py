@@ -1,0 +1,164 @@
+"""`RemoteCallable`: a function or method of a service, with the signature of the user's own.
+
+The verbs are properties that give the methods of `kubetorch.sdk.calls.invoke.Caller`; the protocols
+here say to type checkers what those take and return.
+"""
+
+# A caller's own values pass through here.
+# ruff: noqa: ANN401
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.calls.handles import CallHandle
+    from kubetorch.sdk.calls.invoke import Caller
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Y = TypeVar("Y")
+
+Serialization = Literal["json", "pickle", "none"]
+
+
+class Map(Protocol[R_co]):
+    """See `kubetorch.sdk.calls.invoke.Caller.map`."""
+
+    def __call__(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = ...,
+        return_exceptions: bool = False,
+    ) -> Iterator[R_co]:
+        """Call it for each item."""
+
+
+class AsyncMap(Protocol[R_co]):
+    """See `kubetorch.sdk.calls.invoke.Caller.map_async`."""
+
+    def __call__(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = ...,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[R_co]:
+        """Call it for each item."""
+
+
+class StarMap(Protocol[R_co]):
+    """See `kubetorch.sdk.calls.invoke.Caller.starmap`."""
+
+    def __call__(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = ...,
+        return_exceptions: bool = False,
+    ) -> Iterator[R_co]:
+        """Call it for each tuple of arguments."""
+
+
+class AsyncStarMap(Protocol[R_co]):
+    """See `kubetorch.sdk.calls.invoke.Caller.starmap_async`."""
+
+    def __call__(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = ...,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[R_co]:
+        """Call it for each tuple of arguments."""
+
+
+class Spawn(Protocol[P]):
+    """See `kubetorch.sdk.calls.invoke.Caller.spawn`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CallHandle:
+        """Start a call that goes on without this program."""
+
+
+class Options(Protocol[P, R]):
+    """See `kubetorch.sdk.calls.options.CallOptions` for what each means."""
+
+    def __call__(  # noqa: PLR0913  # the documented options
+        self,
+        *,
+        stream_logs: bool | None = ...,
+        serialization: Serialization | None = ...,
+        async_: bool | None = ...,
+        timeout: float | None = ...,
+        retries: int = ...,
+        idempotency_key: str | None = ...,
+        request_id: str | None = ...,
+        on_progress: Callable[[float, float | None, str | None], object] | None = ...,
+    ) -> RemoteCallable[P, R]:
+        """The same with other options."""
+
+
+class RemoteCallable(ABC, Generic[P, R]):
+    """Something of a service that can be called."""
+
+    @abstractmethod
+    def _caller(self) -> Caller:
+        """Who makes the calls."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(
+        self: RemoteCallable[..., Iterator[Y]], *args: Any, async_: Literal[True], **kwargs: Any
+    ) -> AsyncIterator[Y]: ...
+    @overload
+    def __call__(
+        self, *args: Any, async_: Literal[True], **kwargs: Any
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, *args: Any, stream_logs: bool, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, *args: Any, serialization: Serialization, **kwargs: Any) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; see `kubetorch.sdk.calls.invoke.Caller`."""
+        return self._caller()(*args, **kwargs)
+
+    @property
+    def options(self) -> Options[P, R]:
+        """Options of calls: `remote.options(timeout=10, retries=2)(...)`."""
+        return self._caller().options  # type: ignore[return-value]  # a Caller can all of this
+
+    @property
+    def map(self) -> Map[R]:
+        """Calls for all items of iterables: `for result in remote.map(items)`."""
+        return self._caller().map
+
+    @property
+    def starmap(self) -> StarMap[R]:
+        """Calls for all tuples of arguments: `for result in remote.starmap(pairs)`."""
+        return self._caller().starmap
+
+    @property
+    def map_async(self) -> AsyncMap[R]:
+        """As `map`, for `async for`."""
+        return self._caller().map_async
+
+    @property
+    def starmap_async(self) -> AsyncStarMap[R]:
+        """As `starmap`, for `async for`."""
+        return self._caller().starmap_async
+
+    @property
+    def spawn(self) -> Spawn[P]:
+        """Start a call that goes on without this program: `handle = remote.spawn(...)`."""
+        return self._caller().spawn

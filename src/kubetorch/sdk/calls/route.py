@@ -1,0 +1,255 @@
+"""Where the calls of one service go: its pods' addresses, a token, a stream to each pod in use.
+
+A route learns the addresses from its resolver, which asks the controller, and asks again when a pod
+cannot be reached. Connecting happens in the thread of the caller that needs the connection; one
+that breaks while calls are pending is made again by its stream's own thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from kubetorch.errors import CallRefusedError, UnauthorizedError
+from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.streams import connecting
+from kubetorch.sdk.streams.connecting import (
+    FINAL,
+    TRANSIENT,
+    Backoff,
+    Location,
+    Resolver,
+    UnavailableError,
+)
+from kubetorch.sdk.streams.stream import PING_AFTER, Stream
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Location", "Resolver", "Route"]
+
+
+class Route:
+    """The way to the pods of one service.
+
+    Its streams are closed at exit, and let go of in forked children.
+
+    Args:
+        service: Name of the service, for messages.
+        resolve: Asks where it is. Called from any thread.
+        location: Where it is, if that is known already.
+        ping_after: See `Stream`.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        resolve: Resolver,
+        location: Location | None = None,
+        *,
+        ping_after: float = PING_AFTER,
+    ) -> None:
+        self.service = service
+        self._resolve = resolve
+        #: Where lines from its pods go.
+        self.screen = Screen()
+        self._ping_after = ping_after
+        self._location = location
+        self._streams: dict[str, Stream] = {}
+        # Those that take no more calls, but may have some that run.
+        self._leaving: list[Stream] = []
+        self._turn = 0
+        self._connecting = threading.Lock()
+        self._closed = threading.Event()
+        self._connects: dict[asyncio.AbstractEventLoop, asyncio.Future[None]] = {}
+        reference = weakref.ref(self)
+        atexit.register(_close, reference)
+        os.register_at_fork(after_in_child=lambda: _abandon(reference))
+
+    # ------------------------------------------------------------------------------- streams
+
+    def stream(self) -> Stream | None:
+        """An open stream to the pod whose turn it is; `None` when one has to be connected."""
+        location = self._location
+        if location is None:
+            return None
+        urls = location.urls
+        if len(urls) == 1:
+            stream = self._streams.get(urls[0])
+            return stream if stream is not None and stream.accepts_calls else None
+        return self._least_busy(urls)
+
+    def connect(self, patience: float = connecting.PATIENCE) -> Stream:
+        """A stream that takes calls, waiting for a pod that can be reached.
+
+        Raises:
+            ServiceNotFoundError: The service is gone.
+            UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
+            CallRefusedError: No pod could be reached in time.
+        """
+        backoff = Backoff(patience)
+        while True:
+            with self._connecting:
+                stream = self.stream()
+                if stream is not None:
+                    return stream
+                try:
+                    return self._connect(backoff)
+                except FINAL:
+                    raise
+                except TRANSIENT as failed:
+                    error = failed
+            if not backoff.pause(self._closed):
+                raise CallRefusedError(
+                    f"no pod of {self.service} could be reached within {patience:g} s: {error}",
+                    hint=f"kt status {self.service}",
+                ) from error
+
+    async def connect_async(self, patience: float = connecting.PATIENCE) -> Stream:
+        """A stream that takes calls, waiting for a pod that can be reached.
+
+        Raises:
+            ServiceNotFoundError: The service is gone.
+            UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
+            CallRefusedError: No pod could be reached in time.
+        """
+        import asyncio  # noqa: PLC0415  # a blocking caller does not need it
+
+        loop = asyncio.get_running_loop()
+        while True:
+            stream = self.stream()
+            if stream is not None:
+                return stream
+            future = self._connects.get(loop)
+            if future is None:
+                # A thread for all coroutines of the loop.
+                future = self._connects[loop] = loop.create_future()
+                future.add_done_callback(lambda _: self._connects.pop(loop, None))
+                threading.Thread(
+                    target=self._connect_for,
+                    args=(loop, future, patience),
+                    name="kubetorch-connect",
+                    daemon=True,
+                ).start()
+            await asyncio.shield(future)
+
+    def locate(self, location: Location | None) -> None:
+        """Take this for where the service is; `None`: ask before the next connection."""
+        self._location = location
+
+    def pause(self, delay: float) -> None:
+        """Wait before the next attempt of a call."""
+        self._closed.wait(delay)
+
+    def close(self) -> None:
+        """Close all streams: plain calls that run are cancelled."""
+        for stream in self._drop_streams():
+            stream.close()
+        self._closed.set()
+
+    def abandon(self) -> None:
+        """Let go of everything, in a forked child."""
+        self._connecting = threading.Lock()
+        self._closed = threading.Event()
+        self._connects.clear()
+        for stream in self._drop_streams():
+            stream.abandon()
+
+    def _drop_streams(self) -> list[Stream]:
+        streams = [*self._streams.values(), *self._leaving]
+        self._streams.clear()
+        self._leaving.clear()
+        return streams
+
+    # ---------------------------------------------------------------------------- connecting
+
+    def _least_busy(self, urls: tuple[str, ...]) -> Stream | None:
+        best: Stream | None = None
+        self._turn += 1
+        for step in range(len(urls)):
+            stream = self._streams.get(urls[(self._turn + step) % len(urls)])
+            if stream is None or not stream.accepts_calls:
+                return None
+            if best is None or len(stream.calls) < len(best.calls):
+                best = stream
+        return best
+
+    def _connect(self, backoff: Backoff) -> Stream:
+        """Connect to every pod that there is no stream to; one of the streams."""
+        location = self._location or connecting.ask(self._resolve)
+        reached: dict[str, Stream] = {}
+        error: Exception = UnavailableError(f"{self.service} has no pod that is ready")
+        for url in location.urls:
+            stream = self._streams.get(url)
+            if stream is not None and stream.accepts_calls:
+                reached[url] = stream
+                continue
+            try:
+                reached[url] = self._open(url, location, backoff)
+            except FINAL:
+                raise
+            except TRANSIENT as failed:
+                error = failed
+        self._leaving += [old for old in self._streams.values() if old not in reached.values()]
+        self._leaving = [old for old in self._leaving if old.calls]
+        self._streams = reached
+        # Pods that were not reached are left out until the controller is asked again.
+        self._location = location._replace(urls=tuple(reached)) if reached else None
+        if not reached:
+            raise error
+        return next(iter(reached.values()))
+
+    def _open(self, url: str, location: Location, backoff: Backoff) -> Stream:
+        stream = Stream(lambda broken: self._resume(broken, url), ping_after=self._ping_after)
+        try:
+            try:
+                connecting.attempt(stream, url, location.token, timeout=backoff.attempt)
+            except UnauthorizedError:
+                # The token may have expired; a fresh one is tried once.
+                token = connecting.ask(self._resolve).token
+                connecting.attempt(stream, url, token, timeout=backoff.attempt)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _resume(self, stream: Stream, url: str) -> None:
+        connecting.resume(stream, url, self._location, self._resolve, self._closed)
+
+    def _connect_for(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], patience: float
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            self.connect(patience)
+        except BaseException as failed:  # noqa: BLE001  # it is raised in the loop
+            error = failed
+
+        def settle() -> None:
+            if future.cancelled():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # retrieved: those who waited may be gone
+
+        try:
+            loop.call_soon_threadsafe(settle)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+
+def _close(reference: weakref.ref[Route]) -> None:
+    route = reference()
+    if route is not None:
+        route.close()
+
+
+def _abandon(reference: weakref.ref[Route]) -> None:
+    route = reference()
+    if route is not None:
+        route.abandon()

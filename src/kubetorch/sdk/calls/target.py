@@ -1,0 +1,77 @@
+"""What a call needs to know of the user's callable, as far as this program has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import PurePath
+from types import FunctionType
+from typing import Literal
+
+from kubetorch.sdk.calls import options
+from kubetorch.sdk.calls.invocation import Target
+from kubetorch.sdk.deploys.source import Source
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures
+from kubetorch.wire.messages import WorkloadView
+
+# Of a function's code, as `inspect` has them, whose import costs 10 ms.
+_GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
+
+
+def describe(
+    spec: WorkloadSpec, method: str | None, source: Source | None, logging: LoggingConfig
+) -> Target:
+    """What calls of a service, or of a method of its class, go to.
+
+    Args:
+        spec: What is deployed.
+        method: Method of a class.
+        source: The callable, if this program has it.
+        logging: What is shown of its logs.
+    """
+    own = None if source is None else source.callable_object
+    function: object = own
+    if own is not None and spec.callable.kind == "cls":
+        function = getattr(own, method or "__call__", None)
+    return Target(
+        namespace=spec.namespace,
+        service=spec.name,
+        callable=spec.callable.name,
+        method=method,
+        kind=kind_of(function),
+        declared=options.declared_parameters(function),
+        modules=local_modules(spec.callable, is_script=source is not None and source.is_script),
+        allowed=spec.compute.allowed_serialization,
+        logging=logging,
+    )
+
+
+def kind_of(function: object) -> Literal["function", "generator", "async_generator"]:
+    """What calling a function gives."""
+    if isinstance(function, FunctionType):
+        if function.__code__.co_flags & _ASYNC_GENERATOR:
+            return "async_generator"
+        if function.__code__.co_flags & _GENERATOR:
+            return "generator"
+    return "function"
+
+
+def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str]:
+    """The modules of a service that have another name here: its script may be `__main__`."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_same = file is not None and PurePath(file).stem == ref.module.rpartition(".")[2]
+    return {ref.module: "__main__"} if ref.is_script and (is_script or is_same) else {}
+
+
+def is_served(view: WorkloadView) -> bool:
+    """Whether a pod of the service takes calls."""
+    return any(pod.is_ready for pod in view.pods)
+
+
+def failure_of(view: WorkloadView, source: Source | None) -> Exception:
+    """Why a service serves no calls, as its deploy said it."""
+    is_script = source is not None and source.is_script
+    modules = local_modules(view.spec.callable, is_script=is_script)
+    return failures.rebuild(failures.parse(view.failure or {}), modules=modules)

@@ -1,0 +1,268 @@
+"""The deploy of one workload: scan, send what is new, follow the events to *ready* or an error.
+
+    reach the controller ─┐ (in a thread of its own)
+    scan the project ─────┴─> POST deploy ──> Missing: upload, and again
+                                         └──> Accepted, (Stage | DeployLog)* ──> Ready | Failed
+
+A controller that ends in the middle, as a local service that is killed, is reached again and told
+the same deploy, by its id. The flow is blocking; `run_async` runs it in a thread. Written as
+coroutines for an event loop in the background, it would cost every program that deploys and calls
+from plain threads the import of asyncio, which takes longer than a deploy without changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kubetorch._version import __version__
+from kubetorch.config import environment
+from kubetorch.datastore import scan as scanning
+from kubetorch.datastore import transfer
+from kubetorch.datastore.blobs import digest_of
+from kubetorch.datastore.scan import FileChangedError, Scan
+from kubetorch.errors import ControllerError, ControllerUnavailableError
+from kubetorch.sdk import services
+from kubetorch.sdk.calls.target import local_modules
+from kubetorch.sdk.controller import Controller, EventStream
+from kubetorch.sdk.deploys import imports, runtime
+from kubetorch.sdk.deploys.launch import LaunchLines
+from kubetorch.sdk.deploys.source import Source
+from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.session import Session
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import codecs, failures, versions
+from kubetorch.wire.messages import (
+    Deploy,
+    DeployLog,
+    Failed,
+    Missing,
+    Ready,
+    Stage,
+    WorkloadView,
+)
+
+#: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
+ATTEMPTS = 6
+#: Seconds beyond the `launch_timeout` after which a silent controller is given up.
+MARGIN = 30.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is deployed.
+
+    Attributes:
+        source: The callable.
+        spec: The workload, but for what the deploy finds out: tree, runtime, init args.
+        init_args: Arguments of a class's constructor.
+        stream_logs: Whether lines that the code prints while it is loaded are shown.
+        existing: Names of services one of which is taken instead, if it is there.
+    """
+
+    source: Source
+    spec: WorkloadSpec
+    init_args: Mapping[str, Any] | None = None
+    stream_logs: bool = True
+    existing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """A complete spec, and the blobs that it names.
+
+    Attributes:
+        spec: The spec.
+        scan: The project, when code travels.
+        init_args: JSON of the constructor's arguments.
+    """
+
+    spec: WorkloadSpec
+    scan: Scan | None
+    init_args: bytes | None
+
+    def fresh(self) -> list[str]:
+        """The blobs that the controller does not have yet, as far as can be told here."""
+        own = [] if self.spec.init_args is None else [self.spec.init_args]
+        return own if self.scan is None else [*own, *self.scan.fresh]
+
+    def packed(self, digests: Iterable[str]) -> Iterator[bytes]:
+        """Blobs as they travel.
+
+        Raises:
+            FileChangedError: A file has another content by now.
+        """
+        return transfer.compressed(dict.fromkeys(digests), self._stream)
+
+    def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
+        if self.init_args is not None and digest == self.spec.init_args:
+            return len(self.init_args), (self.init_args,)
+        if self.scan is None:
+            raise AssertionError(f"no blob {digest} belongs to this deploy")
+        return self.scan.stream(digest)
+
+
+def begin(order: Order) -> Deployment:
+    """A deploy to the controller of this process."""
+    spec = order.spec
+    screen = services.route(spec.namespace, spec.name).screen
+    return Deployment(order, services.session(), screen)
+
+
+class Deployment:
+    """One deploy, under way.
+
+    Args:
+        order: What is deployed.
+        session: The way to the controller.
+        screen: Where lines go.
+    """
+
+    def __init__(self, order: Order, session: Session, screen: Screen) -> None:
+        spec = order.spec
+        self._order = order
+        self._session = session
+        self._lines = LaunchLines(
+            screen, spec.name, spec.compute.logging, stream_logs=order.stream_logs
+        )
+        self._id = os.urandom(16).hex()
+        self._lock = threading.Lock()
+        self._events: EventStream | None = None
+        self._is_cancelled = False
+
+    async def run_async(self) -> WorkloadView:
+        """Deploy, and wait for the end.
+
+        Raises:
+            KubetorchError: It failed.
+            Exception: What the user's code raised while it was loaded.
+        """
+        import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+
+        try:
+            return await asyncio.to_thread(self.run)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Stop waiting, from another thread. The controller may go on with the deploy."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._events is not None:
+                self._events.abort()
+
+    def run(self) -> WorkloadView:
+        """Deploy, and wait for the end.
+
+        Raises:
+            KubetorchError: It failed.
+            Exception: What the user's code raised while it was loaded.
+        """
+        found = self._find_existing()
+        if found is not None:
+            return found
+        bundle = self._bundle()
+        deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
+        controller = self._session.controller()
+        fresh = bundle.fresh()
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
+                last = self._attempt(controller, bundle, fresh, deadline)
+                if isinstance(last, Ready):
+                    return last.workload
+                fresh = []
+                controller.upload(bundle.packed(last.blobs))
+            except FileChangedError:
+                if not attempts_left:
+                    raise
+                bundle = self._bundle()
+                fresh = bundle.fresh()
+            except ControllerUnavailableError:
+                if not attempts_left or self._is_cancelled or time.monotonic() > deadline:
+                    raise
+                controller = self._session.reconnect(controller)
+        raise ControllerError(
+            f"the controller lacked blobs of {bundle.spec.name} that it was sent {ATTEMPTS} times",
+            hint="kt local status says where its log is",
+        )
+
+    def _find_existing(self) -> WorkloadView | None:
+        """A service to take as it is: one with a pod that serves calls."""
+        order = self._order
+        if not order.existing:
+            return None
+        found = self._session.find(order.spec.namespace, order.existing)
+        return found if found is not None and any(pod.is_ready for pod in found.pods) else None
+
+    def _bundle(self) -> _Bundle:
+        order = self._order
+        order.source.write()
+        where, cache = order.source.locate(), environment.cache_dir()
+        scan = None
+        preload: tuple[str, ...] = ()
+        if where.folder is not None:
+            scan = scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
+            for warning in scan.warnings:
+                self._lines.warn(warning)
+            if where.source_file is not None:
+                entry = where.folder / where.source_file
+                roots = (where.root, "", *order.spec.callable.roots)
+                preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
+        init_args = None
+        if order.init_args is not None:
+            (segment,) = codecs.encode("json", order.init_args)
+            init_args = bytes(segment)
+        spec = replace(
+            order.spec,
+            tree=None if scan is None else scan.digest,
+            init_args=None if init_args is None else digest_of(init_args),
+            runtime=runtime.describe(where.folder, preload),
+            instance=self._id if order.spec.callable.kind == "cls" else None,
+        )
+        return _Bundle(spec, scan, init_args)
+
+    def _attempt(
+        self, controller: Controller, bundle: _Bundle, fresh: Iterable[str], deadline: float
+    ) -> Ready | Missing:
+        """Send the deploy and follow its events, up to its end or to what is missing."""
+        head = Deploy(
+            id=self._id,
+            spec=bundle.spec,
+            protocol=versions.PROTOCOL,
+            version=__version__,
+            stream_logs=self._order.stream_logs,
+        )
+        silence = max(deadline - time.monotonic(), 1.0)
+        with controller.deploy(head, bundle.packed(fresh), silence=silence) as events:
+            with self._lock:
+                self._events = events
+                if self._is_cancelled:
+                    events.abort()
+            try:
+                # What the first call needs, while there is nothing to do but wait.
+                importlib.import_module("kubetorch.sdk.calls.invoke")
+                return self._follow(events, bundle)
+            finally:
+                with self._lock:
+                    self._events = None
+
+    def _follow(self, events: EventStream, bundle: _Bundle) -> Ready | Missing:
+        for event in events:
+            if isinstance(event, (Ready, Missing)):
+                return event
+            if isinstance(event, DeployLog):
+                self._lines.log(event)
+            elif isinstance(event, Stage):
+                self._lines.stage(event)
+            elif isinstance(event, Failed):
+                modules = local_modules(bundle.spec.callable, is_script=True)
+                raise failures.rebuild(failures.parse(event.failure), modules=modules)
+        raise ControllerUnavailableError(
+            f"the controller did not say how the deploy of {bundle.spec.name} ended"
+        )

@@ -1,0 +1,194 @@
+"""The source of a callable: the object, if this program has it, and where a pod imports it from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod
+from kubetorch.sdk.deploys import project, runtime
+from kubetorch.sdk.deploys.project import ProjectRef
+from kubetorch.specs.callable import CallableKind, CallableRef
+
+#: Folder to import from, dotted module, qualified name.
+Pointers = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What travels with a callable; see `kubetorch.sdk.deploys.project.locate`."""
+
+    sync_dir: str | Path | bool | None = None
+    remote_dir: str | None = None
+    remote_import_path: str | None = None
+
+    def with_given(self, other: Placement) -> Placement:
+        """This one, with what the other one says."""
+        given = {name: value for name, value in vars(other).items() if value is not None}
+        return replace(self, **given)
+
+
+class Source:
+    """A callable of this program, and what of its surroundings travels.
+
+    Args:
+        kind: A function or a class.
+        callable_object: The callable.
+        placement: What travels.
+        pointers: Where the callable is, when the object is not here.
+
+    Attributes:
+        callable_object, placement: As given.
+        qualname: Qualified name of the callable.
+
+    Raises:
+        SpecError: A pod could not import it, or the placement contradicts itself.
+    """
+
+    def __init__(
+        self,
+        kind: CallableKind,
+        callable_object: Callable[..., Any] | None,
+        placement: Placement,
+        pointers: Pointers | None = None,
+    ) -> None:
+        self._kind = kind
+        self.callable_object = callable_object
+        self.placement = placement
+        self._pointers = pointers
+        self._location: ProjectRef | None = None
+        self.qualname = pointers[2] if pointers else _qualname(callable_object)
+        # A module that a pod imports may name folders of the machine that it was deployed from.
+        if not inpod.is_worker():
+            self.locate()
+
+    def with_placement(self, given: Placement) -> Source:
+        """The same callable, where what travels is changed by what is given.
+
+        Raises:
+            SpecError: The placement contradicts itself.
+        """
+        placement = self.placement.with_given(given)
+        return Source(self._kind, self.callable_object, placement, self._pointers)
+
+    def locate(self) -> ProjectRef:
+        """Where the callable lies.
+
+        Raises:
+            SpecError: It cannot be imported by a pod, or the settings contradict each other.
+        """
+        if self._location is None:
+            file, module = self._module()
+            self._location = project.locate(
+                file,
+                module,
+                sync_dir=self.placement.sync_dir,
+                remote_dir=self.placement.remote_dir,
+                remote_import_path=self.placement.remote_import_path,
+            )
+        return self._location
+
+    def ref(self) -> CallableRef:
+        """Where a pod finds the callable.
+
+        Raises:
+            SpecError: It cannot be imported by a pod.
+        """
+        where = self.locate()
+        return CallableRef(
+            kind=self._kind,
+            name=self.qualname,
+            module=where.import_path,
+            qualname=self.qualname,
+            project=where.name,
+            root=where.root,
+            roots=self._further_roots(where),
+            remote_dir=where.remote_dir,
+            source_file=where.source_file,
+            is_script=self.is_script,
+        )
+
+    def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
+        if where.folder is None or where.only is not None or inpod.is_worker():
+            return ()
+        found = runtime.entries_below(sys.path, where.folder)
+        return tuple(path for path in found if path != where.root)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether its module is `__main__` here."""
+        return getattr(self.callable_object, "__module__", None) == "__main__"
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether it was typed into an interpreter or a notebook, so that no file has it yet."""
+        return self.is_script and _main_file() is None
+
+    def write(self) -> None:
+        """Write the file of an interactively defined callable; others have one.
+
+        Raises:
+            NotebookError: Its source cannot be found.
+        """
+        if self.is_interactive and self.callable_object is not None:
+            from kubetorch.sdk.deploys import notebook  # noqa: PLC0415  # for interactive sessions only
+
+            notebook.write_module(self.callable_object, self._interactive_file())
+
+    def _module(self) -> tuple[str | None, str | None]:
+        """File and dotted name of the module."""
+        if self._pointers is not None:
+            root, module, _ = self._pointers
+            return str(Path(root, *module.split(".")).with_suffix(".py")), module
+        if self.is_interactive:
+            return str(self._interactive_file()), None
+        name = getattr(self.callable_object, "__module__", None)
+        if name == "__main__":
+            return _main_file(), _main_name()
+        return getattr(sys.modules.get(name or ""), "__file__", None), name
+
+    def _interactive_file(self) -> Path:
+        ending = "cls" if self._kind == "cls" else "fn"
+        return Path.cwd() / f"{self.qualname}_{ending}.py"
+
+
+def _main_file() -> str | None:
+    """The file that this program runs; none in an interpreter or a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None or file.endswith(".ipynb") or not Path(file).is_file():
+        return None
+    return str(file)
+
+
+def _main_name() -> str | None:
+    """The dotted name that this program was started by, as with `python -m`."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None and spec.origin == main.__file__ else None
+
+
+def _qualname(callable_object: Callable[..., Any] | None) -> str:
+    name = getattr(callable_object, "__qualname__", None)
+    if not isinstance(name, str):
+        raise SpecError(
+            f"{callable_object!r} has no name that a pod could import it by",
+            hint="wrap it in a function: def run(...): return ...",
+        )
+    if "<lambda>" in name:
+        raise SpecError("a lambda cannot be imported by a pod", hint="write it as a def")
+    if "<locals>" in name:
+        raise SpecError(
+            f"{name} is defined inside a function, so a pod cannot import it",
+            hint="move it to the top level of its file",
+        )
+    bound = getattr(callable_object, "__self__", None)
+    if bound is not None and not isinstance(bound, (type, type(sys))):
+        raise SpecError(
+            f"{name} is bound to an object of this program, which a pod does not have",
+            hint="deploy its class with kt.cls(...)",
+        )
+    return name

@@ -1,0 +1,190 @@
+"""Getting a stream its connection: the first one, and those that follow when it breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    ControllerError,
+    KubetorchError,
+    ProtocolError,
+    ServiceNotFoundError,
+    UnauthorizedError,
+    VersionMismatchError,
+)
+from kubetorch.lib import websocket
+from kubetorch.sdk.streams import dial
+from kubetorch.sdk.streams.stream import Stream
+from kubetorch.wire import failures, routes, versions
+
+#: Seconds that a call waits for a pod that takes it, and a pending one for its pod to come back.
+PATIENCE = 30.0
+#: Seconds for one attempt.
+_ATTEMPT = 5.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+
+
+class Location(NamedTuple):
+    """Where a service is.
+
+    Attributes:
+        urls: Base URLs of the agents of its ready pods, in the order of the pods.
+        token: What calls to them carry.
+    """
+
+    urls: tuple[str, ...]
+    token: str
+
+
+#: Asks the controller where a service is; raises `ServiceNotFoundError` when it is gone.
+Resolver = Callable[[], Location]
+
+
+class UnavailableError(Exception):
+    """Not now, perhaps later."""
+
+
+#: What no further attempt can help; some of them are an `OSError` too.
+FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
+#: What an attempt fails with when the next one may succeed.
+TRANSIENT = (OSError, websocket.WebSocketError, UnavailableError)
+
+
+class Backoff:
+    """The pauses between attempts, up to a deadline.
+
+    Args:
+        patience: Seconds from now to the deadline.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.deadline = time.monotonic() + patience
+        self._delay = _FIRST_DELAY
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def attempt(self) -> float:
+        """Seconds that the next attempt may take."""
+        return max(min(_ATTEMPT, self.left), 0.1)
+
+    def pause(self, interrupted: threading.Event) -> bool:
+        """Wait before the next attempt; false when there is none."""
+        left = self.left
+        if left <= 0 or interrupted.wait(min(self._delay, left)):
+            return False
+        self._delay = min(self._delay * 2, _LONGEST_DELAY)
+        return True
+
+
+def ask(resolve: Resolver) -> Location:
+    """Where the service is.
+
+    Raises:
+        UnavailableError: The controller does not know just now.
+        ServiceNotFoundError, UnauthorizedError, VersionMismatchError: It never will.
+    """
+    try:
+        return Location(*resolve())
+    except (UnauthorizedError, VersionMismatchError):
+        raise
+    except ControllerError as error:
+        raise UnavailableError(str(error)) from error
+
+
+def attempt(stream: Stream, url: str, token: str, *, timeout: float) -> None:
+    """Connect a stream to the agent at `url`.
+
+    Raises:
+        UnauthorizedError, VersionMismatchError: The agent does not want this client.
+        OSError, WebSocketError, UnavailableError: It cannot be reached, or not now.
+    """
+    headers = {
+        routes.AUTHORIZATION: f"Bearer {token}",
+        routes.PROTOCOL: str(versions.PROTOCOL),
+        routes.CLIENT: stream.id,
+    }
+    if stream.incarnation:
+        headers[routes.RESUME] = f"{stream.incarnation}:{stream.received}"
+    try:
+        connection, rest = dial.dial(url, routes.STREAM, headers, timeout=timeout)
+    except dial.RefusedError as refused:
+        raise _refusal(refused) from None
+    stream.open(connection, rest, timeout=timeout)
+
+
+def _refusal(refused: dial.RefusedError) -> Exception:
+    error = failures.rebuild(failures.parse_json(refused.body))
+    if isinstance(error, (UnauthorizedError, VersionMismatchError)):
+        return error
+    if refused.status == UnauthorizedError.status:
+        return UnauthorizedError(str(error))
+    if refused.status == VersionMismatchError.status:
+        return VersionMismatchError(str(error))
+    return UnavailableError(f"the agent answered with status {refused.status}: {error}")
+
+
+def resume(
+    stream: Stream,
+    url: str,
+    location: Location | None,
+    resolve: Resolver,
+    closed: threading.Event,
+) -> None:
+    """Connect a stream again whose connection broke; runs in the stream's own thread.
+
+    Afterwards the stream has a connection, or has ended and its pending calls with it.
+
+    Args:
+        stream: The stream.
+        url: The agent that it was connected to.
+        location: What was known when the connection broke.
+        resolve: Asks where the service is now.
+        closed: Ends the attempts.
+    """
+    backoff = Backoff(PATIENCE)
+    token = location.token if location is not None else ""
+    is_fresh = False
+    error: Exception | None = ConnectionResetError("the agent closed the connection")
+    while stream.calls and not stream.has_ended:
+        error = _try(stream, url, token, backoff)
+        if error is None:
+            return
+        if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
+            break
+        try:
+            found = ask(resolve)
+        except UnavailableError:
+            found = None
+        except FINAL as final:
+            error = final
+            break
+        if found is not None:
+            token, is_fresh = found.token, True
+            if url not in found.urls and isinstance(error, ConnectionRefusedError):
+                error = AgentDiedError(stream.pod, "AgentDied")
+                break
+        if not isinstance(error, UnauthorizedError) and not backoff.pause(closed):
+            break
+    lost = CallLostError(
+        f"the connection to pod {stream.pod} broke and could not be made again: {error}",
+        hint="what the call did is unknown; kt logs shows what it printed",
+    )
+    lost.__cause__ = error
+    stream.end(error if isinstance(error, KubetorchError) else lost)
+
+
+def _try(stream: Stream, url: str, token: str, backoff: Backoff) -> Exception | None:
+    try:
+        attempt(stream, url, token, timeout=backoff.attempt)
+    except (OSError, websocket.WebSocketError, UnavailableError, KubetorchError) as error:
+        return error
+    return None

@@ -1,0 +1,384 @@
+"""The client's end of one call stream: a WebSocket to one pod, shared by all callers of a process.
+
+    caller ── start ──► Sender ──► socket ──► agent
+    caller ◄── event ── PendingCall ◄── whoever reads ◄── socket
+
+There is no event loop: callers write to the socket themselves, and a blocking caller that finds
+nobody reading reads for itself until its call has an answer, which saves a switch of threads.
+Otherwise the stream's own thread reads: for coroutines, for many callers at once, and while nobody
+waits, so that pings are answered and the end of a connection is noticed.
+
+What survives a broken connection, and how, is `kubetorch.wire.channel`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from _queue import Empty, SimpleQueue  # `queue` adds classes that nobody needs here
+from _thread import start_new_thread
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
+from kubetorch.lib import websocket
+from kubetorch.sdk.streams.frame import Frame, control, credit, message
+from kubetorch.sdk.streams.incoming import Incoming
+from kubetorch.sdk.streams.link import Link
+from kubetorch.sdk.streams.mailbox import Mailbox, Mailboxes
+from kubetorch.sdk.streams.pending import EXPIRED, SENT, Event, PendingCall
+from kubetorch.sdk.streams.sending import Sender
+from kubetorch.sdk.streams.upload import Upload
+from kubetorch.wire import codecs, frames, versions
+from kubetorch.wire.channel import Inbox
+from kubetorch.wire.frames import Kind
+
+if TYPE_CHECKING:
+    import asyncio
+
+Buffer = bytes | bytearray | memoryview
+
+#: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
+#: given up.
+PING_AFTER = 10.0
+#: Seconds that a farewell waits for a connection that broke and is being made again.
+_FAREWELL = 1.0
+#: Seconds without a caller that reads for itself after which the stream's thread reads.
+_IDLE = 0.1
+
+_AT_ONCE = (False,)
+
+
+class Stream:
+    """Calls on one connection after the other to the agent of one pod.
+
+    Args:
+        reconnect: Called by the stream's thread, without a connection while calls are pending:
+            gets a new connection with `open`, or ends the stream with `end`.
+        ping_after: Seconds of silence after which the agent is asked for a sign of life.
+
+    Attributes:
+        id: Names this client to the agent, on every connection.
+        accepts_calls: Whether calls can be opened.
+        pod: Name of the pod.
+        incarnation: Identity of the agent's process; empty before the first connection.
+    """
+
+    def __init__(
+        self, reconnect: Callable[[Stream], None], *, ping_after: float = PING_AFTER
+    ) -> None:
+        self.id = os.urandom(16).hex()
+        self.accepts_calls = False
+        self.pod = ""
+        self.incarnation = ""
+        self._reconnect = reconnect
+        self._ping_after = ping_after
+        self._numbers = itertools.count(1)
+        self._sender = Sender()
+        self._incoming = Incoming(self._sender, self)
+        self.calls = self._incoming.calls
+        self._link: Link | None = None
+        self._is_connected = threading.Event()
+        self._is_closing = False
+        # A connection that the agent has not said anything on yet.
+        self._candidate: socket.socket | None = None
+        self._has_thread = False
+        # Whoever reads holds it.
+        self._reading = threading.Lock()
+        self._turns = 0
+        self._is_wanted = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._mailboxes = Mailboxes()
+
+    # --------------------------------------------------------------------------------- callers
+
+    def prepare(self, deliver: Callable[[Event], None], context: Any = None) -> PendingCall:  # noqa: ANN401  # the caller's own
+        """A call that is not opened yet.
+
+        Args:
+            deliver: Told of every event, by whichever thread reads.
+            context: Kept in the call.
+        """
+        return PendingCall(next(self._numbers), deliver, context)
+
+    def start(
+        self,
+        call: PendingCall,
+        meta: frames.Open | frames.Attach,
+        segments: Sequence[Buffer] = (),
+        *,
+        reads: bool = False,
+    ) -> None:
+        """Open a call, or attach to one. Whatever this raises, the call can be cancelled.
+
+        Args:
+            call: The call, just prepared.
+            meta: What is called.
+            segments: The encoded arguments.
+            reads: The caller will `wait` at once.
+        """
+        number = call.number
+        pieces: Sequence[Buffer] = ()
+        size = 0
+        kind = Kind.ATTACH
+        if type(meta) is frames.Open:
+            kind = Kind.OPEN
+            size = meta.body.total
+            if size > frames.CHUNK:
+                sent = Event(call, SENT, None, None, 0)
+                call.upload = Upload(number, segments, size, lambda: call.deliver(sent))
+                size = 0
+            else:
+                pieces = segments if len(segments) == 1 else list(codecs.join(segments))
+        frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
+        link = self._link
+        if link is not None and not self._reading.locked() and link.has_ended():
+            # Nobody read, so nobody noticed. What is sent now would be lost.
+            self._sender.detach()
+        self.calls[number] = call
+        self._sender.submit(frame)
+        if not reads and not self._reading.locked():
+            self._wake.put(None)
+
+    def wait(
+        self, call: PendingCall, events: SimpleQueue[Event], deadline: float | None = None
+    ) -> Event:
+        """The next event of a call that delivers to `events`; `EXPIRED` at the deadline."""
+        held: list[bool] = []
+        try:
+            # See `Sender`: a lock is never held without being noted.
+            held.extend(map(self._reading.acquire, _AT_ONCE))
+            if held[0]:
+                self._turns += 1
+                self._read_until(events, deadline)
+            else:
+                self._is_wanted = True
+        finally:
+            if held and held[0]:
+                self._reading.release()
+                if self._link is None or len(self.calls) > (call.number in self.calls):
+                    self._wake.put(None)
+        if deadline is None:
+            return events.get()
+        try:
+            return events.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except Empty:
+            return Event(call, EXPIRED, None, None, 0)
+
+    def took(self, event: Event) -> None:
+        """The program has taken this event."""
+        grant = event.call.take(event.weight)
+        if grant:
+            self._sender.submit(credit(event.call.number, grant))
+
+    def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
+        """Tell the agent that nobody wants the call any more.
+
+        Args:
+            call: The call.
+            reason: Why.
+            abandons: How it ends is not waited for.
+        """
+        if call.is_abandoned or call.number not in self.calls:
+            return
+        call.is_abandoned = abandons
+        meta = frames.Cancel(reason) if reason else frames.Cancel()
+        frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))
+        self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
+
+    def mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        """Where to deliver events for coroutines of this loop."""
+        return self._mailboxes.of(loop)
+
+    # ------------------------------------------------------------------------- its life
+
+    @property
+    def received(self) -> int:
+        """Counted frames that have arrived from this incarnation of the agent."""
+        return self._incoming.inbox.received
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never have a connection again."""
+        return self._is_closing or self._sender.is_retired
+
+    def open(self, connection: socket.socket, rest: bytes, *, timeout: float) -> None:
+        """Go on with this connection, a blocking socket that was upgraded.
+
+        Args:
+            connection: The socket.
+            rest: What was read of it already.
+            timeout: Seconds until the agent's first frame has to be there.
+
+        Raises:
+            OSError, WebSocketError, ProtocolError: It is no use.
+            VersionMismatchError: The agent speaks another protocol.
+        """
+        link = Link(connection, self._incoming, self._ping, self._ping_after)
+        self._candidate = connection
+        try:
+            link.begin(rest, lambda: self._candidate is None, timeout=timeout)
+        except BaseException:
+            self._sender.detach()
+            link.close()
+            raise
+        finally:
+            self._candidate = None
+            self._mailboxes.post()
+        self._link = link
+        self._is_connected.set()
+        self.accepts_calls = not self.has_ended
+        self._wake.put(None)
+        if not self._has_thread:
+            self._has_thread = True
+            start_new_thread(self._run, ())  # see `Sender`
+
+    def on_welcome(self, welcome: frames.Welcome) -> None:
+        """The agent's first frame on a connection."""
+        connection, self._candidate = self._candidate, None
+        if connection is None:
+            raise ProtocolError("a second WELCOME on one connection")
+        versions.check(welcome.protocol, peer="the pod's agent")
+        is_known = welcome.incarnation == self.incarnation
+        if not (is_known and welcome.resumed):
+            self._lose_written(is_known=is_known)
+            self.incarnation = welcome.incarnation
+            self._incoming.inbox = Inbox()
+            self._sender.restart(self.calls)
+        self.pod = welcome.pod
+        self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
+
+    def on_goaway(self) -> None:
+        """The agent takes no more calls; those that run go on."""
+        self.accepts_calls = False
+
+    def _lose_written(self, *, is_known: bool) -> None:
+        """The agent knows nothing of what was written to it, or to the one before it."""
+        for call in list(self.calls.values()):
+            if not (call.was_written or call.is_abandoned):
+                continue
+            del self.calls[call.number]
+            if is_known:
+                call.lose(CallLostError(f"the agent of pod {self.pod} has given up this client"))
+            else:
+                call.lose(AgentDiedError(self.pod, "AgentRestarted"))
+
+    def end(self, error: Exception) -> None:
+        """No call is opened any more, and those that are pending are lost with `error`."""
+        self.accepts_calls = False
+        self._sender.retire(error)
+        for number in list(self.calls):
+            call = self.calls.pop(number, None)
+            if call is not None:
+                call.lose(error)
+        self._mailboxes.post()
+        self._disconnect()
+
+    def close(self) -> None:
+        """Say goodbye: the agent cancels what runs for this client."""
+        if self.calls:
+            # A connection that just broke may be made again at once, to say goodbye on it.
+            self._is_connected.wait(_FAREWELL)
+        # The agent's answer to the farewell is no reason to connect again.
+        self._is_closing = True
+        self._sender.submit(control(websocket.CLOSE, websocket.close_payload(websocket.NORMAL)))
+        self.end(CallLostError("the connection was closed by this program"))
+        self._wake.put(None)
+
+    def abandon(self) -> None:
+        """Let go of everything, in a forked child: the connection is the parent's."""
+        link, self._link = self._link, None
+        self.accepts_calls = False
+        error = CallLostError("the process was forked; its calls stay with the parent")
+        self._reading = threading.Lock()
+        self._sender.abandon(error)
+        if link is not None:
+            link.close()
+        for call in list(self.calls.values()):
+            call.lose(error)
+        self.calls.clear()
+
+    def _run(self) -> None:
+        try:
+            while self._serve():
+                pass
+        finally:
+            if self.accepts_calls:
+                self.end(KubetorchError("the thread that reads a stream ended"))
+
+    def _serve(self) -> bool:
+        """Read as long as it is this thread's turn; whether there is more to do."""
+        self._stand_by()
+        try:
+            while self._read_some(self._ping_after):
+                if self._is_wanted and not self.calls:
+                    # The next caller can read for itself.
+                    self._is_wanted = False
+                    return True
+        finally:
+            self._reading.release()
+        idle = CallLostError("the agent closed the connection")
+        if self.has_ended or self._sender.retire(idle, unless=lambda: self.calls):
+            self.accepts_calls = False
+            return False
+        self._reconnect(self)
+        return self._link is not None
+
+    def _stand_by(self) -> None:
+        """Wait until somebody has to read, and nobody else does."""
+        turns = -1
+        while turns != self._turns:
+            turns = self._turns
+            try:
+                self._wake.get(timeout=_IDLE)
+                break
+            except Empty:
+                continue
+        self._reading.acquire()  # `_serve` releases it
+        while not self._wake.empty():
+            self._wake.get()
+
+    # --------------------------------------------------------------------------------- reading
+
+    def _read_until(self, events: SimpleQueue[Event], deadline: float | None) -> None:
+        while events.empty():
+            timeout = self._ping_after
+            if deadline is not None:
+                timeout = min(deadline - time.monotonic(), timeout)
+                if timeout <= 0:
+                    return
+            if not self._read_some(timeout):
+                return
+
+    def _read_some(self, timeout: float) -> bool:
+        """Read what is there, or comes in time; false when there is no connection any more."""
+        link = self._link
+        if link is None:
+            return False
+        try:
+            link.read(timeout)
+        except OSError:
+            self._disconnect()
+        except (websocket.WebSocketError, ProtocolError) as error:
+            self.end(ProtocolError(f"the agent broke the protocol: {error}"))
+        except BaseException:
+            # A signal handler raised: what was read is lost, and comes again by resuming.
+            if not link.is_waiting:
+                self._disconnect()
+            raise
+        finally:
+            self._mailboxes.post()
+        return self._link is not None
+
+    def _ping(self) -> None:
+        self._sender.submit(control(websocket.PING))
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        self._is_connected.clear()
+        self._sender.detach()
+        if link is not None:
+            link.close()

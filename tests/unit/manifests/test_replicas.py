@@ -1,0 +1,170 @@
+"""How many pods each kind has, and how it is told another number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import kinds, reading, rendering
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
+from unit.manifests.users import Manifest, manifests
+
+PRESENT = {
+    "Deployment": 2,
+    "StatefulSet": 2,
+    "ReplicaSet": 2,
+    "RayCluster": 3,
+    "TrainJob": 2,
+    "JobSet": 2,
+    "LeaderWorkerSet": 2,
+}
+FIXED = ("DaemonSet", "Pod")
+WHERE = {
+    "Deployment": "spec.replicas",
+    "StatefulSet": "spec.replicas",
+    "ReplicaSet": "spec.replicas",
+    "Job": "spec.parallelism",
+    "CronJob": "spec.jobTemplate.spec.parallelism",
+    "MPIJob": "spec.mpiReplicaSpecs.Worker.replicas",
+    "JAXJob": "spec.jaxReplicaSpecs.Worker.replicas",
+    "TrainJob": "spec.trainer.numNodes",
+    "JobSet": "spec.replicatedJobs.0.template.spec.parallelism",
+    "LeaderWorkerSet": "spec.leaderWorkerTemplate.size",
+}
+#: One pod is called, the others are workers.
+WORKERS = {
+    "RayCluster": "spec.workerGroupSpecs.0.replicas",
+    "PyTorchJob": "spec.pytorchReplicaSpecs.Worker.replicas",
+    "TFJob": "spec.tfReplicaSpecs.Worker.replicas",
+    "MXJob": "spec.mxReplicaSpecs.Worker.replicas",
+    "XGBoostJob": "spec.xgbReplicaSpecs.Worker.replicas",
+}
+
+
+def render(compute: ComputeSpec) -> Manifest:
+    return rendering.render(compute, namespace="ns", name="service")
+
+
+def resized(kind: str, number: int, manifest: Manifest | None = None) -> Manifest:
+    declared = reading.declared(manifest or manifests()[kind])
+    return render(replace(declared, replicas=number))
+
+
+@pytest.mark.parametrize("kind", sorted(manifests()))
+def test_the_number_of_pods_is_read(kind: str) -> None:
+    assert reading.declared(manifests()[kind]).replicas == PRESENT.get(kind, 1)
+
+
+@pytest.mark.parametrize("kind", sorted(WHERE | WORKERS))
+def test_another_number_of_pods_is_written_where_the_kind_has_it(kind: str) -> None:
+    rendered = resized(kind, 5)
+    path = tuple((WHERE | WORKERS)[kind].split("."))
+    assert kinds.get(rendered, path) == (4 if kind in WORKERS else 5)
+    assert reading.compute(rendered).replicas == 5
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_a_kind_without_a_number_of_pods_says_so(kind: str) -> None:
+    with pytest.raises(SpecError, match=f"replicas is 2; the number of pods of a {kind}"):
+        resized(kind, 2)
+
+
+@pytest.mark.parametrize("kind", sorted(set(WORKERS) - {"RayCluster"}))
+def test_workers_that_a_job_lacks_are_as_its_first_pod(kind: str) -> None:
+    manifest = manifests()[kind]
+    (specs,) = [key for key in manifest["spec"] if key.endswith("ReplicaSpecs")]
+    (primary,) = manifest["spec"][specs]
+    rendered = resized(kind, 3)["spec"][specs]
+    assert rendered["Worker"] == {**rendered[primary], "replicas": 2}
+
+
+def test_a_ray_cluster_without_workers_gets_a_group_like_its_head() -> None:
+    manifest = manifests()["RayCluster"]
+    del manifest["spec"]["workerGroupSpecs"]
+    spec = resized("RayCluster", 3, manifest)["spec"]
+    (group,) = spec["workerGroupSpecs"]
+    assert group == {
+        "groupName": "worker-group",
+        "replicas": 2,
+        "minReplicas": 0,
+        "maxReplicas": 2,
+        "rayStartParams": {},
+        "template": spec["headGroupSpec"]["template"],
+    }
+
+
+def test_further_groups_of_a_ray_cluster_keep_their_pods() -> None:
+    manifest = manifests()["RayCluster"]
+    groups = manifest["spec"]["workerGroupSpecs"]
+    groups.append({**groups[0], "groupName": "big", "replicas": 5})
+    assert reading.declared(manifest).replicas == 8
+    groups = resized("RayCluster", 12, manifest)["spec"]["workerGroupSpecs"]
+    assert [(one["replicas"], one["maxReplicas"]) for one in groups] == [(6, 6), (5, 4)]
+    with pytest.raises(SpecError, match="has 6 pods beside its first group of workers"):
+        resized("RayCluster", 5, manifest)
+
+
+def test_all_groups_of_a_ray_cluster_run_the_agent() -> None:
+    manifest = manifests()["RayCluster"]
+    groups = manifest["spec"]["workerGroupSpecs"]
+    groups.append({**groups[0], "groupName": "big"})
+    for group in render(reading.declared(manifest))["spec"]["workerGroupSpecs"]:
+        container = group["template"]["spec"]["containers"][0]
+        assert container["args"] == ["exec python -m kubetorch.pod"]
+        assert group["template"]["metadata"]["labels"]["kubetorch.com/service"] == "service"
+
+
+def test_a_worker_keeps_what_it_has_of_its_own() -> None:
+    manifest = manifests()["RayCluster"]
+    worker = manifest["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    worker["resources"] = {"requests": {"cpu": "16"}}
+    declared = replace(reading.declared(manifest), memory="3Gi")
+    spec = render(declared)["spec"]
+    head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
+    worker = spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    assert head["resources"]["requests"] == {"cpu": 2, "memory": "3Gi"}
+    assert worker["resources"]["requests"] == {"cpu": "16", "memory": "3Gi"}
+
+
+def test_a_launcher_of_mpi_stays_as_it_is() -> None:
+    manifest = manifests()["MPIJob"]
+    specs = manifest["spec"]["mpiReplicaSpecs"]
+    specs["Launcher"] = {"replicas": 1, "template": {"spec": {"containers": [{"name": "mpi"}]}}}
+    assert reading.declared(manifest).replicas == 1
+    rendered = resized("MPIJob", 4, manifest)["spec"]["mpiReplicaSpecs"]
+    assert rendered["Launcher"] == specs["Launcher"]
+    assert rendered["Worker"]["replicas"] == 4
+
+
+def test_groups_of_equal_size_are_told_apart_from_their_size() -> None:
+    manifest = manifests()["LeaderWorkerSet"]
+    manifest["spec"]["replicas"] = 3
+    assert reading.declared(manifest).replicas == 6
+    rendered = resized("LeaderWorkerSet", 12, manifest)["spec"]
+    assert (rendered["replicas"], rendered["leaderWorkerTemplate"]["size"]) == (3, 4)
+    with pytest.raises(SpecError, match=r"replicas is 7; .* 3 groups of equal size"):
+        resized("LeaderWorkerSet", 7, manifest)
+
+
+def test_an_indexed_job_ends_with_as_many_pods_as_run() -> None:
+    job = resized("JobSet", 4)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (job["parallelism"], job["completions"]) == (4, 4)
+    assert "completions" not in resized("Job", 4)["spec"]
+
+
+def test_workers_of_distribute_are_the_pods() -> None:
+    compute = ComputeSpec(replicas=2, distribution=DistributionSpec(workers=4))
+    assert render(compute)["spec"]["replicas"] == 4
+    declared = reading.declared(manifests()["StatefulSet"])
+    changed = replace(declared, distribution=DistributionSpec(workers=4))
+    assert render(changed)["spec"]["replicas"] == 4
+
+
+def test_several_pods_of_a_deployment_are_recreated_unless_it_says_otherwise() -> None:
+    manifest = manifests()["Deployment"]
+    assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "Recreate"}
+    manifest["spec"]["strategy"] = {"type": "RollingUpdate"}
+    assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "RollingUpdate"}

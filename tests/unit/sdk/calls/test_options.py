@@ -1,0 +1,107 @@
+"""Options of calls, and which keywords of a call are whose."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+
+from kubetorch.errors import SpecError
+from kubetorch.sdk.calls.options import CallOptions, declared_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout", 0),
+        ("timeout", -1),
+        ("timeout", math.nan),
+        ("timeout", math.inf),
+        ("timeout", "5"),
+        ("timeout", True),
+        ("retries", -1),
+        ("retries", 1.5),
+        ("retries", True),
+        ("serialization", "yaml"),
+        ("serialization", 3),
+        ("stream_logs", "yes"),
+        ("async_", 1),
+        ("idempotency_key", ""),
+        ("idempotency_key", 3),
+        ("request_id", ""),
+        ("on_progress", "print"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=f"^{name} is "):
+        CallOptions().with_changes({name: value})
+
+
+def test_possible_values_are_taken() -> None:
+    changes: dict[str, Any] = {
+        "timeout": 0.5,
+        "retries": 3,
+        "serialization": "pickle",
+        "stream_logs": False,
+        "async_": True,
+        "idempotency_key": "k",
+        "request_id": "r",
+        "on_progress": print,
+    }
+    options = CallOptions().with_changes(changes)
+    assert {name: getattr(options, name) for name in changes} == changes
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"no call option 'time_out'; did you mean 'timeout'\?"):
+        CallOptions().with_changes({"time_out": 3})
+    with pytest.raises(TypeError, match="there are async_, idempotency_key"):
+        CallOptions().with_changes({"zzz": 3})
+
+
+def test_bare_keywords_are_options_and_the_rest_is_the_users() -> None:
+    given = {"stream_logs": False, "serialization": "none", "async_": True, "timeout": 3, "x": 1}
+    options, own = CallOptions().take_from(given, frozenset())
+    assert own == {"timeout": 3, "x": 1}
+    assert (options.stream_logs, options.serialization, options.async_) == (False, "none", True)
+    assert options.timeout is None
+
+
+def test_a_keyword_that_the_user_declares_is_the_users() -> None:
+    options, own = CallOptions().take_from(
+        {"serialization": 3, "workers": [1]}, frozenset({"serialization", "workers"})
+    )
+    assert own == {"serialization": 3, "workers": [1]}
+    assert options == CallOptions()
+
+
+@pytest.mark.parametrize("name", ["workers", "restart_procs", "debug", "pdb", "stream_metrics"])
+def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name}= belongs to"):
+        CallOptions().take_from({name: True}, frozenset())
+    with pytest.raises(SpecError, match=f"{name}= belongs to"):
+        CallOptions().with_changes({name: True})
+
+
+def test_the_callers_keywords_are_not_changed() -> None:
+    given = {"stream_logs": True, "x": 1}
+    CallOptions().take_from(given, frozenset())
+    assert given == {"stream_logs": True, "x": 1}
+
+
+def test_declared_parameters_are_read_off_functions_methods_and_wrappers() -> None:
+    def plain(workers: int, *, async_: bool, other: int) -> None:
+        serialization = other  # noqa: F841  # a local, no parameter
+
+    @functools.wraps(plain)
+    def wrapped(*args: object, **kwargs: object) -> None: ...
+
+    class Owner:
+        def method(self, debug: bool) -> None: ...
+
+    assert declared_parameters(plain) == {"workers", "async_"}
+    assert declared_parameters(wrapped) == {"workers", "async_"}
+    assert declared_parameters(Owner().method) == {"debug"}
+    assert declared_parameters(len) == frozenset()

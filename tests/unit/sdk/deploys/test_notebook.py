@@ -1,0 +1,128 @@
+"""Source of callables that were defined interactively."""
+
+import linecache
+import logging
+import math
+import sys
+import types
+from collections import OrderedDict as Ordered
+
+import pytest
+
+from kubetorch.errors import NotebookError
+from kubetorch.sdk.deploys import notebook
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """Runs cells as IPython does: their text in `linecache`, their names in `__main__`."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    names = []
+
+    def run(source):
+        name = f"/tmp/ipykernel_1/{len(names)}.py"
+        names.append(name)
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), vars(main))
+        return main
+
+    yield run
+    for name in names:
+        del linecache.cache[name]
+
+
+def module_of(path):
+    found = {}
+    exec(compile(path.read_text(), str(path), "exec"), found)
+    return found
+
+
+def test_a_function_becomes_a_module(session, tmp_path):
+    main = session("x = 1\n\ndef double(n):\n    return 2 * n\n\ny = 2\n")
+    path = tmp_path / "double_fn.py"
+
+    notebook.write_module(main.double, path)
+
+    assert module_of(path)["double"](4) == 8
+    assert "x = 1" not in path.read_text()
+
+
+def test_the_last_definition_of_a_name_wins(session, tmp_path):
+    session("def f():\n    return 'old'\n")
+    main = session("\n\nif True:\n    pass\n\ndef f():\n    return 'new'\n")
+
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"]() == "new"
+
+
+def test_a_class_is_found_by_its_methods_or_by_its_name(session, tmp_path):
+    main = session("class A:\n    def f(self):\n        return 1\n\nclass B:\n    value = 2\n")
+
+    notebook.write_module(main.A, tmp_path / "A_cls.py")
+    notebook.write_module(main.B, tmp_path / "B_cls.py")
+
+    assert module_of(tmp_path / "A_cls.py")["A"]().f() == 1
+    assert module_of(tmp_path / "B_cls.py")["B"].value == 2
+
+
+def test_imports_of_the_session_that_it_uses_come_with_it(session, tmp_path):
+    main = session("import math as m\nfrom collections import OrderedDict as Ordered\nimport sys\n")
+    session("def f(x):\n    return m.sqrt(x), Ordered(a=1)\n")
+
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"](4) == (math.sqrt(4), Ordered(a=1))
+    assert "import sys" not in (tmp_path / "f_fn.py").read_text()
+
+
+def test_decorators_come_with_it(session, tmp_path):
+    main = session("import functools\n\n@functools.lru_cache\ndef f():\n    return 1\n")
+
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"].cache_info().hits == 0
+
+
+def test_other_names_of_the_session_are_warned_of(session, tmp_path, caplog):
+    main = session("RATE = 0.1\ndef helper():\n    pass\n")
+    session("def f(x):\n    local = helper()\n    return x * RATE, local, len([])\n")
+
+    with caplog.at_level(logging.INFO):
+        notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "RATE, helper" in warning
+    (info,) = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert "inside its body" in info
+
+
+def test_a_file_that_the_user_wrote_is_not_replaced(session, tmp_path):
+    main = session("def f():\n    return 1\n")
+    path = tmp_path / "f_fn.py"
+    path.write_text("mine = True\n")
+
+    with pytest.raises(NotebookError, match="f_fn"):
+        notebook.write_module(main.f, path)
+
+    assert path.read_text() == "mine = True\n"
+
+
+def test_a_file_of_an_earlier_cell_is_replaced(session, tmp_path):
+    path = tmp_path / "f_fn.py"
+    notebook.write_module(session("def f():\n    return 1\n").f, path)
+    notebook.write_module(session("def f():\n    return 2\n").f, path)
+
+    assert module_of(path)["f"]() == 2
+    assert [item.name for item in tmp_path.iterdir()] == ["f_fn.py"]
+
+
+def test_a_source_that_nobody_kept_is_said_so(monkeypatch, tmp_path):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("def f():\n    pass\n", vars(main))
+
+    with pytest.raises(NotebookError, match="f cannot be found") as caught:
+        notebook.write_module(main.f, tmp_path / "f_fn.py")
+    assert caught.value.hint

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kubetorch.errors import SpecError
+from kubetorch.sdk.deploys.project import MARKERS, ProjectRef, find_project, locate
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.fixture
+def module(home: Path) -> Path:
+    """`ml.deep.train`, of the root `src` in the project `shop`."""
+    file = home / "shop/src/ml/deep/train.py"
+    touch(file, home / "shop/pyproject.toml")
+    return file
+
+
+def test_a_module_of_a_package_is_imported_from_the_packages_parent(
+    home: Path, module: Path
+) -> None:
+    assert locate(str(module), "ml.deep.train") == ProjectRef(
+        "ml.deep.train",
+        folder=home / "shop",
+        name="shop",
+        root="src",
+        source_file="src/ml/deep/train.py",
+    )
+
+
+@pytest.mark.parametrize("name", [None, "__main__"])
+def test_a_script_is_imported_from_its_own_folder(
+    home: Path, module: Path, name: str | None
+) -> None:
+    assert locate(str(module), name) == ProjectRef(
+        "train",
+        folder=home / "shop",
+        name="shop",
+        root="src/ml/deep",
+        source_file="src/ml/deep/train.py",
+    )
+
+
+def test_a_package_is_the_module_of_its_init_file(home: Path) -> None:
+    touch(home / "shop/setup.py", home / "shop/ml/deep/__init__.py")
+    found = locate(str(home / "shop/ml/deep/__init__.py"), "ml.deep")
+    assert (found.import_path, found.root) == ("ml.deep", "")
+    assert found.source_file == "ml/deep/__init__.py"
+
+
+def test_a_module_whose_name_does_not_fit_its_file_is_taken_for_a_script(
+    home: Path, module: Path
+) -> None:
+    found = locate(str(module), "something.else")
+    assert (found.import_path, found.root) == ("train", "src/ml/deep")
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_each_marker_makes_a_project(home: Path, marker: str) -> None:
+    touch(home / "a/b/c/train.py", home / "a" / marker)
+    assert find_project(home / "a/b/c") == home / "a"
+
+
+def test_the_nearest_marker_wins(home: Path) -> None:
+    touch(home / "a/.git/HEAD", home / "a/b/requirements.txt", home / "a/b/c/x.py")
+    assert find_project(home / "a/b/c") == home / "a/b"
+
+
+def test_a_home_folder_is_no_project(home: Path) -> None:
+    touch(home / ".git/HEAD", home / "scripts/x.py")
+    assert find_project(home / "scripts") is None
+    assert find_project(home) is None
+
+
+def test_a_home_folder_behind_a_link_is_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path / "real/.git/HEAD", tmp_path / "real/scripts/x.py")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setenv("HOME", str(tmp_path / "link"))
+    assert find_project(tmp_path / "real/scripts") is None
+
+
+def test_without_a_marker_the_file_alone_travels(home: Path) -> None:
+    touch(home / "scripts/train.py", home / "scripts/other.py")
+    assert locate(str(home / "scripts/train.py"), None) == ProjectRef(
+        "train",
+        folder=home / "scripts",
+        only="train.py",
+        name="scripts",
+        source_file="train.py",
+    )
+
+
+def test_without_a_marker_a_module_of_a_package_keeps_its_place(home: Path) -> None:
+    touch(home / "scripts/ml/train.py")
+    found = locate(str(home / "scripts/ml/train.py"), "ml.train")
+    assert (found.folder, found.only) == (home / "scripts", "ml/train.py")
+
+
+# ------------------------------------------------------------------------------------- sync_dir
+
+
+def test_a_parent_of_the_root_keeps_the_import_path(home: Path, module: Path) -> None:
+    found = locate(str(module), "ml.deep.train", sync_dir=home)
+    assert (found.folder, found.root, found.import_path) == (home, "shop/src", "ml.deep.train")
+
+
+def test_the_root_itself_keeps_the_import_path(home: Path, module: Path) -> None:
+    found = locate(str(module), "ml.deep.train", sync_dir=str(home / "shop/src"))
+    assert (found.name, found.root, found.import_path) == ("src", "", "ml.deep.train")
+
+
+def test_a_folder_below_the_root_shortens_the_import_path(home: Path, module: Path) -> None:
+    found = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml")
+    assert (found.name, found.root, found.import_path) == ("ml", "", "deep.train")
+    found = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml/deep")
+    assert (found.name, found.root, found.import_path) == ("deep", "", "train")
+
+
+def test_a_package_below_the_root_shortens_the_import_path(home: Path) -> None:
+    touch(home / "ml/deep/__init__.py")
+    found = locate(str(home / "ml/deep/__init__.py"), "ml.deep", sync_dir=home / "ml")
+    assert found.import_path == "deep"
+    with pytest.raises(SpecError, match=r"is the package ml\.deep itself"):
+        locate(str(home / "ml/deep/__init__.py"), "ml.deep", sync_dir=home / "ml/deep")
+
+
+def test_a_relative_path_and_a_tilde_are_understood(
+    home: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home / "shop")
+    assert locate(str(module), "ml.deep.train", sync_dir="src").name == "src"
+    assert locate("src/ml/deep/train.py", None, sync_dir="~/shop").name == "shop"
+
+
+def test_a_folder_that_is_given_through_a_link_is_the_same_folder(home: Path, module: Path) -> None:
+    (home / "link").symlink_to(home / "shop")
+    found = locate(str(module), "ml.deep.train", sync_dir=home / "link")
+    assert (found.root, found.source_file) == ("src", "src/ml/deep/train.py")
+    through = str(home / "link/src/ml/deep/train.py")
+    assert locate(through, "ml.deep.train", sync_dir=home / "shop").root == "src"
+
+
+def test_a_file_in_a_folder_that_a_project_links_to_is_a_part_of_the_project(home: Path) -> None:
+    touch(home / "shared/ml/train.py", home / "shop/pyproject.toml")
+    (home / "shop/ml").symlink_to("../shared/ml")
+    found = locate(str(home / "shop/ml/train.py"), "ml.train")
+    assert (found.folder, found.source_file) == (home / "shop", "ml/train.py")
+
+
+@pytest.mark.parametrize("folder", ["elsewhere", "shop/src/ml/other"])
+def test_a_folder_without_the_module_is_refused(home: Path, module: Path, folder: str) -> None:
+    (home / folder).mkdir(parents=True)
+    with pytest.raises(SpecError, match="does not have") as caught:
+        locate(str(module), "ml.deep.train", sync_dir=home / folder)
+    assert str(module) in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "shop/pyproject.toml"])
+def test_what_is_no_folder_is_refused(home: Path, module: Path, folder: str) -> None:
+    with pytest.raises(SpecError, match="is no folder"):
+        locate(str(module), "ml.deep.train", sync_dir=home / folder)
+
+
+# ------------------------------------------------------------------------------ nothing travels
+
+
+def test_sync_dir_false_sends_nothing(module: Path) -> None:
+    assert locate(str(module), "ml.deep.train", sync_dir=False) == ProjectRef("ml.deep.train")
+
+
+def test_sync_dir_true_finds_the_project(home: Path, module: Path) -> None:
+    assert locate(str(module), "ml.deep.train", sync_dir=True).folder == home / "shop"
+
+
+def test_remote_dir_sends_nothing(module: Path) -> None:
+    found = locate(str(module), "ml.deep.train", remote_dir="/app")
+    assert found == ProjectRef("ml.deep.train", remote_dir="/app")
+    found = locate(
+        str(module), "ml.deep.train", sync_dir=False, remote_dir="/app", remote_import_path="x.y"
+    )
+    assert found == ProjectRef("x.y", remote_dir="/app")
+
+
+@pytest.mark.parametrize("sync_dir", [True, "/tmp"])
+def test_sync_dir_and_remote_dir_exclude_each_other(module: Path, sync_dir: str | bool) -> None:
+    with pytest.raises(SpecError, match="exclude each other"):
+        locate(str(module), None, sync_dir=sync_dir, remote_dir="/app")
+
+
+def test_remote_import_path_needs_a_remote_dir(module: Path) -> None:
+    with pytest.raises(SpecError, match=r"'x\.y' needs a remote_dir"):
+        locate(str(module), None, remote_import_path="x.y")
+
+
+def test_what_is_installed_does_not_travel(home: Path) -> None:
+    assert locate(json.__file__, "json") == ProjectRef("json")
+    assert locate(None, "math") == ProjectRef("math")
+    installed = home / "shop/.venv/lib/python3.12/site-packages/dist/mod.py"
+    touch(installed, home / "shop/pyproject.toml")
+    assert locate(str(installed), "dist.mod") == ProjectRef("dist.mod")
+
+
+def test_a_callable_without_a_file_cannot_be_sent() -> None:
+    with pytest.raises(SpecError, match="no source file"):
+        locate(None, "__main__")
