@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-SERVERS = {"starlette", "uvicorn", "uvloop", "httptools"}
+SERVERS = {"uvloop", "httptools"}
 #: What deploys and calls need, but declaring does not.
 VERBS = {
     "asyncio",

@@ -51,7 +51,7 @@ class Client:
     def deployment(self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True):
         def connect():
             self.connections += 1
-            return Controller(HttpClient(fake.url, "token"))
+            return lambda: Controller(HttpClient(fake.url, "token"))
 
         source = Source(kind, None, Placement(), (str(self.project), "jobs", "train"))
         spec = WorkloadSpec("default", "train", source.ref())
@@ -298,5 +298,5 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         text=True,
         timeout=30,
     )
-    client.session = Session(lambda: None)
+    client.session = Session(lambda: lambda: None)
     assert done.stdout == "interrupted None\n", done.stderr

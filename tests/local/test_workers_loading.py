@@ -445,6 +445,6 @@ def test_the_package_of_the_agent_is_used_whatever_the_interpreter_has(tmp_path:
             import kubetorch
 
             assert file == kubetorch.__file__
-            assert not {"msgspec", "uvloop", "starlette", "zstandard", "rich"} & set(modules)
+            assert not {"msgspec", "uvloop", "httptools", "zstandard", "blake3"} & set(modules)
 
     run(main())

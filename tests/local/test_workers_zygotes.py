@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.worker_harness import agent, run
+from kubetorch.pod.launching import launch
+from tests.local.worker_harness import agent, environment, run
 
 SHOP = """
 import os, sys
@@ -71,6 +72,34 @@ def test_workers_are_forks_that_have_the_preloaded_modules(folder: Path) -> None
             again = await a.worker("Shop", **options)
             assert await a.call(again, method="parent") == first
             assert ("preloading", "quiet") in a.stages
+
+    run(main())
+
+
+def test_a_zygote_that_was_started_before_its_agent_is_used_where_it_fits(folder: Path) -> None:
+    zygote = launch(sys.executable, environment())
+
+    async def main() -> None:
+        async with agent(folder, zygote=zygote) as a:
+            options = {"library_path": (str(folder / "libraries"),), "preload": ("quiet",)}
+            worker = await a.worker("Shop", env={"KT_SERVICE": "shop"}, **options)
+            assert await a.call(worker, method="parent") == zygote.pid
+            assert await a.call(worker, "KT_SERVICE", method="variable") == "shop"
+            assert "plugin" in await a.call(worker, method="loaded")
+
+    run(main())
+
+
+def test_a_zygote_with_another_environment_ends_unused(folder: Path) -> None:
+    zygote = launch(sys.executable, environment())
+
+    async def main() -> None:
+        async with agent(folder, zygote=zygote) as a:
+            worker = await a.worker("Shop", env={"LIMIT": "7"})
+            assert await a.call(worker, method="parent") != zygote.pid
+            assert await a.call(worker, "LIMIT", method="variable") == "7"
+        while Path("/proc", str(zygote.pid)).exists():
+            await asyncio.sleep(0.01)
 
     run(main())
 

@@ -15,6 +15,7 @@ import uvloop
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import deadlines, memory
+from kubetorch.pod.launching import Launched
 from kubetorch.pod.workers import Line, OwnedPayload, Payload, Worker, WorkerHost, WorkerSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import codecs, failures
@@ -22,6 +23,11 @@ from kubetorch.wire.failures import Failure
 
 #: Seconds that anything in these tests may take.
 DEADLINE = 30.0
+
+
+def environment() -> dict[str, str]:
+    """The environment of workers."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST"))}
 
 
 class CallFailed(Exception):
@@ -93,14 +99,18 @@ class Outcome:
 class Agent:
     """A host with the workers of one folder of code."""
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self, folder: Path, python: str = sys.executable, zygote: Launched | None = None
+    ) -> None:
         self.folder = folder
         self.python = python
         self.lines: list[Line] = []
         self.exits: list[tuple[Worker, KubetorchError]] = []
         self.exited = asyncio.Event()
         self.stages: list[tuple[str, str]] = []
-        self.host = WorkerHost(pod_name="pod-0", on_line=self._on_line, on_exit=self._on_exit)
+        self.host = WorkerHost(
+            pod_name="pod-0", on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
+        )
 
     def spec(self, name: str, *, module: str = "shop", **changes: Any) -> WorkerSpec:
         kind = "cls" if name[:1].isupper() else "fn"
@@ -112,8 +122,7 @@ class Agent:
             source_file=module.replace(".", "/") + ".py",
             is_script=bool(changes.pop("is_script", False)),
         )
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST"))}
-        env |= changes.pop("env", {})
+        env = environment() | changes.pop("env", {})
         values: dict[str, Any] = {
             "generation": 1,
             "ref": ref,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,13 +88,38 @@ def ensure(folder: Path | None = None) -> Endpoint:
         ConfigError: The folder is not the user's alone, or a setting is impossible.
         ControllerUnavailableError: It cannot be started.
     """
-    found = find(folder)
-    if found is not None:
-        return found
+    return begin(folder)()
+
+
+def begin(folder: Path | None = None) -> Callable[[], Endpoint]:
+    """Start the service if there is none, without waiting for it.
+
+    Returns:
+        What waits until it runs, to be called once; it raises what `ensure` does.
+
+    Raises:
+        ConfigError: The folder is not the user's alone, or a setting is impossible.
+        ControllerUnavailableError: It cannot be started.
+    """
     place = Home(folder or home())
-    place.create()
-    with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
-        return find(place.path) or _start(place)
+    found = find(place.path)
+    if found is None:
+        place.create()
+        lock = _Waiting(place.start_lock)
+        if not lock.get_at_once():
+            lock.close()
+            return functools.partial(_ensure_after_another, place)
+        try:
+            # Another program may have started it just before.
+            found = find(place.path)
+            if found is None:
+                return functools.partial(_started, place, _spawn(place), lock)
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+    running = found
+    return lambda: running
 
 
 def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP_TIMEOUT) -> bool:
@@ -130,24 +156,46 @@ def status(folder: Path | None = None) -> Status:
 # --------------------------------------------------------------------------------------- pieces
 
 
-def _start(place: Home) -> Endpoint:
+class _Spawned(NamedTuple):
+    """A service that was started: its process, and the pipe that says when it listens."""
+
+    pid: int
+    pipe: int
+
+
+def _ensure_after_another(place: Home) -> Endpoint:
+    with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
+        return find(place.path) or _started(place, _spawn(place))
+
+
+def _spawn(place: Home) -> _Spawned:
+    """Start the service."""
     started = environment.for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     reading, writing = os.pipe()
     try:
-        pid = spawning.spawn(commands.SERVICE, started, output=writing, errors=log)
+        return _Spawned(
+            spawning.spawn(commands.SERVICE, started, output=writing, errors=log), reading
+        )
     except OSError as error:
         os.close(reading)
         raise ControllerUnavailableError(f"the local service cannot be started: {error}") from error
     finally:
         os.close(writing)
         os.close(log)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
+
+
+def _started(place: Home, spawned: _Spawned, lock: _Waiting | None = None) -> Endpoint:
+    """Wait until a service that was started listens; let go of the lock then."""
+    with (
+        contextlib.closing(lock) if lock is not None else contextlib.nullcontext(),
+        os.fdopen(spawned.pipe, "rb", buffering=0) as pipe,
+    ):
         line = _first_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
     # What was spawned has only forked the service.
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+        os.waitpid(spawned.pid, 0)
     answer = json.loads(line) if line else {}
     if "failure" in answer:
         raise failures.rebuild(failures.parse(answer["failure"]))
@@ -235,14 +283,19 @@ class _Waiting:
         self._is_waited_for = False
         self._is_closed = False
 
-    def get(self, timeout: float) -> bool:
+    def get_at_once(self) -> bool:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._is_waited_for = True
-            threading.Thread(target=self._wait, name="kubetorch-lock", daemon=True).start()
-            return self._got.wait(timeout)
+            return False
         return True
+
+    def get(self, timeout: float) -> bool:
+        if self.get_at_once():
+            return True
+        self._is_waited_for = True
+        threading.Thread(target=self._wait, name="kubetorch-lock", daemon=True).start()
+        return self._got.wait(timeout)
 
     def close(self) -> None:
         with self._mutex:

@@ -33,6 +33,7 @@ def run(begun: Begun) -> int:
     _raise_open_files()
     # What is here now stays: the collector need not look at it again.
     gc.freeze()
+    gc.enable()
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(_Service(begun).run())

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from kubetorch.lib import processes
+from kubetorch.pod.launching import Launched, launch
 from kubetorch.pod.zygotes import Forked, Zygote, ZygoteLost
 
 OnStage = Callable[[str, str], None]
@@ -18,7 +20,7 @@ NOT_PRELOADED = frozenset(
     {"deepspeed", "horovod", "jax", "jaxlib", "mpi4py", "tensorflow", "torch_xla", "vllm"}
 )
 #: Variables that are for workers alone: a change of theirs does not need another zygote.
-_WORKER_VARIABLES = ("KT_", "POD_")
+_WORKER_VARIABLES = ("KT_", "POD_", "HOSTNAME")
 #: How often a zygote may be lost over one preload before that is not tried any more.
 _LOSSES = 2
 #: How often a worker is tried to be started.
@@ -54,10 +56,15 @@ class Belongings(NamedTuple):
 
 
 class Zygotes:
-    """The zygotes of one agent: the present one, and those that only wait for their workers."""
+    """The zygotes of one agent: the present one, and those that only wait for their workers.
 
-    def __init__(self) -> None:
+    Args:
+        first: One that was started before it was known what for; used if it fits.
+    """
+
+    def __init__(self, first: Launched | None = None) -> None:
         self._lock = asyncio.Lock()
+        self._first = first
         self._present: Zygote | None = None
         self._environment: Environment | None = None
         self._retired: set[Zygote] = set()
@@ -114,6 +121,7 @@ class Zygotes:
     async def close(self) -> None:
         """End all of them."""
         async with self._lock:
+            self._take_first(None)
             self._retire()
             await asyncio.gather(*(zygote.close() for zygote in self._retired))
             self._retired.clear()
@@ -139,7 +147,8 @@ class Zygotes:
         )
         if zygote is None or not is_usable:
             self._retire()
-            zygote = self._present = Zygote(python, env, sys_path)
+            launched = self._take_first(place._replace(sys_path=())) or launch(python, env)
+            zygote = self._present = Zygote(launched, sys_path)
             self._environment = place
         if unfit is not None:
             zygote.unfit = unfit
@@ -161,6 +170,15 @@ class Zygotes:
             raise
         if zygote.unfit is not None:
             self._unfit[place, wanted] = zygote.unfit
+
+    def _take_first(self, place: Environment | None) -> Launched | None:
+        """The zygote that was there first, if it is still there and fits; else it ends."""
+        first, self._first = self._first, None
+        if first is None or _environment(first.python, first.environ, ()) == place:
+            return first
+        first.control.close()
+        processes.reap(first.pid)
+        return None
 
     def _retire(self) -> None:
         zygote, self._present = self._present, None

@@ -24,6 +24,7 @@ from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
 from kubetorch.pod.orphans import Orphans
@@ -57,8 +58,13 @@ UPLOAD_GRACE = 2.0
 _log = logging.getLogger(__name__)
 
 
-def main(environ: Mapping[str, str]) -> int:
-    """Run the agent; its exit status."""
+def main(environ: Mapping[str, str], zygote: Launched | None = None) -> int:
+    """Run the agent; its exit status.
+
+    Args:
+        environ: Its environment.
+        zygote: A zygote that was started already.
+    """
     logging.basicConfig(
         stream=sys.stderr,
         level=_level(environ.get("KT_LOG_LEVEL", "")),
@@ -73,7 +79,7 @@ def main(environ: Mapping[str, str]) -> int:
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, sock))
+        uvloop.run(_run(pod, credentials, environ, zygote, sock))
     return 0
 
 
@@ -83,9 +89,13 @@ def _level(name: str) -> str:
 
 
 async def _run(
-    pod: PodEnv, credentials: Credentials, environ: Mapping[str, str], sock: socket.socket
+    pod: PodEnv,
+    credentials: Credentials,
+    environ: Mapping[str, str],
+    zygote: Launched | None,
+    sock: socket.socket,
 ) -> None:
-    agent = Agent(pod, credentials, environ)
+    agent = Agent(pod, credentials, environ, zygote)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
@@ -99,9 +109,16 @@ class Agent:
         pod: Who the pod is.
         credentials: What it checks tokens with, and shows to the controller.
         environ: The environment that workers inherit.
+        zygote: A zygote that was started already.
     """
 
-    def __init__(self, pod: PodEnv, credentials: Credentials, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        pod: PodEnv,
+        credentials: Credentials,
+        environ: Mapping[str, str],
+        zygote: Launched | None = None,
+    ) -> None:
         self._pod = pod
         self._incarnation = os.urandom(8).hex()
         self._stopped: asyncio.Future[tuple[str, float]] = (
@@ -136,7 +153,12 @@ class Agent:
         self._supervisor = Supervisor(
             pod=pod,
             environ=environ,
-            host=WorkerHost(pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit),
+            host=WorkerHost(
+                pod_name=pod.pod,
+                on_line=self._on_line,
+                on_exit=self._on_exit,
+                zygote=zygote,
+            ),
             store=store,
             blobs=self._transfers,
             calls=self._calls,
@@ -180,8 +202,8 @@ class Agent:
         self._results.recover()
         _log.info("agent started pod=%s port=%s", self._pod.pod, self._pod.port)
         # What is here now stays: the collector need not look at it again and again.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         try:
             reason, grace = await self._stopped
             await self._drain(reason, grace)

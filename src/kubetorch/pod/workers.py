@@ -20,6 +20,7 @@ from kubetorch.lib import processes
 from kubetorch.pod.forking import Belongings, OnStage, Zygotes
 from kubetorch.pod.handles import Worker as Worker
 from kubetorch.pod.handles import WorkerProcess
+from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line as Line
 from kubetorch.pod.links import OwnedPayload as OwnedPayload
 from kubetorch.pod.links import Payload as Payload
@@ -42,6 +43,7 @@ class WorkerHost:
         pod_name: For errors.
         on_line: Told of each line of each worker.
         on_exit: Told when a worker that was loaded ended without having been asked to.
+        zygote: A zygote that was started already.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class WorkerHost:
         pod_name: str,
         on_line: Callable[[Line, Worker], None],
         on_exit: Callable[[Worker, KubetorchError], None],
+        zygote: Launched | None = None,
     ) -> None:
         self._pod_name = pod_name
         self._on_line = on_line
         self._on_exit = on_exit
-        self._zygotes = Zygotes()
+        self._zygotes = Zygotes(zygote)
         self._workers: set[Worker] = set()
 
     @property

@@ -10,25 +10,21 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from kubetorch.lib import deadlines
+from kubetorch.lib import deadlines, processes
 from kubetorch.lib.processes import ExitWatch
-from kubetorch.pod import worker
-from kubetorch.pod.worker.pools import VARIABLES
+from kubetorch.pod.launching import Launched
 
 #: Seconds until a preload, a fork and an exit status are given up.
 PRELOAD_TIMEOUT = 300.0
 FORK_TIMEOUT = 5.0
 STATUS_TIMEOUT = 1.0
 
-#: What an agent runs in the user's interpreter.
-PROGRAM = str(Path(worker.__file__).with_name("__main__.py"))
-
+# What a zygote takes over from the agent when it begins.
+_STDOUT, _STDERR = 1, 2
 
 _T = TypeVar("_T")
 
@@ -60,31 +56,17 @@ class Zygote:
     """A running zygote.
 
     Args:
-        python: The interpreter.
-        environ: The environment of the workers.
+        launched: Its process.
         sys_path: Entries to put first.
 
     Raises:
-        OSError: The interpreter cannot be started.
+        ZygoteLost: It has ended already.
     """
 
-    def __init__(self, python: str, environ: Mapping[str, str], sys_path: Sequence[str]) -> None:
+    def __init__(self, launched: Launched, sys_path: Sequence[str]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._control, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                [python, PROGRAM, "zygote", str(theirs.fileno()), *sys_path],
-                env={**environ, **dict.fromkeys(VARIABLES, "1")},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
-        self.pid = self._process.pid
+        self._control = launched.control
+        self.pid = launched.pid
         #: Why workers must not be forks of it: they are fresh interpreters then.
         self.unfit: str | None = None
         #: Modules that it has preloaded.
@@ -101,6 +83,7 @@ class Zygote:
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._receive)
         self._reaped = asyncio.Event()
+        self._send({"op": "begin", "path": list(sys_path)}, _STDOUT, _STDERR)
 
     @property
     def is_alive(self) -> bool:
@@ -259,13 +242,14 @@ class Zygote:
         if not self.is_alive:
             return
         # Before it sees the end of the socket, at which it would end its workers.
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
         try:
             ExitWatch(self.pid, self._reap)
         except OSError:
-            reaping = self._loop.run_in_executor(None, self._process.wait)
+            reaping = self._loop.run_in_executor(None, os.waitpid, self.pid, 0)
             reaping.add_done_callback(lambda _: self._reap())
         while self._descriptors:
             os.close(self._descriptors.popleft())
@@ -278,7 +262,7 @@ class Zygote:
                 future.exception()  # it may be that nobody waits
 
     def _reap(self) -> None:
-        self._process.poll()
+        processes.exit_status(self.pid)
         self._reaped.set()
 
 

@@ -17,6 +17,8 @@ from kubetorch.errors import ConfigError
 from kubetorch.sdk.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kubetorch.sdk.calls.route import Route
     from kubetorch.sdk.controller import Controller
     from kubetorch.sdk.streams.connecting import Location
@@ -60,7 +62,7 @@ def session() -> Session:
     home = environment.local_dir()
     found = _registry.sessions.get(home)
     if found is None:
-        found = _registry.sessions.setdefault(home, Session(lambda: _connect(home)))
+        found = _registry.sessions.setdefault(home, Session(lambda: _begin(home)))
     return found
 
 
@@ -79,15 +81,20 @@ def be_quiet() -> None:
     _registry.has_said_why = True
 
 
-def _connect(home: Path) -> Controller:
-    # The start of a service takes longer than all the imports of a deploy, which go on meanwhile.
-    from kubetorch.local import lifetime  # noqa: PLC0415
+def _begin(home: Path) -> Callable[[], Controller]:
+    """Have a service started before anything else: that takes longer than a program's imports."""
+    from kubetorch.local import lifetime  # noqa: PLC0415  # not for programs that never deploy
 
-    service = lifetime.ensure(home)
-    from kubetorch.lib.http import HttpClient  # noqa: PLC0415
-    from kubetorch.sdk.controller import Controller  # noqa: PLC0415
+    wait = lifetime.begin(home)
 
-    return Controller(HttpClient(service.url, service.token, hint="kt local status"))
+    def connect() -> Controller:
+        from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # while the service starts
+        from kubetorch.sdk.controller import Controller  # noqa: PLC0415
+
+        service = wait()
+        return Controller(HttpClient(service.url, service.token, hint="kt local status"))
+
+    return connect
 
 
 def controller_client() -> Controller:
@@ -117,7 +124,7 @@ def route(namespace: str, name: str) -> Route:
     key = (opened, namespace, name)
     found = _registry.routes.get(key)
     if found is None:
-        from kubetorch.sdk.calls.route import Route  # noqa: PLC0415  # as in `_connect`
+        from kubetorch.sdk.calls.route import Route  # noqa: PLC0415  # as in `_begin`
 
         def resolve() -> Location:
             return _location_of(opened.get_workload(namespace, name))
@@ -132,7 +139,7 @@ def remember(view: WorkloadView) -> None:
 
 
 def _location_of(view: WorkloadView) -> Location:
-    from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_connect`
+    from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     return Location(tuple(pod.url for pod in ready), view.token)

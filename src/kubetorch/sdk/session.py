@@ -19,11 +19,12 @@ class Session:
     """A controller, and how to reach it again. Threads may share it.
 
     Args:
-        connect: Makes a controller that answers, starting it if that is its way.
+        begin: Begins to reach a controller that answers, by starting it if that is its way; gives
+            what waits for it.
     """
 
-    def __init__(self, connect: Callable[[], Controller]) -> None:
-        self._connect = connect
+    def __init__(self, begin: Callable[[], Callable[[], Controller]]) -> None:
+        self._begin = begin
         self._lock = threading.Lock()
         self._controller: Controller | None = None
 
@@ -35,19 +36,34 @@ class Session:
         """
         with self._lock:
             if self._controller is None:
-                self._controller = self._connect()
+                self._controller = self._begin()()
             return self._controller
 
     def warm(self) -> None:
-        """Begin to reach the controller while the caller does something else."""
-        if self._controller is None:
-            threading.Thread(target=self._try, name="kubetorch-connect", daemon=True).start()
+        """Begin to reach the controller; a thread waits for it while the caller does other things.
 
-    def _try(self) -> None:
+        That it cannot be reached is said to whoever needs it.
+        """
+        if self._controller is not None or not self._lock.acquire(blocking=False):
+            return
         try:
-            self.controller()
+            wait = self._begin()
+            threading.Thread(
+                target=self._finish, args=(wait,), name="kubetorch-connect", daemon=True
+            ).start()
+        except BaseException as error:
+            self._lock.release()
+            if not isinstance(error, KubetorchError):
+                raise
+
+    def _finish(self, wait: Callable[[], Controller]) -> None:
+        """Wait for the controller, with the lock held."""
+        try:
+            self._controller = wait()
         except KubetorchError:
             return  # whoever needs the controller tries again, and is told
+        finally:
+            self._lock.release()
 
     def reconnect(self, failed: Controller) -> Controller:
         """The controller again, after it did not answer: it may have ended meanwhile.

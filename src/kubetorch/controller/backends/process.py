@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,14 @@ class ProcessBackend:
 
     async def _sweep(self) -> None:
         """End processes, and remove folders, of pods that nobody knows."""
-        await asyncio.to_thread(self._kill_strays)
+        self._kill_strays(await asyncio.to_thread(identity.processes_with, MARK))
         await asyncio.to_thread(self._remove_strays, {pod.name for pod in self._state.pods()})
 
-    def _kill_strays(self) -> None:
-        found = identity.processes_with(MARK)
+    def _kill_strays(self, found: Mapping[int, str]) -> None:
+        # On the loop: between being a spare and being a pod, no agent is a stray.
+        known = self._known_marks()
         for pid, mark in found.items():
-            if mark.startswith(self._site.marks) and mark not in self._known_marks():
+            if mark.startswith(self._site.marks) and mark not in known:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -1,12 +1,14 @@
 """What an agent starts in the user's interpreter, by the path of this file.
 
-    python .../kubetorch/pod/worker/__main__.py zygote <control> [<sys.path entry>...]
+    python .../kubetorch/pod/worker/__main__.py zygote
     python .../kubetorch/pod/worker/__main__.py worker <socket> <pipe>
 
-The numbers are descriptors. The interpreter need not have this package installed, and what it has
-installed of it is not used: agent and worker are of one version.
+The numbers are descriptors; a zygote's socket is its standard input. The interpreter need not have
+this package installed, and what it has installed of it is not used: agent and worker are of one
+version.
 """
 
+import gc
 import importlib.util
 import sys
 from pathlib import Path
@@ -31,9 +33,10 @@ def main() -> None:
     _find_package()
     kind, *rest = sys.argv[1:]
     if kind == "zygote":
+        gc.disable()  # before its imports; its workers turn it on again
         from kubetorch.pod.worker import zygote  # noqa: PLC0415  # only now it can be found
 
-        zygote.main(int(rest[0]), rest[1:])
+        zygote.main()
     else:
         import socket  # noqa: PLC0415
 

@@ -2,7 +2,8 @@
 
 It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
 
-    agent    {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1, …} + socket, pipe
+    agent    {"op": "begin", "path": [...]} + stdout, stderr
+             {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1, …} + socket, pipe
     zygote   {"op": "importing", "module": "torch"}   {"op": "forked", "id": 1, "pid": 42} + pidfd
              {"op": "ready", "unfit": null, …}        {"op": "failed", "id": 1, "message": "..."}
                                                       {"op": "exited", "pid": 42, "status": 0}
@@ -65,7 +66,6 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        gc.disable()
         waiting = select.poll()
         waiting.register(self._control, select.POLLIN)
         waiting.register(self._wakeup, select.POLLIN)
@@ -101,14 +101,17 @@ class Zygote:
     def _handle(self, message: dict[str, Any]) -> None:
         if message["op"] == "preload":
             self._preload(message["modules"])
-        else:
-            sock, output = self._descriptors[:2]
-            del self._descriptors[:2]
-            try:
-                self._start(message, sock, output)
-            finally:
-                os.close(sock)
-                os.close(output)
+            return
+        first, second = self._descriptors[:2]
+        del self._descriptors[:2]
+        try:
+            if message["op"] == "begin":
+                self._begin(message["path"], first, second)
+            else:
+                self._start(message, first, second)
+        finally:
+            os.close(first)
+            os.close(second)
 
     def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -117,6 +120,12 @@ class Zygote:
             self._control.sendmsg(
                 [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
             )
+
+    def _begin(self, path: list[str], output: int, errors: int) -> None:
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        loader.prepare_path(path)
+        self._snapshot = Snapshot()
 
     # -------------------------------------------------------------------------------- preload
 
@@ -261,7 +270,10 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
-def main(control: int, sys_path: list[str]) -> None:
-    """Be a zygote."""
-    loader.prepare_path(sys_path)
+def main() -> None:
+    """Be a zygote; the socket to the agent is this program's standard input."""
+    control = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     Zygote(socket.socket(fileno=control)).run()
