@@ -16,6 +16,7 @@ NAMES = {
     "Compute",
     "EXCEPTION_REGISTRY",
     "Fn",
+    "Image",
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
@@ -24,6 +25,7 @@ NAMES = {
     "config",
     "fn",
     "globals",
+    "images",
     "progress",
 }
 #: Names of the contract that later releases bring.
@@ -32,7 +34,6 @@ LATER = {
     "BroadcastWindow",
     "DebugConfig",
     "Endpoint",
-    "Image",
     "MetricsConfig",
     "Secret",
     "Volume",
@@ -44,7 +45,6 @@ LATER = {
     "distribute",
     "distributed",
     "get",
-    "images",
     "ls",
     "put",
     "rm",

@@ -26,20 +26,23 @@ class Launched(NamedTuple):
         control: The socket to it.
         python: Its interpreter.
         environ: Its environment, but for the sizes of thread pools.
+        enter: What it was started with.
     """
 
     pid: int
     control: socket.socket
     python: str
     environ: Mapping[str, str]
+    enter: tuple[str, ...] = ()
 
 
-def launch(python: str, environ: Mapping[str, str]) -> Launched:
+def launch(python: str, environ: Mapping[str, str], enter: tuple[str, ...] = ()) -> Launched:
     """Start a zygote.
 
     Args:
         python: Absolute path of the interpreter.
         environ: The environment of the workers.
+        enter: What runs it in a view of the file system of the pod's own.
 
     Raises:
         OSError: The interpreter cannot be started.
@@ -47,7 +50,7 @@ def launch(python: str, environ: Mapping[str, str]) -> Launched:
     ours, theirs = socket.socketpair()
     try:
         pid = spawning.spawn(
-            (python, PROGRAM, "zygote"),
+            (*enter, python, PROGRAM, "zygote"),
             {**environ, **dict.fromkeys(VARIABLES, "1")},
             stdin=theirs.fileno(),
             output=_STDOUT,
@@ -58,4 +61,4 @@ def launch(python: str, environ: Mapping[str, str]) -> Launched:
         raise
     finally:
         theirs.close()
-    return Launched(pid, ours, python, dict(environ))
+    return Launched(pid, ours, python, dict(environ), enter)

@@ -85,7 +85,13 @@ class WorkerHost:
         belongings = Belongings(theirs, their_output, f"{MARKER}={secrets.token_hex(8)}")
         try:
             zygote, (pid, pidfd) = await self._zygotes.start(
-                spec.python, dict(spec.env), spec.library_path, spec.preload, belongings, on_stage
+                spec.python,
+                dict(spec.env),
+                spec.library_path,
+                spec.preload,
+                belongings,
+                on_stage,
+                spec.enter,
             )
         except BaseException as error:
             sock.close()
@@ -112,6 +118,7 @@ class WorkerHost:
         env: Sequence[tuple[str, str]],
         sys_path: Sequence[str],
         preload: Sequence[str],
+        enter: tuple[str, ...] = (),
     ) -> None:
         """Have a zygote ready for workers that are started later.
 
@@ -121,9 +128,10 @@ class WorkerHost:
             sys_path: Entries outside of the deployed code to import from, as
                 `WorkerSpec.library_path`.
             preload: Third-party modules.
+            enter: As `WorkerSpec.enter`.
         """
         with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
-            await self._zygotes.prewarm(python, dict(env), sys_path, preload)
+            await self._zygotes.prewarm(python, dict(env), sys_path, preload, enter)
 
     async def close(self) -> None:
         """End all workers and zygotes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
@@ -15,6 +15,9 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.image import Image
 
 _LAUNCH_TIMEOUT = ComputeSpec().launch_timeout
 
@@ -39,6 +42,7 @@ class Compute:
             `KT_ALLOWED_SERIALIZATION` or only JSON if not given. Pickle runs code of the caller.
         replicas: Number of pods; 1 if not given.
         logging_config: What of the pods' logs the caller sees.
+        image: Image of the pods, with its steps; steps that are added later count too.
 
     Raises:
         SpecError: A value is impossible; the message names the parameter.
@@ -58,7 +62,9 @@ class Compute:
         allowed_serialization: Iterable[str] | None = None,
         replicas: int | None = None,
         logging_config: LoggingConfig | None = None,
+        image: Image | None = None,
     ) -> None:
+        self._image = image
         self._service_name: str | None = None
         self._spec = ComputeSpec()
         self._namespace = None if namespace is None else parameters.namespace(namespace)
@@ -82,12 +88,18 @@ class Compute:
         """The `Compute` of a service that exists."""
         compute = cls(namespace=namespace)
         compute._spec = spec
+        if spec.image is not None:
+            from kubetorch.sdk.image import Image  # noqa: PLC0415  # few services have one
+
+            compute._image = Image.from_spec(spec.image)
         compute._service_name = service_name
         return compute
 
     def to_spec(self) -> ComputeSpec:
         """What is sent to the controller: frozen."""
-        return self._spec
+        return (
+            self._spec if self._image is None else replace(self._spec, image=self._image.to_spec())
+        )
 
     # ---------------------------------------------------------------------------- identity
 
@@ -221,6 +233,16 @@ class Compute:
         self._set(inactivity_ttl=None if value is None else parameters.ttl(value))
 
     @property
+    def image(self) -> Image | None:
+        """Image of the pods, with its steps."""
+        return self._image
+
+    @image.setter
+    def image(self, value: Image | None) -> None:
+        self._image = value
+        self._set(image=None)
+
+    @property
     def logging_config(self) -> LoggingConfig:
         """What of the pods' logs the caller sees."""
         return self._spec.logging
@@ -239,17 +261,19 @@ class Compute:
         if self._service_name in (None, name):
             self._service_name = name
             return self
-        return Compute.from_spec(self._spec, namespace=self._namespace, service_name=name)
+        other = Compute.from_spec(self._spec, namespace=self._namespace, service_name=name)
+        other._image = self._image
+        return other
 
     def describes(self, workload: WorkloadSpec) -> bool:
         """Whether it is what that workload runs on; how that one logs aside."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
-        return is_its and self._spec == replace(workload.compute, logging=self._spec.logging)
+        return is_its and self.to_spec() == replace(workload.compute, logging=self._spec.logging)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):
             return NotImplemented
-        return (self._spec, self._namespace) == (other._spec, other._namespace)
+        return (self.to_spec(), self._namespace) == (other.to_spec(), other._namespace)
 
     __hash__ = None  # type: ignore[assignment]  # it can change
 
@@ -273,6 +297,7 @@ _PARAMETERS = (
     "allowed_serialization",
     "replicas",
     "logging_config",
+    "image",
 )
 
 

@@ -42,14 +42,10 @@ class Image:
         python_path: str | None = None,
         install_cmd: str | None = None,
     ) -> None:
-        for parameter, value in (
-            ("name", name),
-            ("image_id", image_id),
-            ("python_path", python_path),
-            ("install_cmd", install_cmd),
-        ):
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise SpecError(f"{parameter} is {value!r}; it must be text")
+        _check_text("name", name)
+        _check_text("image_id", image_id)
+        _check_text("python_path", python_path)
+        _check_text("install_cmd", install_cmd)
         if name is not None and image_id is None and specs.is_reference(name):
             name, image_id = None, name
         if image_id is not None:
@@ -284,7 +280,12 @@ def _call(step: specs.Step) -> str:
     return f"  # {step.text(None)}"
 
 
-def _texts(parameter: str, given: str | Iterable[str]) -> list[str]:
+def _check_text(parameter: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise SpecError(f"{parameter} is {value!r}; it must be text")
+
+
+def _texts(parameter: str, given: object) -> list[str]:
     items = [given] if isinstance(given, str) else given
     if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
         raise SpecError(f"{parameter} is {given!r}; it must be text or a list of texts")
@@ -295,7 +296,7 @@ def _texts(parameter: str, given: str | Iterable[str]) -> list[str]:
     return found
 
 
-def _existing(source: str) -> Path:
+def _existing(source: object) -> Path:
     if not isinstance(source, (str, Path)) or not str(source):
         raise SpecError(f"source is {source!r}; it must be a local path")
     path = Path(source).expanduser().absolute()
@@ -304,7 +305,7 @@ def _existing(source: str) -> Path:
     return path
 
 
-def _package_folder(package: str) -> Path:
+def _package_folder(package: object) -> Path:
     if not isinstance(package, str) or not package:
         raise SpecError(f"package is {package!r}; it must be a path or the name of a package")
     if "/" in package or "~" in package:

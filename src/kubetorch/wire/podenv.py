@@ -33,6 +33,7 @@ class PodEnv:
         host, port: Where it listens.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
+        environments: Folder with environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
     """
 
@@ -45,6 +46,7 @@ class PodEnv:
     port: int
     root: str
     working_dir: str
+    environments: str
     backend: str = "local"
 
     def write(self) -> dict[str, str]:
@@ -59,6 +61,7 @@ class PodEnv:
             "KT_POD_PORT": str(self.port),
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
+            "KT_POD_ENVIRONMENTS": self.environments,
             BACKEND: self.backend,
         }
 
@@ -88,5 +91,6 @@ class PodEnv:
             port=int(port),
             root=value("KT_POD_ROOT"),
             working_dir=value("KT_POD_WORKING_DIR"),
+            environments=value("KT_POD_ENVIRONMENTS"),
             backend=environ.get(BACKEND, "local"),
         )

@@ -78,5 +78,6 @@ class Site(msgspec.Struct, frozen=True):
             port=pod.port,
             root=str(folder),
             working_dir=str(work),
+            environments=str(self.home / "environments"),
         )
         return {**self.environment, **dict(container), **own.write()}
