@@ -44,8 +44,8 @@ class WorkloadSpec:
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
-        instance: Identity of the deploy of a class: each makes a new instance, also when nothing
-            else has changed. `None` for a function.
+        instance: Identity of a deploy that is to have an effect also when nothing else has changed:
+            that of a class makes a new instance, and forced steps of an image run. Else `None`.
     """
 
     namespace: str

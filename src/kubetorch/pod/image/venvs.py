@@ -32,11 +32,11 @@ def find_uv() -> str:
     Raises:
         StartupError: It is not installed.
     """
-    import uv  # noqa: PLC0415  # only steps that install need it
-
     try:
+        import uv  # noqa: PLC0415  # only steps that install need it
+
         return os.fsdecode(uv.find_uv_bin())
-    except FileNotFoundError as error:
+    except (ImportError, FileNotFoundError) as error:
         raise StartupError(f"uv is not installed: {error}", hint="pip install uv") from error
 
 

@@ -235,7 +235,7 @@ class Deployment:
             tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
             runtime=runtime.describe(where.folder, preload),
-            instance=self._id if order.spec.callable.kind == "cls" else None,
+            instance=self._id if _is_always_new(order.spec) else None,
         )
         return _Bundle(spec, tuple(scans), init_args)
 
@@ -278,3 +278,9 @@ class Deployment:
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"
         )
+
+
+def _is_always_new(spec: WorkloadSpec) -> bool:
+    """Whether each deploy is one of its own: it constructs an instance, or has forced steps."""
+    steps = spec.compute.image.steps if spec.compute.image is not None else ()
+    return spec.callable.kind == "cls" or any(step.force for step in steps)
