@@ -20,13 +20,19 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
     "__version__",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "images",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -35,20 +41,14 @@ LATER = {
     "DebugConfig",
     "Endpoint",
     "MetricsConfig",
-    "Secret",
     "Volume",
     "app",
-    "async_",
-    "autoscale",
-    "compute",
     "deep_breakpoint",
-    "distribute",
     "distributed",
     "get",
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 

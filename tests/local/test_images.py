@@ -277,10 +277,13 @@ def test_steps_taken_away_at_the_end_run_nothing(deploy):
 
 
 @needs_views
-def test_what_a_command_installs_stays_in_its_pod(deploy, image, service):
+@pytest.mark.parametrize("installer", ["uv pip", "pip", "python -m pip"])
+def test_what_a_command_installs_stays_in_its_pod(deploy, image, service, index, installer):
     pattern = "environments/*/lib/python*/site-packages/gamma.py"
     before = set(service.glob(pattern))
-    image.pip_install("alpha==1.0").run_bash("uv pip install beta gamma")
+    image.pip_install("alpha==1.0").run_bash(
+        f"{installer} install --no-index --find-links {index} beta gamma"
+    )
     values = deploy("values", image)
     assert values("beta", "gamma") == {"beta": "beta 1.0", "gamma": "gamma 1.0"}
     assert set(service.glob(pattern)) == before
@@ -312,16 +315,17 @@ def test_package_managers_are_skipped_with_a_warning(deploy, capsys):
 
 
 @needs_views
-def test_an_agent_that_is_killed_in_a_step_goes_on_with_it(deploy, image, service):
+def test_an_agent_that_is_killed_in_a_step_runs_the_steps_again(deploy, image, service):
     fifo = service / "fifo"  # one of the places that pods and the machine share
     os.mkfifo(fifo)
     image.run_bash("echo one >> /kt-log").run_bash(
-        "if [ ! -e /kt-killed ]; then touch /kt-killed; uv pip install alpha==1.0; "
-        f"echo $PPID > {fifo}; sleep 60; fi; echo two >> /kt-log"
+        f"if [ -e {fifo} ]; then uv pip install alpha==1.0; "
+        f"echo killed > {fifo}; sleep 60; fi; echo two >> /kt-log"
     )
 
     def kill() -> None:
         fifo.read_text()
+        fifo.unlink()
         (pod,) = kt.globals.session().find("default", ("read",)).pods
         os.kill(pod.pid, signal.SIGKILL)
 

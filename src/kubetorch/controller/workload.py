@@ -195,12 +195,13 @@ class Workload:
 
     async def _wait(self, accepted: Accepted) -> Progress:
         """Everything that happens until the wanted generation is served, or given up."""
-        progress = Progress(accepted.generation, accepted)
+        backend, manifest = self._with.backend, deployment.of_workload(self.spec)
+        progress = Progress(accepted.generation, accepted, *views.warned(backend, manifest))
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await self._with.backend.apply(deployment.of_workload(self.spec))
+                await backend.apply(manifest)
             except KubetorchError as error:
                 self._give_up(progress, error)
         # Only now: pods that the backend replaces are not told to load the generation.
@@ -284,9 +285,7 @@ class Workload:
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(
-            stage=message.stage, message=message.message, pod=pod, warning=message.warning
-        )
+        event = Stage(message.stage, message.message, pod, warning=message.warning)
         self._waiting.tell(event, message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:

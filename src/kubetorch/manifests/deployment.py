@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.manifests import knative, locating, pod, replicas
+from kubetorch.manifests import kinds, knative, locating, pod, replicas
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
 from kubetorch.manifests.rendering import of_workload, render
@@ -62,6 +62,12 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
     )
+
+
+def is_autoscaled(manifest: Manifest) -> bool:
+    """Whether somebody else than the manifest decides on the number of pods."""
+    known = kinds.find(manifest)
+    return known is not None and known.is_autoscaled
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:

@@ -28,13 +28,11 @@ class Prepared:
         python: Their interpreter.
         env: Their environment.
         path: Entries to import from, outside of the deployed code.
-        enter: What runs a program in the pod's own view of the file system, if it needs one.
     """
 
     python: str
     env: dict[str, str]
     path: tuple[str, ...] = ()
-    enter: tuple[str, ...] = ()
 
 
 def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
@@ -110,7 +108,6 @@ def worker_spec(
         log_level=level if level in LEVELS else spec.compute.logging.level,
         modules=(("__main__", ref.module),) if ref.is_script else (),
         library_path=prepared.path,
-        enter=prepared.enter,
     )
 
 

@@ -34,13 +34,11 @@ class Environment(NamedTuple):
         python: The interpreter.
         env: Environment variables.
         sys_path: Entries outside of the deployed code to import from.
-        enter: What runs it in the pod's own view of the file system.
     """
 
     python: str
     env: frozenset[tuple[str, str]]
     sys_path: tuple[str, ...]
-    enter: tuple[str, ...] = ()
 
 
 class Belongings(NamedTuple):
@@ -87,7 +85,6 @@ class Zygotes:
         preload: Sequence[str],
         belongings: Belongings,
         on_stage: OnStage,
-        enter: tuple[str, ...] = (),
     ) -> tuple[Zygote, Forked]:
         """Start a worker process; see `WorkerHost.start`.
 
@@ -100,7 +97,7 @@ class Zygotes:
             while True:
                 attempt += 1
                 try:
-                    zygote = await self._ready(python, env, sys_path, preload, on_stage, enter)
+                    zygote = await self._ready(python, env, sys_path, preload, on_stage)
                     if zygote.unfit is not None:
                         on_stage("starting", f"a fresh interpreter: {zygote.unfit}")
                     return zygote, await zygote.fork(*belongings)
@@ -110,12 +107,7 @@ class Zygotes:
                         raise
 
     async def prewarm(
-        self,
-        python: str,
-        env: Mapping[str, str],
-        sys_path: Sequence[str],
-        preload: Sequence[str],
-        enter: tuple[str, ...] = (),
+        self, python: str, env: Mapping[str, str], sys_path: Sequence[str], preload: Sequence[str]
     ) -> None:
         """Have a zygote ready.
 
@@ -124,7 +116,7 @@ class Zygotes:
             OSError: There is no such interpreter.
         """
         async with self._lock:
-            await self._ready(python, env, sys_path, preload, lambda _stage, _message: None, enter)
+            await self._ready(python, env, sys_path, preload, lambda _stage, _message: None)
 
     async def close(self) -> None:
         """End all of them."""
@@ -141,10 +133,9 @@ class Zygotes:
         sys_path: Sequence[str],
         preload: Sequence[str],
         on_stage: OnStage,
-        enter: tuple[str, ...],
     ) -> Zygote:
         """The zygote for this environment, with these modules imported if that is sound."""
-        place = _environment(python, env, sys_path, enter)
+        place = _environment(python, env, sys_path)
         wanted = frozenset(name for name in preload if name.partition(".")[0] not in NOT_PRELOADED)
         unfit = self._unfit.get((place, wanted))
         zygote = self._present
@@ -156,7 +147,7 @@ class Zygotes:
         )
         if zygote is None or not is_usable:
             self._retire()
-            launched = self._take_first(place._replace(sys_path=())) or launch(python, env, enter)
+            launched = self._take_first(place._replace(sys_path=())) or launch(python, env)
             zygote = self._present = Zygote(launched, sys_path)
             self._environment = place
         if unfit is not None:
@@ -183,7 +174,7 @@ class Zygotes:
     def _take_first(self, place: Environment | None) -> Launched | None:
         """The zygote that was there first, if it is still there and fits; else it ends."""
         first, self._first = self._first, None
-        if first is None or _environment(first.python, first.environ, (), ()) == place:
+        if first is None or _environment(first.python, first.environ, ()) == place:
             return first
         first.control.close()
         processes.reap(first.pid)
@@ -196,8 +187,6 @@ class Zygotes:
             self._retired = {each for each in self._retired if each.is_alive} | {zygote}
 
 
-def _environment(
-    python: str, env: Mapping[str, str], sys_path: Sequence[str], enter: tuple[str, ...]
-) -> Environment:
+def _environment(python: str, env: Mapping[str, str], sys_path: Sequence[str]) -> Environment:
     lasting = {name: value for name, value in env.items() if not name.startswith(_WORKER_VARIABLES)}
-    return Environment(python, frozenset(lasting.items()), tuple(sys_path), enter)
+    return Environment(python, frozenset(lasting.items()), tuple(sys_path))

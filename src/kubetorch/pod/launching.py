@@ -26,23 +26,20 @@ class Launched(NamedTuple):
         control: The socket to it.
         python: Its interpreter.
         environ: Its environment, but for the sizes of thread pools.
-        enter: What it was started with.
     """
 
     pid: int
     control: socket.socket
     python: str
     environ: Mapping[str, str]
-    enter: tuple[str, ...] = ()
 
 
-def launch(python: str, environ: Mapping[str, str], enter: tuple[str, ...] = ()) -> Launched:
+def launch(python: str, environ: Mapping[str, str]) -> Launched:
     """Start a zygote.
 
     Args:
         python: Absolute path of the interpreter.
         environ: The environment of the workers.
-        enter: What runs it in a view of the file system of the pod's own.
 
     Raises:
         OSError: The interpreter cannot be started.
@@ -50,7 +47,7 @@ def launch(python: str, environ: Mapping[str, str], enter: tuple[str, ...] = ())
     ours, theirs = socket.socketpair()
     try:
         pid = spawning.spawn(
-            (*enter, python, PROGRAM, "zygote"),
+            (python, PROGRAM, "zygote"),
             {**environ, **dict.fromkeys(VARIABLES, "1")},
             stdin=theirs.fileno(),
             output=_STDOUT,
@@ -61,4 +58,4 @@ def launch(python: str, environ: Mapping[str, str], enter: tuple[str, ...] = ())
         raise
     finally:
         theirs.close()
-    return Launched(pid, ours, python, dict(environ), enter)
+    return Launched(pid, ours, python, dict(environ))

@@ -314,7 +314,7 @@ class Supervisor:
         if not self._machine.serving and preload:
             self._report_stage(generation, "preloading", ", ".join(preload))
         await self._host.prewarm(
-            prepared.python, tuple(prepared.env.items()), prepared.path, preload, prepared.enter
+            prepared.python, tuple(prepared.env.items()), prepared.path, preload
         )
         return prepared
 

@@ -31,7 +31,6 @@ class WorkerSpec:
         threads: Sync calls that run at the same time.
         library_path: Those entries of `sys_path` that lie outside of the deployed code, so that
             a zygote, which outlives generations, may import from them.
-        enter: What runs a program in the pod's own view of the file system.
     """
 
     generation: int
@@ -46,7 +45,6 @@ class WorkerSpec:
     modules: tuple[tuple[str, str], ...] = ()
     threads: int = 40
     library_path: tuple[str, ...] = ()
-    enter: tuple[str, ...] = ()
 
 
 class CallSink(Protocol):

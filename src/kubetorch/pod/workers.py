@@ -85,13 +85,7 @@ class WorkerHost:
         belongings = Belongings(theirs, their_output, f"{MARKER}={secrets.token_hex(8)}")
         try:
             zygote, (pid, pidfd) = await self._zygotes.start(
-                spec.python,
-                dict(spec.env),
-                spec.library_path,
-                spec.preload,
-                belongings,
-                on_stage,
-                spec.enter,
+                spec.python, dict(spec.env), spec.library_path, spec.preload, belongings, on_stage
             )
         except BaseException as error:
             sock.close()
@@ -118,7 +112,6 @@ class WorkerHost:
         env: Sequence[tuple[str, str]],
         sys_path: Sequence[str],
         preload: Sequence[str],
-        enter: tuple[str, ...] = (),
     ) -> None:
         """Have a zygote ready for workers that are started later.
 
@@ -128,10 +121,9 @@ class WorkerHost:
             sys_path: Entries outside of the deployed code to import from, as
                 `WorkerSpec.library_path`.
             preload: Third-party modules.
-            enter: As `WorkerSpec.enter`.
         """
         with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
-            await self._zygotes.prewarm(python, dict(env), sys_path, preload, enter)
+            await self._zygotes.prewarm(python, dict(env), sys_path, preload)
 
     async def close(self) -> None:
         """End all workers and zygotes."""

@@ -76,9 +76,7 @@ def test_earlier_variables_are_visible_to_later_ones():
 
 
 def worker(spec: WorkloadSpec, code: Path | None):
-    prepared = environment.Prepared(
-        environment.interpreter(spec), {"A": "1"}, spec.runtime.path, ("enter",)
-    )
+    prepared = environment.Prepared(environment.interpreter(spec), {"A": "1"}, spec.runtime.path)
     return environment.worker_spec(3, spec, pod=POD, prepared=prepared, code=code, init_args="{}")
 
 
@@ -88,7 +86,6 @@ def test_root_and_project_come_first_and_libraries_last():
     assert found.sys_path == ("/code/proj/src", "/code/proj", "/lib")
     assert found.library_path == ("/lib", "/code/proj")
     assert (found.python, found.preload, found.cwd) == ("/py", ("numpy",), "/work")
-    assert found.enter == ("enter",)
     assert (found.generation, found.init_args, found.env) == (3, "{}", (("A", "1"),))
 
 

@@ -89,6 +89,9 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """A workload that does not exist yet will be applied in a moment."""
 
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+        """What whoever deploys a manifest should be told at once, one sentence each."""
+
     def notes(self, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a manifest, one sentence each."""
 

@@ -187,6 +187,13 @@ class ProcessBackend:
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
 
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+        if not deployment.is_autoscaled(manifest):
+            return ()
+        fewest = deployment.read(manifest).replicas
+        pods = "1 pod" if fewest == 1 else f"{fewest} pods"
+        return (f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)",)
+
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         wanted = deployment.read(manifest)
         found = []
@@ -197,7 +204,7 @@ class ProcessBackend:
             found.append(
                 f"the working directory {wanted.working_dir} is a folder of each pod's own here"
             )
-        return tuple(found)
+        return (*found, *self.warnings(manifest))
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.lib import deadlines
-from kubetorch.lib.views import View
 from kubetorch.pod.environment import Prepared
 from kubetorch.pod.image import running, venvs
 from kubetorch.pod.image.copying import Blobs, Copying
@@ -17,7 +15,7 @@ from kubetorch.pod.image.preparation import Preparation, Tools
 from kubetorch.pod.image.records import Records
 from kubetorch.pod.image.reporting import OnStepLine, Reporter, StepReports
 from kubetorch.pod.image.store import Store
-from kubetorch.pod.image.views import PodView
+from kubetorch.pod.view import PodView
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import PodEnv
 
@@ -31,6 +29,7 @@ class Images:
         pod: Who the pod is.
         store: The pod's blobs.
         blobs: Brings blobs there.
+        view: The file system as the pod sees it.
         reporter: Tells a deploy how far its steps are.
         on_line: Told of the steps, and of what they write.
     """
@@ -41,17 +40,17 @@ class Images:
         pod: PodEnv,
         store: BlobStore,
         blobs: Blobs,
+        view: PodView,
         reporter: Reporter,
         on_line: OnStepLine,
     ) -> None:
         self._reporter = reporter
         self._on_line = on_line
         root, shared = Path(pod.root), Path(pod.environments)
-        kept = os.path.commonpath([root, shared])
         self._tools = Tools(
             records=Records(root),
             shared=Store(shared),
-            view=PodView(View(str(root / "layers"), (kept,))),
+            view=view,
             copying=Copying(root / "copies", pod.working_dir, store, blobs),
             working_dir=pod.working_dir,
         )
@@ -95,7 +94,6 @@ class Images:
             except TimeoutError:
                 step = image.steps[preparation.at]
                 raise running.failure(step, f"did not end within {seconds:.0f} s") from None
-            enter = await preparation.enter(self._tools.working_dir)
             await asyncio.to_thread(self._tools.records.use, venv)
         if preparation.has_made:
             self._collect_later()
@@ -103,7 +101,6 @@ class Images:
             python if venv is None else venvs.python_of(venv),
             preparation.environ(len(image.steps), venv),
             tuple(dict.fromkeys((*preparation.path, *runtime.path))),
-            enter,
         )
 
     async def close(self) -> None:
@@ -111,7 +108,6 @@ class Images:
         if self._collecting is not None:
             await asyncio.gather(self._collecting, return_exceptions=True)
         self._tools.shared.close()
-        self._tools.view.close()
 
     def _collect_later(self) -> None:
         if self._collecting is None or self._collecting.done():

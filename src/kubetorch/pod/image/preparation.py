@@ -20,7 +20,7 @@ from kubetorch.pod.image.copying import Copying
 from kubetorch.pod.image.records import Ran, Records
 from kubetorch.pod.image.running import Place, Progress
 from kubetorch.pod.image.store import Store
-from kubetorch.pod.image.views import PodView
+from kubetorch.pod.view import PodView
 from kubetorch.specs.image import (
     INSTALL_VARIABLE,
     CopyStep,
@@ -87,9 +87,6 @@ class Preparation:
         self._folder = tools.working_dir
         self._uv = ""
         self._base = ""
-        self._view_is_needed = any(
-            recipes.needs_view(step, image) and self._refused(step) is None for step in image.steps
-        )
         #: The step that is run now.
         self.at = 0
         #: Whether an environment was added to the shared ones.
@@ -105,6 +102,8 @@ class Preparation:
             ResourceNotAvailableError: The machine does not allow what a step needs.
         """
         steps, runtime = self._image.steps, self._runtime
+        if self._needs_view():
+            await self._tools.view.shield()
         if any(recipes.needs_environment(step) for step in steps):
             self._uv = venvs.find_uv()
             self._base = await asyncio.to_thread(
@@ -112,7 +111,7 @@ class Preparation:
             )
         records = self._tools.records
         if records.ran.base != self._base:
-            records.commit(Ran(self._base))
+            records.ran = Ran(self._base)
         todo = records.todo(self._generation, steps)
         shared = recipes.shared_steps(self._image)
         venv = await self._share(shared)
@@ -124,20 +123,20 @@ class Preparation:
                 continue
             self._announce(number, step)
             if isinstance(step, CopyStep):
-                place = await self._place(number, venv)
+                place = Place(self.environ(number, venv), "/")
                 await self._tools.copying.run(step, place, self._progress)
             elif isinstance(step, WorkdirStep):
-                place = Place(self.environ(number, venv), "/", await self.enter("/"))
+                place = Place(self.environ(number, venv), "/")
                 await running.program(
                     step, ["/bin/mkdir", "-p", self._folder], place, self._progress
                 )
             elif number >= shared and self._is_run(step):
                 own = await self._run_in_copy(number, step, self._own(own) or venv)
-            records.commit(Ran(self._base, steps[: number + 1], own))
+            records.ran = Ran(self._base, steps[: number + 1], own)
         self._find_packages()
         if not any(recipes.needs_environment(step) for step in steps[shared:]):
             own = None
-        records.commit(Ran(self._base, steps, own, self._generation))
+        records.ran = Ran(self._base, steps, own, self._generation)
         return self._own(own) or venv
 
     def environ(self, count: int, venv: Path | None) -> dict[str, str]:
@@ -156,10 +155,6 @@ class Preparation:
                 found[step.name] = expand(step.value, found)
         return found
 
-    async def enter(self, folder: str) -> tuple[str, ...]:
-        """What puts a program into the pod's view, if the image needs one."""
-        return await self._tools.view.command(folder) if self._view_is_needed else ()
-
     # ------------------------------------------------------------------------------------ walking
 
     def _follow(self, step: Step) -> None:
@@ -172,6 +167,10 @@ class Preparation:
         packages = [s for s in self._image.steps if isinstance(s, CopyStep) and s.is_package]
         entries = (entry for step in packages for entry in self._tools.copying.entries(step))
         self.path = tuple(dict.fromkeys(entries))
+
+    def _needs_view(self) -> bool:
+        steps = (step for step in self._image.steps if self._refused(step) is None)
+        return any(recipes.needs_view(step, self._image) for step in steps)
 
     def _refused(self, step: Step) -> str | None:
         """The package manager that a step calls, where that is not allowed."""
@@ -188,7 +187,7 @@ class Preparation:
         if refused is not None:
             text = (
                 f"skipped {recipes.describe(step)!r}: {refused} installs into the machine; "
-                "KT_PACKAGE_MANAGERS=1 allows it in the pod's own view of the machine's files"
+                "KT_PACKAGE_MANAGERS=true allows it in the pod's own view of the machine's files"
             )
         elif isinstance(step, UserStep):
             text = f"USER {step.user} has no effect: pods of this machine run as its user"
@@ -196,10 +195,6 @@ class Preparation:
             return
         is_warning = refused is not None or isinstance(step, UserStep)
         self._progress.on_step(text, warning=is_warning)
-
-    async def _place(self, number: int, venv: Path | None) -> Place:
-        enter = await self.enter(self._folder)
-        return Place(self.environ(number, venv), self._folder, enter)
 
     # ------------------------------------------------------------------------------- environments
 
@@ -247,8 +242,7 @@ class Preparation:
         made = self._tools.records.own(own)
         try:
             await self._copy(venv, made)
-            place = await self._place(number, made)
-            await self._install(step, place, made)
+            await self._install(step, Place(self.environ(number, made), self._folder), made)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
             raise

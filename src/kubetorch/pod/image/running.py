@@ -39,12 +39,10 @@ class Place:
     Attributes:
         environ: Their variables.
         folder: Their working directory.
-        enter: What puts a program into the pod's view, if there is one.
     """
 
     environ: Mapping[str, str]
     folder: str
-    enter: tuple[str, ...] = ()
 
 
 def variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dict[str, str]:
@@ -100,10 +98,7 @@ async def program(step: Step, command: list[str], place: Place, progress: Progre
     # A progress bar is of no use in a log.
     quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
     status = await commands.run(
-        [*place.enter, *command],
-        {**quiet, **place.environ},
-        folder="/" if place.enter else place.folder,
-        on_line=on_line,
+        command, {**quiet, **place.environ}, folder=place.folder, on_line=on_line
     )
     if status != 0:
         raise failure(step, f"ended with exit code {status}", last, exit_code=status)

@@ -22,6 +22,11 @@ from kubetorch.errors import StartupError
 #: Lets an environment see the packages of its interpreter.
 _PTH = "_kubetorch.pth"
 _INSTALLER = "kubetorch"
+_PIP = """#!/bin/sh
+here=$(dirname "$0")
+"$here/python" -c 'import pip' 2>/dev/null && exec "$here/python" -m pip "$@"
+exec "$here/uv" pip "$@"
+"""
 #: What of a distribution's metadata resolvers and importers read.
 _METADATA = ("METADATA", "PKG-INFO", "entry_points.txt", "WHEEL")
 
@@ -59,8 +64,12 @@ def create_command(uv: str, python: str, folder: Path) -> list[str]:
 
 
 def finish_creation(folder: Path, site: Sequence[str], uv: str) -> None:
-    """Make uv, and the packages of the interpreter, visible in a new environment."""
+    """Make installers, and the packages of the interpreter, visible in a new environment."""
     (folder / "bin" / "uv").symlink_to(uv)
+    for name in ("pip", "pip3"):
+        # The interpreter's own program would install into the interpreter.
+        (folder / "bin" / name).write_text(_PIP)
+        (folder / "bin" / name).chmod(0o755)
     # Byte code of modules at the top level must not look like another package.
     (site_packages(folder) / "__pycache__").mkdir()
     lines = [f"import site; site.addsitedir({entry!r})\n" for entry in site]

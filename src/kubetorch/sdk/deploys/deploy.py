@@ -30,7 +30,7 @@ from kubetorch.errors import ControllerError, ControllerUnavailableError
 from kubetorch.sdk import services
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.controller import Controller, EventStream
-from kubetorch.sdk.deploys import imports, runtime
+from kubetorch.sdk.deploys import imports, launchable, runtime
 from kubetorch.sdk.deploys.launch import LaunchLines
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
@@ -109,8 +109,13 @@ class _Bundle:
 
 
 def begin(order: Order) -> Deployment:
-    """A deploy to the controller of this process."""
+    """A deploy to the controller of this process.
+
+    Raises:
+        SpecError: The service cannot be launched.
+    """
     spec = order.spec
+    launchable.check(spec.name, spec.compute)
     screen = services.route(spec.namespace, spec.name).screen
     return Deployment(order, services.session(), screen)
 

@@ -1,0 +1,90 @@
+"""What a `kt.Compute` says, on running pods."""
+
+import pytest
+
+import kubetorch as kt
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os
+
+def where():
+    return os.environ["KT_SERVICE_NAME"], os.environ["POD_NAME"], os.environ.get("STAGE")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    yield project.module(SOURCE)
+    project.forget()
+
+
+@pytest.fixture
+def deployed(jobs):
+    """Deploys, and tears down at the end."""
+    handles = []
+
+    def deploy(compute, **keywords):
+        handles.append(kt.fn(jobs.where))
+        return handles[-1].to(compute, **keywords)
+
+    yield deploy
+    for handle in handles:
+        handle.teardown()
+
+
+def test_an_autoscaled_service_runs_on_fixed_pods_and_says_so_once(deployed, capsys):
+    remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=2, max_scale=5))
+
+    shown = capsys.readouterr().out
+    assert shown.count("there is no Knative here") == 1
+    assert "it runs on 2 pods (min_scale)" in shown
+    assert len(remote.service_config["pods"]) == 2
+    assert remote()[0] == "where"
+    assert any("no Knative" in note for note in remote.service_config["notes"])
+
+
+def test_a_service_that_may_scale_to_zero_runs_on_one_pod(deployed, capsys):
+    remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=0))
+
+    assert len(remote.service_config["pods"]) == 1
+    assert "it runs on 1 pod (min_scale)" in capsys.readouterr().out
+
+
+def test_a_distributed_service_is_refused_before_anything_is_sent(deployed):
+    with pytest.raises(kt.SpecError, match=r"where cannot be launched.*pytorch.*still to come"):
+        deployed(kt.Compute(cpus="0.1").distribute("pytorch", workers=2))
+
+    assert kt.globals.controller_client().list_workloads() == []
+
+
+def test_a_dry_run_of_a_distributed_service_shows_its_manifest(deployed):
+    remote = deployed(kt.Compute(cpus="0.1").distribute("ray", workers=2), dryrun=True)
+
+    assert remote.compute.manifest["kind"] == "RayCluster"
+
+
+def test_a_users_manifest_runs_under_its_own_name(deployed):
+    container = {"name": "app", "image": "x", "env": [{"name": "STAGE", "value": "mine"}]}
+    template = {"metadata": {"labels": {"app": "mine"}}, "spec": {"containers": [container]}}
+    compute = kt.Compute.from_manifest(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "of-mine"},
+            "spec": {"selector": {"matchLabels": {"app": "mine"}}, "template": template},
+        }
+    )
+
+    remote = deployed(compute)
+
+    name, pod, stage = remote()
+    assert (name, stage) == ("of-mine", "mine")
+    assert pod.startswith("of-mine")
+    assert remote.compute.endpoint == remote.base_endpoint
