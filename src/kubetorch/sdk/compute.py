@@ -11,7 +11,6 @@ from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.computing import attached, consistency, objects
-from kubetorch.sdk.computing.attached import Image
 from kubetorch.sdk.computing.pods import Pods
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
@@ -22,6 +21,7 @@ from kubetorch.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from kubetorch.sdk.image import Image
     from kubetorch.sdk.secrets.secret import Secret
     from kubetorch.sdk.volume import Volume
 
@@ -39,7 +39,7 @@ _FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affini
 #: Parameters that are added, and have no setter.
 _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 #: Parameters that `kt.config` may say, if nobody else does.
-_CONFIGURED = frozenset({"volumes", "queue"})
+_CONFIGURED = frozenset({"volumes", "queue", "image"})
 
 
 class Compute(Pods):
