@@ -35,6 +35,8 @@ class PodEnv:
         working_dir: Working directory of the workers.
         environments: Folder with environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
+        attachments_file: File with what is shown at absolute paths, JSON of
+            `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
     """
 
     namespace: str
@@ -48,6 +50,7 @@ class PodEnv:
     working_dir: str
     environments: str
     backend: str = "local"
+    attachments_file: str = ""
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -62,6 +65,7 @@ class PodEnv:
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
             "KT_POD_ENVIRONMENTS": self.environments,
+            "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
             BACKEND: self.backend,
         }
 
@@ -93,4 +97,5 @@ class PodEnv:
             working_dir=value("KT_POD_WORKING_DIR"),
             environments=value("KT_POD_ENVIRONMENTS"),
             backend=environ.get(BACKEND, "local"),
+            attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
         )
