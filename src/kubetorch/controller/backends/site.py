@@ -79,7 +79,7 @@ class Site(msgspec.Struct, frozen=True):
             port=pod.port,
             root=str(folder),
             working_dir=str(work),
-            environments=str(self.home / "environments"),
             attachments_file=str(shown),
+            environments=str(self.home / "environments"),
         )
         return {**self.environment, **given.variables, **own.write()}
