@@ -162,15 +162,20 @@ class Agent:
             on_change=self._session.activity_changed,
             clock=time.monotonic,
         )
+        host = WorkerHost(
+            pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
+        )
+        self._limit = None
+        if pod.memory_limit is not None:
+            from kubetorch.pod.memory_limit import MemoryLimit  # noqa: PLC0415  # few pods have one
+
+            self._limit = MemoryLimit(
+                pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
+            )
         self._supervisor = Supervisor(
             pod=pod,
             environ=environ,
-            host=WorkerHost(
-                pod_name=pod.pod,
-                on_line=self._on_line,
-                on_exit=self._on_exit,
-                zygote=zygote,
-            ),
+            host=host,
             store=store,
             blobs=self._transfers,
             calls=self._calls,
@@ -217,11 +222,15 @@ class Agent:
         # What is here now stays: the collector need not look at it again and again.
         gc.freeze()
         gc.enable()
+        if self._limit is not None:
+            self._limit.start()
         try:
             reason, grace = await self._stopped
             await self._drain(reason, grace)
         finally:
             orphans.stop()
+            if self._limit is not None:
+                self._limit.stop()
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
             logging.getLogger("kubetorch").removeHandler(lines)

@@ -18,6 +18,8 @@ BACKEND = "KT_BACKEND"
 #: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
 #: workers do not get.
 MARK = "KT_PROCESS_MARK"
+#: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
+MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class PodEnv:
         backend: Backend that the pod runs on, `local` or `kubernetes`.
         attachments_file: File with what is shown at absolute paths, JSON of
             `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
+        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
     """
 
     namespace: str
@@ -49,6 +52,7 @@ class PodEnv:
     working_dir: str
     backend: str = "local"
     attachments_file: str = ""
+    memory_limit: int | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -64,6 +68,7 @@ class PodEnv:
             "KT_POD_WORKING_DIR": self.working_dir,
             "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
             BACKEND: self.backend,
+            **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
 
     @classmethod
@@ -82,6 +87,7 @@ class PodEnv:
         port = value("KT_POD_PORT")
         if not port.isdigit():
             raise ConfigError(f"KT_POD_PORT is {port!r}; it must be a number")
+        limit = environ.get(MEMORY_LIMIT, "")
         return cls(
             namespace=value("KT_POD_NAMESPACE"),
             workload=value("KT_POD_WORKLOAD"),
@@ -94,4 +100,5 @@ class PodEnv:
             working_dir=value("KT_POD_WORKING_DIR"),
             backend=environ.get(BACKEND, "local"),
             attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
+            memory_limit=int(limit) if limit.isdigit() else None,
         )
