@@ -12,7 +12,8 @@ view's own with all that is in that folder bound into it. So nothing is ever mad
     /            ──► mirror with bin, etc, home, … of the machine, and data
     /data        ──► the folder to be seen there
 
-Linux only. Where the user is not root it takes a user namespace too, in which they are themselves.
+Linux only. Where the user is not root, or is root without the right, it takes a user namespace too,
+in which they are themselves.
 Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
 """
 
@@ -80,10 +81,11 @@ def separate() -> str | None:
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
-    if os.geteuid() != 0 and not _is_allowed():
-        return "this user may have no mount namespace"
     try:
-        _unshare()
+        if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNS) != 0:
+            if not _is_allowed():
+                return "this user may have no mount namespace"
+            _unshare_user()
         _mount(None, "/", _MS_REC | _MS_SLAVE)
     except OSError as error:
         return error.strerror
@@ -251,7 +253,9 @@ def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
     upper.chmod(folder.stat().st_mode)
     work.mkdir(mode=0o700)
     layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    options = layers if os.geteuid() == 0 else f"{layers},userxattr"
+    # What an overlay notes about files has to be an attribute of users where they are the root.
+    whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+    options = layers if whole else f"{layers},userxattr"
     _mount("overlay", str(place), 0, kind="overlay", data=options)
 
 
@@ -312,11 +316,8 @@ def _change_root(folder: Path) -> None:
     os.chdir(working_dir)
 
 
-def _unshare() -> None:
+def _unshare_user() -> None:
     uid, gid = os.geteuid(), os.getegid()
-    if uid == 0:
-        _check(_libc().unshare(_CLONE_NEWNS), "unshare")
-        return
     _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -329,7 +330,7 @@ def _is_allowed() -> bool:
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            _unshare()
+            _unshare_user()
             _mount(None, "/", _MS_REC | _MS_SLAVE)
             status = 0
         os._exit(status)

@@ -118,6 +118,10 @@ class Attaching:
             folders.append(FolderAt(str(source), path_of_machine(path, home)))
         return Attachments(tuple(folders), tuple(files))
 
+    def sweep(self) -> None:
+        """Remove what a service that was killed left of volumes that were deleted."""
+        self._volumes.sweep()
+
     def notes(self, attached: Attached) -> tuple[str, ...]:
         """What pods are not given, one sentence each."""
         shown = set(_empty(attached))
