@@ -165,6 +165,7 @@ class Workloads:
             raise SpecError(f"launch_timeout is {spec.compute.launch_timeout}; it must be above 0")
         if spec.compute.inactivity_ttl is not None:
             quantity.seconds(spec.compute.inactivity_ttl)
+        self._backend.check(spec.compute)
         if (namespace, name) not in self._workloads:
             self._backend.prepare()
 

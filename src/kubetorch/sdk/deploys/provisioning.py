@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk.computing import attached
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.volume import missing
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec, default_mount_path
 from kubetorch.specs.workload import WorkloadSpec
 
+if TYPE_CHECKING:
+    from kubetorch.sdk.secrets.secret import Secret
 
-def provide(
-    controller: Controller, spec: WorkloadSpec, secrets: Iterable[str | attached.Secret]
-) -> WorkloadSpec:
+
+def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
     """Have the secrets and volumes of a workload; the spec with what is known of them now.
 
     Args:
         controller: Who keeps them.
         spec: The workload.
-        secrets: Its secrets as the user gave them.
+        secrets: Its secrets.
 
     Raises:
         SecretConflictError: A secret exists with other values.
@@ -42,17 +43,10 @@ def provide(
     return replace(spec, compute=replace(compute, secrets=refs, volumes=volumes))
 
 
-def _provided(
-    controller: Controller, secret: str | attached.Secret, namespace: str
-) -> tuple[str, SecretRef]:
+def _provided(controller: Controller, secret: Secret, namespace: str) -> tuple[str, SecretRef]:
     """The name of a secret, and what pods see of it."""
     from kubetorch.sdk.secrets import uploading  # noqa: PLC0415  # few workloads have some
-    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # as above
 
-    if isinstance(secret, str):
-        return secret, uploading.existing(controller, namespace, secret)
-    if not isinstance(secret, Secret):
-        raise SpecError(f"secrets has {secret!r}; each must be a kt.Secret, or a name")
     if secret.namespace not in (None, namespace):
         raise SpecError(
             f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
