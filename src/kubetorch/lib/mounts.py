@@ -106,6 +106,7 @@ class View:
         self._mirrors: set[Path] = set()
         self._own: list[Path] = []
         self._is_shielded = False
+        self._frozen: set[Path] = set()
 
     def add(self, mount: Mount) -> None:
         """Show a folder at a path.
@@ -139,13 +140,15 @@ class View:
             path.write_bytes(content)
         _make_read_only(place)
 
-    def shield(self, keep: Iterable[str] = ()) -> None:
+    def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
         """Keep all that is written from now on in this view, except in what machines share.
 
-        What processes have open already stays as it was for them.
+        What processes have open already stays as it was for them. Files that the machine changes
+        later may be seen as they were.
 
         Args:
             keep: Further folders that are shared with the machine.
+            frozen: Folders that are always seen as the machine has them, and cannot be written.
 
         Raises:
             OSError: The machine has no overlay file system.
@@ -153,7 +156,9 @@ class View:
         if self._is_shielded:
             return
         self._is_shielded = True
+        self._frozen = {Path(os.path.realpath(path)) for path in frozen}
         shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
+        shared |= self._frozen
         mounted = _mounted()
         shared |= {place for place, kind in mounted.items() if kind in _VIRTUAL}
         if not self._is_own(Path("/")):
@@ -222,9 +227,11 @@ class View:
     ) -> None:
         """The same for what is in a mirror."""
         for entry in sorted(folder.iterdir()):
-            if entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
+            if entry in self._frozen:
+                _make_read_only(entry)
+            elif entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
                 continue
-            if entry.is_dir():
+            elif entry.is_dir():
                 self._cover(entry, shared, mounted)
             elif entry.is_file():
                 _make_read_only(entry)
@@ -241,8 +248,11 @@ class View:
             _mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
             _mount_overlay(folder, layer, overlay)
         for place in inside:
+            inner = overlay / place.relative_to(folder)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _mount(str(place), str(overlay / place.relative_to(folder)), _MS_BIND | _MS_REC)
+                _mount(str(place), str(inner), _MS_BIND | _MS_REC)
+                if place in self._frozen:
+                    _make_read_only(inner)
         _mount(str(overlay), str(folder), _MS_MOVE)
         self._own.append(folder)
 
