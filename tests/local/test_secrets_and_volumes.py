@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -287,3 +288,21 @@ def test_a_machine_without_namespaces_says_so_and_runs_the_rest(tmp_path: Path) 
     assert "mount namespace, which this machine does not allow" in error[0]
     assert "hint:" in error[-1]
     assert not Path("/kubetorch-data").exists()
+
+
+def test_pods_that_saw_a_secret_outlive_it_and_the_service(
+    home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubetorch.local import lifetime
+
+    monkeypatch.setenv("QUINCE", "one")
+    seen = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    before = seen.compute.pod_names()
+    (home / "secrets/default/kt.secret.global.quince.json").unlink()
+    running = lifetime.status().running
+    assert running is not None
+    os.kill(running.pid, signal.SIGKILL)
+    assert seen("QUINCE") == "one"
+    again = kt.fn(name=seen.service_name)
+    assert again("QUINCE") == "one"
+    assert again.compute.pod_names() == before

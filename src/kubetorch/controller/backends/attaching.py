@@ -80,9 +80,14 @@ class Attaching:
             await self._check_mounts()
 
     def version(self, namespace: str, attached: Attached) -> str:
-        """What changes when pods have to be replaced to see other values; empty without secrets."""
-        views = (self._secrets.view(namespace, name) for name in attached.all_secrets)
+        """What changes when pods have to be replaced to see other values.
+
+        Empty without secrets, and when one is missing: pods that saw it go on as they are.
+        """
+        views = [self._secrets.view(namespace, name) for name in attached.all_secrets]
         versions = [view.version for view in views if view is not None]
+        if len(versions) < len(views):
+            return ""
         return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:8] if versions else ""
 
     def give(self, wanted: Wanted, folder: Path) -> Given:
