@@ -22,7 +22,7 @@ from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import Heard
-from kubetorch.controller.waiting import Waiting, describe
+from kubetorch.controller.waiting import Waiting, describe, not_applied
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock
@@ -202,8 +202,8 @@ class Workload:
         if accepted.changed or not self._is_served():
             try:
                 await backend.apply(manifest)
-            except KubetorchError as error:
-                self._give_up(progress, error)
+            except Exception as error:  # noqa: BLE001  # others may have joined this deploy
+                self._give_up(progress, not_applied(self.record.name, error))
         # Only now: pods that the backend replaces are not told to load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(accepted.generation))
