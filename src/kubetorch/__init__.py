@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.progress import progress as progress
     from kubetorch.sdk.secrets.secret import Secret as Secret
     from kubetorch.sdk.secrets.secret import secret as secret
+    from kubetorch.sdk.volume import Volume as Volume
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
@@ -125,6 +126,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "StorageFullError",
     "UnauthorizedError",
     "VersionMismatchError",
+    "Volume",
     "VolumeInUseError",
     "VolumeNotFoundError",
     "WorkerDiedError",
@@ -155,6 +157,7 @@ _MODULES = {
     "Secret": "kubetorch.sdk.secrets.secret",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
+    "Volume": "kubetorch.sdk.volume",
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",

@@ -143,7 +143,7 @@ class Workload:
 
     def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
         """The workload, as lists and clients see it."""
-        record, backend = self.record, self._with.backend
+        record, manifest = self.record, deployment.of_workload(self.spec)
         pods = views.pod_views(self.pods, self._heard, self._rollout)
         ready = [pod for pod in pods if pod.is_ready]
         return WorkloadView(
@@ -158,7 +158,8 @@ class Workload:
             updated=record.updated,
             last_active=record.active,
             failure=self._failure(),
-            notes=backend.notes(deployment.of_workload(self.spec)),
+            notes=self._with.backend.notes(manifest),
+            kind=manifest["kind"],
         )
 
     def _failure(self) -> Failure | None:

@@ -18,7 +18,7 @@ import uvloop
 
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
@@ -79,8 +79,9 @@ def main(
         pod = PodEnv.read(environ)
         credentials = Credentials.read(pod.credentials_file)
         view = PodView(pod, refusal)
+        view.attach(pod.attachments_file)
         sock = bind(pod.host, pod.port)
-    except (ConfigError, OSError) as error:
+    except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
     processes.become_subreaper()

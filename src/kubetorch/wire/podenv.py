@@ -37,6 +37,8 @@ class PodEnv:
         working_dir: Working directory of the workers.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
         memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
+        attachments_file: File with what is shown at absolute paths, JSON of
+            `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
     """
 
     namespace: str
@@ -50,6 +52,7 @@ class PodEnv:
     working_dir: str
     backend: str = "local"
     memory_limit: int | None = None
+    attachments_file: str = ""
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -63,6 +66,7 @@ class PodEnv:
             "KT_POD_PORT": str(self.port),
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
+            "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
             BACKEND: self.backend,
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
@@ -96,4 +100,5 @@ class PodEnv:
             working_dir=value("KT_POD_WORKING_DIR"),
             backend=environ.get(BACKEND, "local"),
             memory_limit=int(limit) if limit.isdigit() else None,
+            attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
         )

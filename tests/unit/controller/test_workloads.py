@@ -60,6 +60,9 @@ class OneThatBreaks:
     def prepare(self) -> None:
         pass
 
+    def check(self, compute: ComputeSpec) -> None:
+        pass
+
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
 

@@ -1,30 +1,28 @@
-"""What a pod of this machine is told of its container: variables, and what it may use."""
+"""What a pod of this machine may use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kubetorch.controller.backends import devices
-from kubetorch.controller.state import PodRecord
 from kubetorch.manifests import gpus as manifests
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs import quantity
 from kubetorch.wire.podenv import MEMORY_LIMIT
 
-Variables = Iterator[tuple[str, str]]
 
+def limits(wanted: Wanted, gpus: str) -> dict[str, str]:
+    """Variables that say what a pod may use.
 
-def environment(wanted: Wanted, record: PodRecord) -> tuple[tuple[str, str], ...]:
-    """The variables of the container, and of what it may use."""
-    return (*wanted.environment, *_limits(wanted, record))
-
-
-def _limits(wanted: Wanted, record: PodRecord) -> Variables:
-    limit = dict(wanted.limits).get("memory")
-    if limit is not None:
-        yield MEMORY_LIMIT, str(quantity.size_bytes(limit, parameter="limits.memory"))
-    if record.devices:
-        yield devices.VISIBLE, record.devices
+    Args:
+        wanted: What its manifest says.
+        gpus: The GPUs that are its own.
+    """
+    memory = dict(wanted.limits).get("memory")
+    found = {}
+    if memory is not None:
+        found[MEMORY_LIMIT] = str(quantity.size_bytes(memory, parameter="limits.memory"))
+    if gpus:
+        found[devices.VISIBLE] = gpus
+    return found
 
 
 def gpus(wanted: Wanted) -> int:

@@ -20,18 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends import container, honouring, spare
 from kubetorch.controller.backends.agents import Pod
+from kubetorch.controller.backends.attaching import Attaching, Given
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.backends.devices import Devices
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.state import PodRecord, PodState
+from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
-from kubetorch.manifests import deployment, kinds
+from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import thaw
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -62,6 +68,7 @@ class ProcessBackend:
     Args:
         site: Where pods live.
         state: Where their records are kept.
+        attaching: Finds the secrets and volumes that they are given.
         clock: For back-off.
         spare_command: What starts a spare agent; `None` where there are to be none.
         first: A spare that waits already.
@@ -72,12 +79,14 @@ class ProcessBackend:
         site: Site,
         state: PodState,
         *,
+        attaching: Attaching,
         clock: Clock,
         spare_command: tuple[str, ...] | None = None,
         first: spare.Spare | None = None,
     ) -> None:
         self._site = site
         self._state = state
+        self._attaching = attaching
         self._clock = clock
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
@@ -91,6 +100,10 @@ class ProcessBackend:
     def name(self) -> str:  # noqa: D102  # Backend's
         return "local"
 
+    @property
+    def stores(self) -> Stores:  # noqa: D102  # Backend's
+        return self._attaching.stores
+
     def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
         self._listener = listener
 
@@ -98,9 +111,7 @@ class ProcessBackend:
 
     async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
         for manifest in manifests:
-            if kinds.find(manifest) is None:
-                continue  # it was refused
-            wanted = deployment.read(manifest)
+            wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
@@ -155,8 +166,8 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        honouring.refuse(manifest)
-        wanted = deployment.read(manifest)
+        wanted = self._read(manifest)
+        await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
         self._devices.check(
             wanted.name,
@@ -202,11 +213,25 @@ class ProcessBackend:
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
 
+    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.manifest is not None:
+            honouring.refuse(thaw(compute.manifest))
+        if compute.is_selector_only:
+            labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
+            raise ResourceNotAvailableError(
+                f"no pod matches the selector {labels}: pods of this machine are those that "
+                "services start",
+                hint="say what new pods are to have, such as kt.Compute(cpus=1)",
+            )
+
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return honouring.warnings(manifest)
 
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return honouring.notes(manifest)
+        return (
+            *honouring.notes(manifest),
+            *self._attaching.notes(deployment.read(manifest).attached),
+        )
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
@@ -222,6 +247,12 @@ class ProcessBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---------------------------------------------------------------------------------- pieces
+
+    def _read(self, manifest: Manifest) -> Wanted:
+        """What a manifest says; pods that see other values of secrets are of another template."""
+        wanted = deployment.read(manifest)
+        version = self._attaching.version(wanted.namespace, wanted.attached)
+        return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
 
     def _reconcile(self, key: tuple[str, str]) -> None:
         """Start and end pods until there is what there should be."""
@@ -278,12 +309,17 @@ class ProcessBackend:
         return Pod(
             record,
             site=self._site,
-            environment=container.environment(wanted, record),
+            give=functools.partial(self._give, wanted, record.devices),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
             on_change=functools.partial(self._changed, key),
         )
+
+    def _give(self, wanted: Wanted, devices: str, folder: Path) -> Given:
+        given = self._attaching.give(wanted, folder)
+        limits = container.limits(wanted, devices)
+        return given._replace(variables={**given.variables, **limits})
 
     def _changed(self, key: tuple[str, str]) -> None:
         self._listener(*key)
