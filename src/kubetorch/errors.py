@@ -295,6 +295,19 @@ class ServiceHealthError(StartupError):
     code = "service_health"
 
 
+class ImageStepError(StartupError):
+    """A step of an image failed.
+
+    Attributes:
+        step: The step, as a Dockerfile has it.
+        exit_code: What its command ended with.
+    """
+
+    code = "image_step"
+    step: str = ""
+    exit_code: int | None = None
+
+
 class ImagePullError(ServiceHealthError):
     """An image failed to pull."""
 

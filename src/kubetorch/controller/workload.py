@@ -286,7 +286,7 @@ class Workload:
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(stage=message.stage, message=message.message, pod=pod)
+        event = Stage(message.stage, message.message, pod, warning=message.warning)
         self._waiting.tell(event, message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:

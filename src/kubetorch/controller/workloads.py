@@ -95,6 +95,7 @@ class Workloads:
             generations = contents.generations.get(key, ())
             workload = Workload(record, generations, self._surroundings)
             try:
+                self._backend.check(workload.spec.compute)
                 manifests.append(deployment.of_workload(workload.spec))
             except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
                 _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)

@@ -24,6 +24,8 @@ from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.code import Code
+from kubetorch.pod.image.images import Images
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
@@ -176,8 +178,15 @@ class Agent:
             pod=pod,
             environ=environ,
             host=host,
-            store=store,
-            blobs=self._transfers,
+            code=Code(root, Path(pod.working_dir), store, self._transfers),
+            images=Images(
+                pod=pod,
+                store=store,
+                blobs=self._transfers,
+                view=view,
+                reporter=self._session,
+                on_line=self._on_step_line,
+            ),
             calls=self._calls,
             reporter=self._session,
         )
@@ -301,6 +310,10 @@ class Agent:
             )
         )
         self._supervisor.on_line(line, worker)
+
+    def _on_step_line(self, text: str, generation: int) -> None:
+        line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
+        self._log.write(line, echo=False)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
         self._supervisor.on_exit(worker, error)

@@ -35,10 +35,11 @@ class PodEnv:
         host, port: Where it listens.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
+        environments: Folder with environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
-        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
         attachments_file: File with what is shown at absolute paths, JSON of
             `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
+        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
     """
 
     namespace: str
@@ -50,9 +51,10 @@ class PodEnv:
     port: int
     root: str
     working_dir: str
+    environments: str
     backend: str = "local"
-    memory_limit: int | None = None
     attachments_file: str = ""
+    memory_limit: int | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -67,6 +69,7 @@ class PodEnv:
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
             "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
+            "KT_POD_ENVIRONMENTS": self.environments,
             BACKEND: self.backend,
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
@@ -98,7 +101,8 @@ class PodEnv:
             port=int(port),
             root=value("KT_POD_ROOT"),
             working_dir=value("KT_POD_WORKING_DIR"),
+            environments=value("KT_POD_ENVIRONMENTS"),
             backend=environ.get(BACKEND, "local"),
-            memory_limit=int(limit) if limit.isdigit() else None,
             attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
+            memory_limit=int(limit) if limit.isdigit() else None,
         )

@@ -1,27 +1,23 @@
-"""What a pod of this machine may use."""
+"""What the container of a manifest may use, as a pod of this machine is told."""
 
 from __future__ import annotations
 
 from kubetorch.controller.backends import devices
+from kubetorch.controller.state import PodRecord
 from kubetorch.manifests import gpus as manifests
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs import quantity
 from kubetorch.wire.podenv import MEMORY_LIMIT
 
 
-def limits(wanted: Wanted, gpus: str) -> dict[str, str]:
-    """Variables that say what a pod may use.
-
-    Args:
-        wanted: What its manifest says.
-        gpus: The GPUs that are its own.
-    """
-    memory = dict(wanted.limits).get("memory")
+def variables(wanted: Wanted, record: PodRecord) -> dict[str, str]:
+    """Variables that say what the pod may use."""
     found = {}
-    if memory is not None:
-        found[MEMORY_LIMIT] = str(quantity.size_bytes(memory, parameter="limits.memory"))
-    if gpus:
-        found[devices.VISIBLE] = gpus
+    limit = dict(wanted.limits).get("memory")
+    if limit is not None:
+        found[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))
+    if record.devices:
+        found[devices.VISIBLE] = record.devices
     return found
 
 

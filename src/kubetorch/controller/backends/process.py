@@ -228,10 +228,8 @@ class ProcessBackend:
         return honouring.warnings(manifest)
 
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return (
-            *honouring.notes(manifest),
-            *self._attaching.notes(deployment.read(manifest).attached),
-        )
+        attached = self._attaching.notes(deployment.read(manifest).attached)
+        return (*honouring.notes(manifest), *attached)
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
@@ -253,6 +251,10 @@ class ProcessBackend:
         wanted = deployment.read(manifest)
         version = self._attaching.version(wanted.namespace, wanted.attached)
         return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
+
+    def _give(self, wanted: Wanted, record: PodRecord, folder: Path) -> Given:
+        given = self._attaching.give(wanted, folder)
+        return given._replace(variables=given.variables | container.variables(wanted, record))
 
     def _reconcile(self, key: tuple[str, str]) -> None:
         """Start and end pods until there is what there should be."""
@@ -309,17 +311,12 @@ class ProcessBackend:
         return Pod(
             record,
             site=self._site,
-            give=functools.partial(self._give, wanted, record.devices),
+            give=functools.partial(self._give, wanted, record),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
             on_change=functools.partial(self._changed, key),
         )
-
-    def _give(self, wanted: Wanted, devices: str, folder: Path) -> Given:
-        given = self._attaching.give(wanted, folder)
-        limits = container.limits(wanted, devices)
-        return given._replace(variables={**given.variables, **limits})
 
     def _changed(self, key: tuple[str, str]) -> None:
         self._listener(*key)
