@@ -27,7 +27,6 @@ from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeou
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
-from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
     Accepted,
@@ -303,7 +302,7 @@ class Workload:
     def active(self, pod: str, message: Activity) -> None:
         """A pod says how busy it is."""
         self._heard[pod] = replace(self._heard[pod], activity=message)
-        if message.last > self.record.active and message.calls == 0:
+        if message.last > self.record.active + idle.STEP and message.calls == 0:
             self._keep(replace(self.record, active=message.last))
         self._idle.update()
 
@@ -397,4 +396,4 @@ class Workload:
         heard = [self._heard.get(pod.name) for pod in self.pods]
         activities = [None if one is None else one.activity for one in heard]
         now = self._with.clock.time()
-        return idle.seconds_left(activities, ttl=quantity.seconds(ttl), since=self._since, now=now)
+        return idle.seconds_left(activities, ttl=idle.patience(ttl), since=self._since, now=now)
