@@ -174,19 +174,20 @@ class Agent:
             self._limit = MemoryLimit(
                 pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
             )
+        images = Images(
+            pod=pod,
+            store=store,
+            blobs=self._transfers,
+            view=view,
+            reporter=self._session,
+            on_line=self._on_step_line,
+        )
         self._supervisor = Supervisor(
             pod=pod,
             environ=environ,
             host=host,
             code=Code(root, Path(pod.working_dir), store, self._transfers),
-            images=Images(
-                pod=pod,
-                store=store,
-                blobs=self._transfers,
-                view=view,
-                reporter=self._session,
-                on_line=self._on_step_line,
-            ),
+            images=images,
             calls=self._calls,
             reporter=self._session,
         )
@@ -204,6 +205,7 @@ class Agent:
             guard=guard,
             calls=self._calls,
             members=self._members,
+            images=images,
             supervisor=self._supervisor,
             log=self._log,
         )

@@ -34,9 +34,10 @@ from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
-from kubetorch.manifests import deployment, kinds
+from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import thaw
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -112,8 +113,6 @@ class ProcessBackend:
 
     async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
         for manifest in manifests:
-            if kinds.find(manifest) is None:
-                continue  # it was refused
             wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
@@ -169,7 +168,6 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        honouring.refuse(manifest)
         wanted = self._read(manifest)
         await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
@@ -218,6 +216,8 @@ class ProcessBackend:
         self._spares.prepare()
 
     def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.manifest is not None:
+            honouring.refuse(thaw(compute.manifest))
         if compute.is_selector_only:
             labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
             raise ResourceNotAvailableError(
