@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
     from kubetorch.sdk import services as globals
+    from kubetorch.sdk.apps.app import App as App
+    from kubetorch.sdk.apps.app import app as app
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
@@ -65,10 +67,12 @@ if TYPE_CHECKING:
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.progress import progress as progress
+    from kubetorch.specs.endpoint import Endpoint as Endpoint
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "AgentDiedError",
+    "App",
     "AutoScalingError",
     "CallCancelledError",
     "CallError",
@@ -85,6 +89,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ControllerUnavailableError",
     "DataStoreError",
     "EXCEPTION_REGISTRY",
+    "Endpoint",
     "Fn",
     "ForeignOriginError",
     "ImagePullError",
@@ -119,6 +124,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "WorkerRecycledError",
     "WorkloadError",
     "__version__",
+    "app",
     "cls",
     "config",
     "fn",
@@ -128,12 +134,15 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
 
 #: Where each name is defined, but for the errors.
 _MODULES = {
+    "App": "kubetorch.sdk.apps.app",
     "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
+    "Endpoint": "kubetorch.specs.endpoint",
     "Fn": "kubetorch.sdk.fn",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
+    "app": "kubetorch.sdk.apps.app",
     "cls": "kubetorch.sdk.cls",
     "config": "kubetorch.config.settings",
     "fn": "kubetorch.sdk.fn",

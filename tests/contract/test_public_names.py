@@ -11,15 +11,18 @@ import kubetorch as kt
 from kubetorch import errors
 
 NAMES = {
+    "App",
     "CallHandle",
     "Cls",
     "Compute",
     "EXCEPTION_REGISTRY",
+    "Endpoint",
     "Fn",
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
     "__version__",
+    "app",
     "cls",
     "config",
     "fn",
@@ -28,15 +31,12 @@ NAMES = {
 }
 #: Names of the contract that later releases bring.
 LATER = {
-    "App",
     "BroadcastWindow",
     "DebugConfig",
-    "Endpoint",
     "Image",
     "MetricsConfig",
     "Secret",
     "Volume",
-    "app",
     "async_",
     "autoscale",
     "compute",

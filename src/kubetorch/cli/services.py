@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from kubetorch.cli.following import Known
 from kubetorch.cli.output import Output
 from kubetorch.cli.views import mode
 from kubetorch.config.settings import config
@@ -18,6 +17,7 @@ from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.cls import Cls
 from kubetorch.sdk.fn import Fn
+from kubetorch.sdk.following import Known
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 

@@ -21,9 +21,13 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import ConfigError, KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.pod.app import App
+from kubetorch.pod.apps.gate import Gate
+from kubetorch.pod.apps.host import AppHost
+from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.code import Code
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
@@ -152,6 +156,13 @@ class Agent:
             on_change=self._session.activity_changed,
             clock=time.monotonic,
         )
+        self._apps = AppHost(
+            root,
+            pod_name=pod.pod,
+            on_line=self._on_app_line,
+            on_exit=self._on_app_exit,
+            on_change=self._session.activity_changed,
+        )
         self._supervisor = Supervisor(
             pod=pod,
             environ=environ,
@@ -161,8 +172,8 @@ class Agent:
                 on_exit=self._on_exit,
                 zygote=zygote,
             ),
-            store=store,
-            blobs=self._transfers,
+            apps=self._apps,
+            code=Code(root, Path(pod.working_dir), store, self._transfers),
             calls=self._calls,
             reporter=self._session,
         )
@@ -175,15 +186,18 @@ class Agent:
             guard=guard,
             allocate=memory.allocate,
         )
+        gate = Gate(pod_name=pod.pod, guard=guard, host=self._apps)
         app = App(
             pod_name=pod.pod,
             guard=guard,
             calls=self._calls,
             members=self._members,
             supervisor=self._supervisor,
+            apps=self._apps,
+            gate=gate,
             log=self._log,
         )
-        self._server = Server(app, self._streams.accept)
+        self._server = Server(app, self._streams.accept, gate)
 
     # --------------------------------------------------------------------------------- its life
 
@@ -247,7 +261,10 @@ class Agent:
 
     def _activity(self) -> Activity:
         return Activity(
-            calls=self._calls.running, last=self._calls.last, workers=self._supervisor.workers
+            calls=self._calls.running + self._apps.busy,
+            last=max(self._calls.last, self._apps.last),
+            workers=self._supervisor.workers,
+            app=self._apps.view if self._supervisor.serves_app else None,
         )
 
     def _on_message(self, message: FromController) -> None:
@@ -270,21 +287,22 @@ class Agent:
 
     def _on_line(self, line: Line, worker: Worker) -> None:
         call = self._calls.by_number(worker.pid, line.call) if line.call is not None else None
-        self._log.write(
-            LogLine(
-                line.time,
-                self._pod.pod,
-                line.text,
-                line.source,
-                line.level,
-                call.request.request_id if call is not None else None,
-                worker.generation,
-            )
-        )
-        self._supervisor.on_line(line, worker)
+        request = call.request.request_id if call is not None else None
+        self._write_line(line, worker.generation, request)
+
+    def _on_app_line(self, line: Line, generation: int) -> None:
+        self._write_line(line, generation, None)
+
+    def _write_line(self, line: Line, generation: int, request: str | None) -> None:
+        pod, (text, source, level, time_, _) = self._pod.pod, line
+        self._log.write(LogLine(time_, pod, text, source, level, request, generation))
+        self._supervisor.on_line(line, generation)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
         self._supervisor.on_exit(worker, error)
+
+    def _on_app_exit(self, app: AppProcess) -> None:
+        self._supervisor.on_app_exit(app)
 
 
 class _AgentLines(logging.Handler):

@@ -19,6 +19,7 @@ from kubetorch.errors import ProtocolError
 from kubetorch.lib import connections, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.wire import messages, routes, versions
+from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import (
     Activity,
     CallReport,
@@ -84,7 +85,7 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        self._had_calls = False
+        self._last_edge: tuple[bool, AppView | None] = (False, None)
         self._logs_left = 0
 
     # --------------------------------------------------------------------------------- to send
@@ -114,7 +115,7 @@ class Session:
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
 
     def activity_changed(self) -> None:
-        """The number of running calls changed."""
+        """The number of running calls changed, or the app began or ended."""
         if self._edge is None and self._link is not None:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
@@ -122,8 +123,8 @@ class Session:
     def _send_edge(self) -> None:
         self._edge = None
         activity = self._activity()
-        if bool(activity.calls) != self._had_calls:
-            self._had_calls = bool(activity.calls)
+        if _edge(activity) != self._last_edge:
+            self._last_edge = _edge(activity)
             self._send(activity)
 
     def _send(self, message: FromAgent) -> bool:
@@ -176,7 +177,7 @@ class Session:
         try:
             while not link.is_closed:
                 activity = self._activity()
-                self._had_calls = bool(activity.calls)
+                self._last_edge = _edge(activity)
                 link.send(activity)
                 self._forget_settled()
                 await link.wait_closed(HEARTBEAT)
@@ -246,6 +247,11 @@ class _Link:
     def on_close(self, reason: str) -> None:
         self.reason = reason
         self._closed.set()
+
+
+def _edge(activity: Activity) -> tuple[bool, AppView | None]:
+    """What the controller is told of at once."""
+    return bool(activity.calls), activity.app
 
 
 def _delays() -> Iterator[float]:

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kubetorch.datastore import slots, trees
-from kubetorch.datastore.blobs import BlobStore
-from kubetorch.datastore.slots import CodeSlots, Slot
-from kubetorch.errors import CallRefusedError, DataStoreError, KubetorchError
+from kubetorch.datastore.slots import Slot
+from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.pod import environment, reload
+from kubetorch.pod.apps.host import AppHost
+from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.code import Code
 from kubetorch.pod.lines import Line
 from kubetorch.pod.workers import LoadFailed, Worker, WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
@@ -28,17 +29,8 @@ from kubetorch.wire.podenv import PodEnv
 DRAIN_GRACE = 3600.0
 #: Older generations that may still have calls; with one more, the oldest is ended.
 DRAINING_LIMIT = 2
-#: Seconds after a reload until blobs that are not needed any more are deleted.
-PRUNE_DELAY = 10.0
 
 _log = logging.getLogger(__name__)
-
-
-class Blobs(Protocol):
-    """Brings blobs into the pod's store."""
-
-    async def fetch(self, digests: Iterable[str]) -> int:
-        """Have these blobs in the store; how many had to be fetched."""
 
 
 class Reporter(Protocol):
@@ -56,9 +48,9 @@ class Reporter(Protocol):
 
 @dataclass
 class _Serving:
-    """A loaded worker, and what it lives in."""
+    """A loaded worker or an app that runs, and what it lives in."""
 
-    worker: Worker
+    process: Worker | AppProcess
     spec: WorkloadSpec
     slot: Slot | None
     loaded: float
@@ -71,8 +63,8 @@ class Supervisor:
         pod: Who the pod is.
         environ: The agent's own environment.
         host: Starts workers; see `on_line` and `on_exit`.
-        store: The pod's blobs.
-        blobs: Brings blobs there.
+        apps: Starts apps; see `on_line` and `on_app_exit`.
+        code: Brings in what a generation consists of.
         calls: Told which worker runs calls.
         reporter: Told what happens.
     """
@@ -83,30 +75,26 @@ class Supervisor:
         pod: PodEnv,
         environ: Mapping[str, str],
         host: WorkerHost,
-        store: BlobStore,
-        blobs: Blobs,
+        apps: AppHost,
+        code: Code,
         calls: Calls,
         reporter: Reporter,
     ) -> None:
         self._pod = pod
         self._environ = environ
         self._host = host
-        self._store = store
-        self._blobs = blobs
+        self._apps = apps
+        self._code = code
         self._calls = calls
         self._reporter = reporter
-        self._slots = CodeSlots(Path(pod.root) / "code")
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: failures.Failure | None = None
         self._loading: asyncio.Task[None] | None = None
         self._loaded: _Serving | None = None
         self._serving: _Serving | None = None
-        self._draining: dict[asyncio.Task[None], Worker] = {}
+        self._draining: dict[asyncio.Task[None], Worker | AppProcess] = {}
         self._restart: asyncio.TimerHandle | None = None
-        # Held while blobs are brought in, used, or deleted.
-        self._storing = asyncio.Lock()
-        self._pruning: asyncio.Task[None] | None = None
         self._is_closing = False
 
     # ------------------------------------------------------------------------------------ state
@@ -127,6 +115,13 @@ class Supervisor:
         return len(self._draining) + (self._serving is not None)
 
     @property
+    def serves_app(self) -> bool:
+        """Whether what is served, or is to be, is an app."""
+        wanted = self._machine.loading or self._machine.serving
+        spec = self._specs.get(wanted)
+        return spec is not None and spec.callable.app is not None
+
+    @property
     def code(self) -> Path | None:
         """Folder of the project that is served."""
         serving = self._serving
@@ -142,12 +137,12 @@ class Supervisor:
                 del self._specs[generation]
         self._handle(reload.Asked(message.generation))
 
-    def on_line(self, line: Line, worker: Worker) -> None:
-        """A worker wrote a line: the deploy that waits for it shows it."""
-        if line.call is None and worker.generation == self._machine.loading:
+    def on_line(self, line: Line, generation: int) -> None:
+        """A worker or an app wrote a line: the deploy that waits for it shows it."""
+        if line.call is None and generation == self._machine.loading:
             self._reporter.log(
                 LogReport(
-                    generation=worker.generation,
+                    generation=generation,
                     text=line.text,
                     source=line.source,
                     level=line.level,
@@ -158,27 +153,33 @@ class Supervisor:
     def on_exit(self, worker: Worker, error: KubetorchError) -> None:
         """A worker that was loaded has ended."""
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
+        self._on_death(worker, had_calls=self._calls.lost_with == worker.pid)
+
+    def on_app_exit(self, app: AppProcess) -> None:
+        """An app that has to run has ended."""
+        _log.warning("%s", app.ending)
+        self._on_death(app, had_calls=False)
+
+    def _on_death(self, process: Worker | AppProcess, *, had_calls: bool) -> None:
         serving = self._serving
-        if serving is None or serving.worker is not worker or self._is_closing:
+        if serving is None or serving.process is not process or self._is_closing:
             return
         self._serving = None
-        self._release(serving.slot)
+        self._code.release(serving.slot)
         lived = time.monotonic() - serving.loaded
-        had_calls = self._calls.lost_with == worker.pid
-        self._handle(reload.Died(worker.generation, lived, had_calls))
+        self._handle(reload.Died(process.generation, lived, had_calls))
 
     async def close(self, grace: float) -> None:
         """End all workers; calls have ended already, or are lost."""
         self._is_closing = True
-        if self._pruning is not None:
-            self._pruning.cancel()
+        self._code.close()
         if self._restart is not None:
             self._restart.cancel()
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._serving is not None:
-            await self._serving.worker.drain(grace)
+            await self._serving.process.drain(grace)
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*self._draining, return_exceptions=True)
@@ -202,8 +203,10 @@ class Supervisor:
                 self._switch()
             case reload.Hold(generation):
                 self._calls.hold(self._specs[generation])
+                self._apps.hold()
             case reload.Refuse(generation):
                 self._calls.refuse(self._refusal(generation))
+                self._apps.refuse(self._refusal(generation))
             case reload.Restart(generation, delay):
                 due = reload.RestartDue(generation)
                 loop = asyncio.get_running_loop()
@@ -218,10 +221,16 @@ class Supervisor:
         loaded, self._loaded = self._loaded, None
         assert loaded is not None
         before, self._serving = self._serving, loaded
-        self._calls.serve(loaded.spec, loaded.worker)
+        if isinstance(loaded.process, AppProcess):
+            self._apps.serve(loaded.process)
+            self._calls.hold(loaded.spec)
+            self._calls.refuse(self._apps.no_call(loaded.spec))
+        else:
+            self._apps.hold()
+            self._calls.serve(loaded.spec, loaded.process)
         if before is not None:
             self._drain(before)
-        self._prune_later()
+        self._code.prune_later(lambda: list(self._specs.values()))
 
     def _drain(self, old: _Serving) -> None:
         while len(self._draining) >= DRAINING_LIMIT:
@@ -229,21 +238,17 @@ class Supervisor:
             self._draining.pop(oldest)
             oldest.cancel()
         task = asyncio.get_running_loop().create_task(self._drain_and_release(old))
-        self._draining[task] = old.worker
+        self._draining[task] = old.process
         task.add_done_callback(lambda task: self._draining.pop(task, None))
 
     async def _drain_and_release(self, old: _Serving) -> None:
         try:
-            await old.worker.drain(DRAIN_GRACE)
+            await old.process.drain(DRAIN_GRACE)
         finally:
             # Also when this is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(old.worker.kill())
-            self._release(old.slot)
-
-    def _release(self, slot: Slot | None) -> None:
-        if slot is not None:
-            self._slots.release(slot)
+                await asyncio.shield(old.process.kill())
+            self._code.release(old.slot)
 
     def _refusal(self, generation: int) -> KubetorchError:
         failure = self._failure
@@ -261,7 +266,8 @@ class Supervisor:
     async def _load(self, generation: int) -> None:
         spec = self._specs[generation]
         try:
-            loaded = await self._make(generation, spec)
+            make = self._make if spec.callable.app is None else self._make_app
+            loaded = await make(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure
         except KubetorchError as error:
@@ -285,9 +291,8 @@ class Supervisor:
         slot: Slot | None = None
         worker: Worker | None = None
         try:
-            async with self._storing:
-                init_args = await self._fetch(generation, spec)
-                slot = await self._materialise(spec)
+            self._report_stage(generation, "fetching")
+            slot, init_args = await self._code.prepare(spec)
             await prewarming
             wanted = environment.worker_spec(
                 generation,
@@ -301,14 +306,47 @@ class Supervisor:
             self._report_stage(generation, "importing")
             await worker.load(float(spec.compute.launch_timeout))
             if slot is not None:
-                await asyncio.to_thread(self._show, slot)
+                await self._code.show(slot)
         except BaseException:
             prewarming.cancel()
             if worker is not None:
                 await asyncio.shield(worker.kill())
-            self._release(slot)
+            self._code.release(slot)
             raise
         return _Serving(worker, spec, slot, time.monotonic())
+
+    async def _make_app(self, generation: int, spec: WorkloadSpec) -> _Serving:
+        slot: Slot | None = None
+        app: AppProcess | None = None
+        try:
+            self._report_stage(generation, "fetching")
+            slot, _ = await self._code.prepare(spec)
+            if slot is not None:
+                await self._code.show(slot)
+            await self._make_room(generation)
+            env = environment.worker_env(self._environ, self._pod, spec)
+            wanted = environment.app_run(generation, spec, pod=self._pod, env=env, slot=slot)
+            self._report_stage(generation, "starting", wanted.app.command)
+            app = await self._apps.start(wanted)
+            await app.settle(environment.patience(spec))
+        except BaseException:
+            if app is not None:
+                await asyncio.shield(app.kill())
+            self._code.release(slot)
+            raise
+        return _Serving(app, spec, slot, time.monotonic())
+
+    async def _make_room(self, generation: int) -> None:
+        """End the app that serves: the next one listens on its port."""
+        before = self._serving
+        if before is not None and isinstance(before.process, AppProcess):
+            self._serving = None
+            self._handle(reload.Stopped(generation))
+            try:
+                await before.process.drain(DRAIN_GRACE)
+            finally:
+                await asyncio.shield(before.process.kill())
+                self._code.release(before.slot)
 
     async def _prewarm(
         self, generation: int, spec: WorkloadSpec, env: tuple[tuple[str, str], ...]
@@ -319,75 +357,8 @@ class Supervisor:
             self._report_stage(generation, "preloading", ", ".join(runtime.preload))
         await self._host.prewarm(environment.interpreter(spec), env, runtime.path, runtime.preload)
 
-    async def _fetch(self, generation: int, spec: WorkloadSpec) -> str | None:
-        """Have everything that the generation consists of; its constructor's arguments."""
-        self._report_stage(generation, "fetching")
-        first = [digest for digest in (spec.tree, spec.init_args) if digest is not None]
-        await self._blobs.fetch(first)
-        if spec.tree is not None:
-            tree = await asyncio.to_thread(self._tree, spec.tree)
-            await self._blobs.fetch(tree.digests())
-        if spec.init_args is None:
-            return None
-        return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
-
-    async def _materialise(self, spec: WorkloadSpec) -> Slot | None:
-        """A code slot with the project in it, held for one worker."""
-        if spec.tree is None or spec.callable.project is None:
-            return None
-        update = asyncio.ensure_future(
-            asyncio.to_thread(self._update_slot, spec.tree, spec.callable.project)
-        )
-        try:
-            return await asyncio.shield(update)
-        except asyncio.CancelledError:
-            # The thread goes on, and holds a slot that nobody will use.
-            update.add_done_callback(self._release_unused)
-            raise
-
-    def _release_unused(self, update: asyncio.Future[Slot]) -> None:
-        if not update.cancelled() and update.exception() is None:
-            self._release(update.result())
-
-    def _update_slot(self, digest: str, project: str) -> Slot:
-        return self._slots.update(self._tree(digest), self._store.stream, project)
-
-    def _tree(self, digest: str) -> trees.Tree:
-        return trees.decode(self._store.read(digest))
-
-    def _show(self, slot: Slot) -> None:
-        """Let the project be seen in the working directory, for relative paths and shells."""
-        try:
-            slots.switch(Path(self._pod.working_dir) / slot.path.name, slot)
-        except DataStoreError as error:
-            _log.warning("project not shown error=%s", error.message)
-
     def _stage(self, generation: int) -> Callable[[str, str], None]:
         return lambda stage, message: self._report_stage(generation, stage, message)
 
     def _report_stage(self, generation: int, stage: str, message: str = "") -> None:
         self._reporter.stage(StageReport(generation=generation, stage=stage, message=message))
-
-    # ---------------------------------------------------------------------------------- pruning
-
-    def _prune_later(self) -> None:
-        """Forget blobs of older generations, once the deploy that waits for this one is done."""
-        if self._pruning is not None:
-            self._pruning.cancel()
-        self._pruning = asyncio.get_running_loop().create_task(self._prune())
-
-    async def _prune(self) -> None:
-        await asyncio.sleep(PRUNE_DELAY)
-        async with self._storing:
-            await asyncio.to_thread(self._prune_store, list(self._specs.values()))
-
-    def _prune_store(self, keep: Iterable[WorkloadSpec]) -> None:
-        needed: set[str] = set()
-        for spec in keep:
-            needed.update(digest for digest in (spec.tree, spec.init_args) if digest is not None)
-            if spec.tree is not None and self._store.has(spec.tree):
-                needed.update(self._tree(spec.tree).digests())
-        for blob in self._store.iterate():
-            if blob.digest not in needed:
-                self._store.delete(blob.digest)
-        self._store.sweep()

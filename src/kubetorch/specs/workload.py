@@ -33,14 +33,14 @@ class WorkloadSpec:
     Attributes:
         namespace: Kubernetes namespace; locally only a prefix of the name.
         name: The service name.
-        callable: What is called.
+        callable: What is called, or the app that runs.
         compute: What it runs on.
         tree: Digest (64 hex digits) of the project's tree, or `None` when no code is synced.
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
-        instance: Identity of the deploy of a class: each makes a new instance, also when nothing
-            else has changed. `None` for a function.
+        instance: Identity of the deploy of a class or an app: each makes a new instance, also when
+            nothing else has changed. `None` for a function.
     """
 
     namespace: str

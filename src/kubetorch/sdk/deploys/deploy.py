@@ -215,7 +215,7 @@ class Deployment:
             scan = scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
             for warning in scan.warnings:
                 self._lines.warn(warning)
-            if where.source_file is not None:
+            if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
                 preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
@@ -228,7 +228,7 @@ class Deployment:
             tree=None if scan is None else scan.digest,
             init_args=None if init_args is None else digest_of(init_args),
             runtime=runtime.describe(where.folder, preload),
-            instance=self._id if order.spec.callable.kind == "cls" else None,
+            instance=None if order.spec.callable.kind == "fn" else self._id,
         )
         return _Bundle(spec, scan, init_args)
 
