@@ -21,13 +21,19 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
     "__version__",
     "app",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -35,20 +41,14 @@ LATER = {
     "DebugConfig",
     "Image",
     "MetricsConfig",
-    "Secret",
     "Volume",
-    "async_",
-    "autoscale",
-    "compute",
     "deep_breakpoint",
-    "distribute",
     "distributed",
     "get",
     "images",
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 

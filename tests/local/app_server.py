@@ -1,4 +1,4 @@
-"""The app of the tests: a small ASGI server with a WebSocket, run as `python app_server.py PORT`."""
+"""The app of the tests: a small ASGI server with a WebSocket; its argument is the port."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 from kubetorch.lib import ports, serving
 from kubetorch.lib.connections import upgrade_class
 
 VERSION = "one"
-sent = 0
+#: Bytes of the flood that were taken.
+sent = [0]
 
 
 async def answer(send, status, body, *headers):
@@ -29,8 +31,8 @@ async def app(scope, receive, send):
             "query": scope["query_string"].decode(),
             "headers": {k.decode(): v.decode() for k, v in scope["headers"]},
             "pid": os.getpid(),
-            "cwd": os.getcwd(),
-            "sent": sent,
+            "cwd": str(Path.cwd()),
+            "sent": sent[0],
             "env": {k: v for k, v in os.environ.items() if k.startswith(("KT_", "POD_"))},
         }
         await answer(send, 200, json.dumps(found).encode(), (b"x-app", b"yes"))
@@ -60,12 +62,11 @@ async def app(scope, receive, send):
 
 async def flood(send, receive):
     """A body without end; says when its reader is gone."""
-    global sent
     await send({"type": "http.response.start", "status": 200, "headers": []})
     gone = asyncio.ensure_future(until_gone(receive))
     while not gone.done():
         await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-        sent += 65536
+        sent[0] += 65536
         await asyncio.sleep(0)
     print("reader gone", flush=True)
 

@@ -2,13 +2,8 @@
 
 import http.client
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,8 +12,7 @@ import psutil
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import ports, websocket
-from kubetorch.local import lifetime
+from kubetorch.lib import ports
 from tests.local.user_project import UserProject
 
 TIMEOUT = 20.0

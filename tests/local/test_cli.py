@@ -135,6 +135,8 @@ def test_a_program_that_deploys_itself_at_module_level_is_deployed_once(project)
         ("absent.py:train", COMPUTE, "absent.py not found"),
         ("absent.module:train", COMPUTE, "module 'absent.module' not found"),
         ("jobs.py:train", ["--compute", "[1]"], "--compute must be a JSON object"),
+        ("jobs.py:train", [*COMPUTE, "-d", '{"workers": "x"}'], "workers is 'x'"),
+        ("jobs.py:train", [*COMPUTE, "--autoscale", '{"min_scales": 1}'], "did you mean min_scale"),
         ("jobs.py:train", ["--compute", '{"cpu": 1}'], "cpu"),
         ("jobs.py:train", [*COMPUTE, "--init-args", "{}"], "--init-args is for classes"),
     ],

@@ -21,6 +21,7 @@ from kubetorch.cli.output import Output, tolerate_narrow_encodings
 #: lies in `kubetorch.cli.commands.x`, whose `app` is a `typer.Typer`.
 COMMANDS: Mapping[str, str] = {
     "deploy": "Deploy functions or classes from a file or module.",
+    "run": "Run a command in pods, as the kt.app of its file says.",
     "call": "Call a service, or a method of it.",
     "list": "List the services of a namespace.",
     "describe": "Show a service, and how to call it from a shell and from Python.",

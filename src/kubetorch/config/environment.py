@@ -99,3 +99,8 @@ def cache_dir() -> Path:
 def local_dir() -> Path:
     """Home of the local service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
+
+
+def variable(name: str) -> str | None:
+    """A variable that the user named, as the source of a secret; none if it is empty."""
+    return os.environ.get(name) or None

@@ -39,6 +39,7 @@ from kubetorch.pod.session import Session
 from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.view import PodView
 from kubetorch.pod.workers import Worker, WorkerHost
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import tokens, versions
@@ -63,12 +64,15 @@ UPLOAD_GRACE = 2.0
 _log = logging.getLogger(__name__)
 
 
-def main(environ: Mapping[str, str], zygote: Launched | None = None) -> int:
+def main(
+    environ: Mapping[str, str], zygote: Launched | None = None, *, refusal: str | None = None
+) -> int:
     """Run the agent; its exit status.
 
     Args:
         environ: Its environment.
         zygote: A zygote that was started already.
+        refusal: What `kubetorch.lib.mounts.separate` said, where the backend is this machine.
     """
     logging.basicConfig(
         stream=sys.stderr,
@@ -78,13 +82,14 @@ def main(environ: Mapping[str, str], zygote: Launched | None = None) -> int:
     try:
         pod = PodEnv.read(environ)
         credentials = Credentials.read(pod.credentials_file)
+        view = PodView(pod, refusal)
         sock = bind(pod.host, pod.port)
     except (ConfigError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, zygote, sock))
+        uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
     return 0
 
 
@@ -97,10 +102,11 @@ async def _run(
     pod: PodEnv,
     credentials: Credentials,
     environ: Mapping[str, str],
+    view: PodView,
     zygote: Launched | None,
     sock: socket.socket,
 ) -> None:
-    agent = Agent(pod, credentials, environ, zygote)
+    agent = Agent(pod, credentials, environ, view, zygote)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
@@ -114,6 +120,7 @@ class Agent:
         pod: Who the pod is.
         credentials: What it checks tokens with, and shows to the controller.
         environ: The environment that workers inherit.
+        view: The file system as it sees it.
         zygote: A zygote that was started already.
     """
 
@@ -122,9 +129,11 @@ class Agent:
         pod: PodEnv,
         credentials: Credentials,
         environ: Mapping[str, str],
+        view: PodView,
         zygote: Launched | None = None,
     ) -> None:
         self._pod = pod
+        self._view = view
         self._incarnation = os.urandom(8).hex()
         self._stopped: asyncio.Future[tuple[str, float]] = (
             asyncio.get_running_loop().create_future()

@@ -55,6 +55,9 @@ class Declaration:
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
         self._callers: dict[str | None, Caller] = {}
+        # Whether it was declared by `@kt.compute`, and what that says of services that exist.
+        self.is_decorated = False
+        self._takes_existing = False
 
     def _forget(self) -> None:
         """Look the service up again before the next call."""
@@ -184,6 +187,17 @@ class Declaration:
             self._service_name = chosen
         self._compute = value.for_service(self.service_name)
         self._forget()
+
+    def declare(self, compute: Compute, *, get_if_exists: bool) -> None:
+        """Run on `compute` when it is deployed, as `@kt.compute` says.
+
+        Args:
+            compute: What it runs on.
+            get_if_exists: Whether a deploy takes the service as it is, if there is one.
+        """
+        self.compute = compute
+        self.is_decorated = True
+        self._takes_existing = get_if_exists
 
     @property
     def serialization(self) -> str:

@@ -243,7 +243,7 @@ class Module(Declaration, Generic[HandleT]):
                 spec=spec,
                 init_args=self._init_args,
                 stream_logs=self.stream_logs,
-                existing=self._candidates() if get_if_exists else (),
+                existing=self._candidates() if get_if_exists or self._takes_existing else (),
             )
         )
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from kubetorch.sdk.streams.connecting import Location
     from kubetorch.wire.messages import WorkloadView
 
-__all__ = ["config", "controller_client", "service_url", "session"]
+__all__ = ["config", "controller_client", "disable_decorators", "service_url", "session"]
+
+#: Whether `@kt.compute` and its like leave functions and classes as they are.
+disable_decorators = False
 
 
 class _Registry:

@@ -42,6 +42,9 @@ STATUS = "/v1/status"
 STOP = "/v1/stop"
 WORKLOADS = "/v1/workloads"
 CALLS = "/v1/calls"
+SECRETS = "/v1/secrets"
+VOLUMES = "/v1/volumes"
+STORAGE_CLASS = "/v1/storage-class"
 
 
 def workloads(namespace: str) -> str:
@@ -59,6 +62,27 @@ def call(call_id: str, verb: str = "") -> str:
     """One spawned call, or a verb on it: `cancel`, `result`."""
     base = f"{CALLS}/{quote(call_id, safe='')}"
     return f"{base}/{verb}" if verb else base
+
+
+def secrets(namespace: str) -> str:
+    """All secrets of a namespace."""
+    return f"{SECRETS}/{quote(namespace, safe='')}"
+
+
+def secret(namespace: str, object_name: str, verb: str = "") -> str:
+    """One secret, or a verb on it: `values`."""
+    base = f"{secrets(namespace)}/{quote(object_name, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+def volumes(namespace: str) -> str:
+    """All volumes of a namespace."""
+    return f"{VOLUMES}/{quote(namespace, safe='')}"
+
+
+def volume(namespace: str, claim: str) -> str:
+    """One volume."""
+    return f"{volumes(namespace)}/{quote(claim, safe='')}"
 
 
 # --------------------------------------------------------------------------------------- agent
