@@ -105,6 +105,16 @@ class Connection(asyncio.BufferedProtocol):
             self.send(websocket.close_payload(code, reason), opcode=websocket.CLOSE)
             self._finish(reason or self._reason)
 
+    def read_on(self, is_wanted: bool) -> None:
+        """Whether more messages are taken now, or wait with the peer."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.is_reading() == is_wanted:
+            return
+        if is_wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
     def abort(self, reason: str) -> None:
         """Close at once; what is not written is lost."""
         if self._transport is not None:

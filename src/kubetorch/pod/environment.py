@@ -92,6 +92,27 @@ def worker_spec(
     )
 
 
+def shell_env(
+    env: Mapping[str, str], spec: WorkloadSpec, pod: PodEnv, code: Path | None
+) -> dict[str, str]:
+    """The environment of a shell: the interpreter and the project are found from there.
+
+    Args:
+        env: As `worker_env` has it.
+        spec: The workload.
+        pod: Who the pod is.
+        code: Folder with the project, when one is synced.
+    """
+    more = dict(env)
+    programs = os.path.dirname(interpreter(spec))  # noqa: PTH120  # text is what a PATH is made of
+    more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
+    given = _entries(more.get("PYTHONPATH", ""))
+    path = _unique([*_own_path(spec, pod, code), *given, *spec.runtime.path])
+    more["PYTHONPATH"] = os.pathsep.join(path)
+    more.setdefault("PYTHONUNBUFFERED", "1")
+    return more
+
+
 def app_run(
     generation: int,
     spec: WorkloadSpec,
@@ -116,13 +137,7 @@ def app_run(
     if app is None:
         raise SpecError(f"{spec.name} is no app")
     code = None if slot is None else slot.path
-    more = dict(env)
-    programs = os.path.dirname(interpreter(spec))  # noqa: PTH120  # text is what a PATH is made of
-    more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
-    given = _entries(more.get("PYTHONPATH", ""))
-    path = _unique([*_own_path(spec, pod, code), *given, *spec.runtime.path])
-    more["PYTHONPATH"] = os.pathsep.join(path)
-    more.setdefault("PYTHONUNBUFFERED", "1")
+    more = shell_env(env, spec, pod, code)
     if app.port is not None:
         more["KT_APP_PORT"] = str(app.port)
     if app.health_check is not None:

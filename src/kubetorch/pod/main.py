@@ -20,6 +20,7 @@ from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import ConfigError, KubetorchError
 from kubetorch.lib import memory, processes
+from kubetorch.lib.connections import Endpoint
 from kubetorch.pod.app import App
 from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
@@ -36,13 +37,14 @@ from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
 from kubetorch.pod.server import Server, bind
 from kubetorch.pod.session import Session
+from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.view import PodView
 from kubetorch.pod.workers import Worker, WorkerHost
 from kubetorch.specs.logging import LEVELS
-from kubetorch.wire import tokens, versions
+from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
     Activity,
     CancelCall,
@@ -170,7 +172,8 @@ class Agent:
             pod_name=pod.pod,
             on_line=self._on_app_line,
             on_exit=self._on_app_exit,
-            on_change=self._session.activity_changed,
+            on_change=self._session.app_changed,
+            on_activity=self._session.activity_changed,
         )
         self._supervisor = Supervisor(
             pod=pod,
@@ -206,7 +209,18 @@ class Agent:
             gate=gate,
             log=self._log,
         )
-        self._server = Server(app, self._streams.accept, gate)
+        self._shells = Shells(
+            pod_name=pod.pod,
+            guard=guard,
+            surroundings=self._supervisor.surroundings,
+            on_change=self._session.activity_changed,
+        )
+        self._server = Server(app, self._accept, gate)
+
+    def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+        if path == routes.SHELL:
+            return self._shells.accept(headers)
+        return self._streams.accept(path, headers)
 
     # --------------------------------------------------------------------------------- its life
 
@@ -244,6 +258,7 @@ class Agent:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
         self._streams.go_away(reason)
         await self._calls.drain(grace, reason)
+        await self._shells.close()
         await self._server.close()
         await asyncio.gather(
             self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
@@ -270,7 +285,7 @@ class Agent:
 
     def _activity(self) -> Activity:
         return Activity(
-            calls=self._calls.running + self._apps.busy,
+            calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last),
             workers=self._supervisor.workers,
             app=self._apps.view if self._supervisor.serves_app else None,

@@ -115,10 +115,16 @@ class Session:
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
 
     def activity_changed(self) -> None:
-        """The number of running calls changed, or the app began or ended."""
+        """The number of running calls changed."""
         if self._edge is None and self._link is not None:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
+
+    def app_changed(self) -> None:
+        """The app began or ended."""
+        if self._edge is not None:
+            self._edge.cancel()
+        self._send_edge()
 
     def _send_edge(self) -> None:
         self._edge = None

@@ -127,6 +127,18 @@ class Supervisor:
         serving = self._serving
         return serving.slot.path if serving is not None and serving.slot is not None else None
 
+    def surroundings(self) -> tuple[str, Mapping[str, str]]:
+        """Working directory and environment of what else runs in the pod, as a worker has them.
+
+        Raises:
+            CallRefusedError: It was not told yet what it is to run.
+        """
+        spec = self._specs.get(max(self._specs, default=0))
+        if spec is None:
+            raise CallRefusedError(f"pod {self._pod.pod} is being started", hint="try again")
+        env = environment.worker_env(self._environ, self._pod, spec)
+        return self._pod.working_dir, environment.shell_env(env, spec, self._pod, self.code)
+
     # ----------------------------------------------------------------------------------- events
 
     def on_reload(self, message: Reload) -> None:

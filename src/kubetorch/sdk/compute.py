@@ -13,6 +13,7 @@ from kubetorch.sdk import parameters
 from kubetorch.sdk.computing import consistency, objects
 from kubetorch.sdk.computing.attached import Image, Secret, Volume
 from kubetorch.sdk.computing.attachments import Attachments
+from kubetorch.sdk.computing.doors import Doors
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -37,7 +38,7 @@ _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 _CONFIGURED = frozenset({"volumes", "queue"})
 
 
-class Compute(Attachments):
+class Compute(Attachments, Doors):
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several

@@ -144,6 +144,9 @@ def remember(view: WorkloadView) -> None:
 def _location_of(view: WorkloadView) -> Location:
     from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
+    own = view.spec.compute.endpoint
+    if own is not None and own.base_url is not None:
+        return Location((own.base_url,), view.token)
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     return Location(
         tuple(pod.url for pod in ready), view.token, tuple(pod.ordinal for pod in ready)

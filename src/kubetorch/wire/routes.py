@@ -92,6 +92,8 @@ METRICS = "/metrics"
 OPENAPI = "/openapi.json"
 DOCS = "/docs"
 STREAM = "/v1/stream"
+#: A shell in the pod, for its owner alone.
+SHELL = "/v1/shell"
 #: What the app of a pod answers lies below.
 APP = "/http"
 APP_STATUS = "/app/status"

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import click
 import typer
 
 from kubetorch.cli import views
@@ -38,7 +37,7 @@ def run(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the service; that of the file if not given."),
+        typer.Option("--name", help="Name of the service; the file's by default."),
     ] = None,
     run_async: Annotated[
         bool, typer.Option("--async", help="Return once it runs; kt logs shows what it writes.")
@@ -61,6 +60,8 @@ def run(
     with _interruptible():
         try:
             with contextlib.redirect_stdout(sys.stderr):
+                # What it writes is shown from its first line on below.
+                found.stream_logs = False
                 found.deploy()
             code = 0 if run_async else found.follow(output.text)
         except KeyboardInterrupt:
@@ -79,7 +80,7 @@ def run(
 def _request(words: list[str], name: str | None, file: str | None, run_async: bool) -> RunRequest:
     if not words or words[0].endswith(".py"):
         hint = f"python {words[0]}" if words else "a command"
-        raise click.UsageError(f"give {hint} to run; {_EXAMPLE}")
+        raise typer.BadParameter(f"give {hint} to run; {_EXAMPLE}")
     command = words[0] if len(words) == 1 else shlex.join(words)
     path = file or commands.python_file(" ".join(words))
     if path is None:

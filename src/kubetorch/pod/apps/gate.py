@@ -149,7 +149,9 @@ def _target(process: AppProcess) -> Target:
 def _forwarded(headers: list[Header]) -> list[Header]:
     """What the app is told of the way to it."""
     known = dict(headers)
-    more = [(b"x-forwarded-prefix", _MOUNT.outside.encode())]
+    more = []
+    if b"x-forwarded-prefix" not in known:
+        more.append((b"x-forwarded-prefix", _MOUNT.outside.encode()))
     if b"host" in known and b"x-forwarded-host" not in known:
         more.append((b"x-forwarded-host", known[b"host"]))
     if b"x-forwarded-proto" not in known:

@@ -31,7 +31,8 @@ class AppHost:
         pod_name: For errors.
         on_line: Told of each line of an app, and of its generation.
         on_exit: Told of an app that serves and ended, but has to run.
-        on_change: Told when it becomes busy or idle, and when the app begins or ends.
+        on_change: Told when the app begins or ends.
+        on_activity: Told when the number of requests changes.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class AppHost:
         on_line: Callable[[Line, int], None],
         on_exit: Callable[[AppProcess], None],
         on_change: Callable[[], None],
+        on_activity: Callable[[], None],
     ) -> None:
         self._memory = Memory(root / "app.json")
         self._pod_name = pod_name
         self._on_line = on_line
         self._on_exit = on_exit
         self._on_change = on_change
+        self._on_activity = on_activity
         self._process: AppProcess | None = None
         self._latest: AppProcess | None = None
         self._refusal: KubetorchError | None = None
@@ -186,4 +189,4 @@ class AppHost:
     def _count(self, change: int) -> None:
         self._requests += change
         self.last = time.time()
-        self._on_change()
+        self._on_activity()
