@@ -546,7 +546,7 @@ def test_completion_can_be_installed(shell):
     ("words", "offered"),
     [
         ("kt logs t", ["train"]),
-        ("kt call ", ["count", "counter", "fail", "slow", "train"]),
+        ("kt call cou", ["count", "counter"]),
         ("kt status -n elsewhere ", []),
         ("kt describe none", []),
     ],
