@@ -9,6 +9,7 @@ import msgspec
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs.app import AppSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
 
 
@@ -57,8 +58,17 @@ def pod_views(
     )
 
 
-def status(pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout) -> str:
-    """The word of `kt list`: whether calls are served, be it by the generation before."""
+def status(
+    pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout, app: AppSpec | None
+) -> str:
+    """The word of `kt list`: whether calls are served, be it by the generation before.
+
+    Args:
+        pods: The pods.
+        heard: What they said.
+        state: What they serve.
+        app: The app that they run.
+    """
     current = [pod for pod in pods if not pod.is_retiring]
     serving = [pod for pod in current if state.serving(pod.name)]
     activities = [heard[pod.name].activity for pod in serving if pod.name in heard]
@@ -67,6 +77,8 @@ def status(pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout) -
         return "Failed"
     if codes and None not in codes:
         return "Succeeded"
+    if codes and app is not None and app.port is None:
+        return "Running"
     if serving:
         return "Ready" if len(serving) == len(current) else "Scaling"
     if state.failure is not None or any(pod.failure is not None for pod in current):

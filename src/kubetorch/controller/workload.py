@@ -143,13 +143,13 @@ class Workload:
 
     def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
         """The workload, as lists and clients see it."""
-        record, backend = self.record, self._with.backend
+        record, backend, app = self.record, self._with.backend, self.spec.callable.app
         pods = views.pod_views(self.pods, self._heard, self._rollout)
         ready = [pod for pod in pods if pod.is_ready]
         return WorkloadView(
             spec=self.spec,
             generation=record.generation,
-            status=views.status(self.pods, self._heard, self._rollout),
+            status=views.status(self.pods, self._heard, self._rollout, app),
             pods=pods,
             url=ready[0].url if ready else "",
             token=token,

@@ -108,12 +108,8 @@ class Connection(asyncio.BufferedProtocol):
     def read_on(self, is_wanted: bool) -> None:
         """Whether more messages are taken now, or wait with the peer."""
         transport = self._transport
-        if transport is None or transport.is_closing() or transport.is_reading() == is_wanted:
-            return
-        if is_wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
+        if transport and not transport.is_closing() and transport.is_reading() != is_wanted:
+            (transport.resume_reading if is_wanted else transport.pause_reading)()
 
     def abort(self, reason: str) -> None:
         """Close at once; what is not written is lost."""
@@ -334,8 +330,7 @@ Acceptor = Callable[[str, Mapping[str, str]], Endpoint]
 def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Protocol]:
     """The class to give to `kubetorch.lib.serving.Server`, or to `uvicorn.Config(ws=...)`.
 
-    The server makes one for each upgrade, calls `connection_made` and `data_received` with the
-    request, and makes it the transport's protocol.
+    The server makes one for each upgrade, gives it the request, and makes it the protocol.
     """
 
     class Upgrade(Connection):

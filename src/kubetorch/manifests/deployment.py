@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.manifests import kinds, knative, locating, pod, replicas
+from kubetorch.manifests import environment, kinds, knative, locating, pod, replicas
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
 from kubetorch.manifests.rendering import of_workload, render
@@ -49,7 +49,9 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
     kind = locating.kind_of(manifest, pod_template_path)
     primary = locating.places(manifest, kind)[0]
     container, spec = primary.container, manifest.get("spec") or {}
-    variables = (one for one in container.get("env") or () if "valueFrom" not in one)
+    variables = [one for one in container.get("env") or () if "valueFrom" not in one]
+    # Pods that are processes share the ports of the machine, so two cannot have one app.
+    has_app = any(one["name"] == environment.APP_PORT for one in variables)
     resources = container.get("resources") or {}
     return Wanted(
         namespace=manifest["metadata"]["namespace"],
@@ -58,7 +60,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         template=pod.fingerprint(primary.template),
         environment=tuple((one["name"], str(one.get("value", ""))) for one in variables),
         working_dir=container.get("workingDir"),
-        is_recreated=(spec.get("strategy") or {}).get("type") == "Recreate",
+        is_recreated=has_app or (spec.get("strategy") or {}).get("type") == "Recreate",
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
     )

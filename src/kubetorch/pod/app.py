@@ -252,6 +252,12 @@ class App:
             raise CallRefusedError("nothing is deployed on this pod yet")
         return self._calls.spec
 
+    def _callable(self) -> WorkloadSpec:
+        spec = self._spec()
+        if spec.callable.app is not None:
+            raise self._apps.no_call(spec)
+        return spec
+
 
 def _target(path: str) -> tuple[str, str | None]:
     """Callable and method in a path."""

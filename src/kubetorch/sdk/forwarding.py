@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -139,24 +138,3 @@ def inside(view: WorkloadView, port: int) -> str:
     raise ResourceNotAvailableError(
         f"nothing answers at port {port} of the pods of {view.spec.name}", hint=f"{known}{more}"
     )
-
-
-#: What this process has opened, by process (a fork opens its own), namespace and name.
-_opened: dict[tuple[int, str, str], Forwarding] = {}
-
-
-def port_of(namespace: str, name: str) -> int:
-    """A port that leads to the pods of a service, opened on the first question."""
-    key = (os.getpid(), namespace, name)
-    found = _opened.get(key)
-    if found is None:
-        found = _opened[key] = Forwarding(
-            lambda: _url_of(namespace, name), service=(namespace, name)
-        )
-    return found.port
-
-
-def _url_of(namespace: str, name: str) -> str:
-    from kubetorch.sdk import services  # noqa: PLC0415  # it needs this module's neighbours
-
-    return choose(services.session().get_workload(namespace, name)).url

@@ -65,7 +65,7 @@ async def _run(pod: PodView, command: str | None) -> int:
 def _raw() -> Iterator[None]:
     """Keys go to the pod as they are, Ctrl-C too."""
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead stays
     try:
         yield
     finally:

@@ -34,9 +34,10 @@ def run(
     ] = None,
     namespace: Namespace = None,
 ) -> None:
-    """Lead a port of this machine to a pod, until interrupted.
+    """Lead a port of this machine to a pod, or to its app.
 
-    Whoever asks there needs a token, as at the pod: kt token NAME prints one.
+    It does so until interrupted. Whoever asks there needs a token, as at the pod: kt token NAME
+    prints one.
     """
     output = Output()
     services = Services(namespace, output)

@@ -48,7 +48,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command in pods, as the kt.app at the top of its Python file says.
+    """Run a command in pods, as the kt.app of its file says.
 
     The lines that it writes are shown until it ends, and its exit code is that of this command.
     What follows -- belongs to the command, whatever it looks like.

@@ -28,9 +28,10 @@ def run(
     ] = None,
     namespace: Namespace = None,
 ) -> None:
-    """Open a shell in a pod: the oldest one, unless another is named.
+    """Open a shell in a pod, or run a command there.
 
-    With a command after -- that is run instead, without a terminal; its exit code is that of kt.
+    The pod is the oldest one, unless another is named. With a command after -- that is run instead,
+    without a terminal; its exit code is that of kt.
     """
     services = Services(namespace, Output())
     service = services.find(name)

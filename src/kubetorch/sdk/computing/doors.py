@@ -31,10 +31,10 @@ class Doors:
             SpecError: Nothing was deployed to it.
             ServiceNotFoundError: The service is gone.
         """
-        from kubetorch.sdk import forwarding  # noqa: PLC0415  # few programs need it
-
         view = self._deployed()
-        return forwarding.port_of(view.spec.namespace, view.spec.name)
+        from kubetorch.sdk import services  # noqa: PLC0415  # loaded by a deploy, not by an import
+
+        return services.port_of(view.spec.namespace, view.spec.name)
 
     def ssh(self, pod_name: str | None = None) -> None:
         """A shell in a pod, on this program's terminal, until it is left.
