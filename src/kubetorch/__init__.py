@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import DataStoreError as DataStoreError
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
     from kubetorch.errors import ImagePullError as ImagePullError
+    from kubetorch.errors import ImageStepError as ImageStepError
     from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
     from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
     from kubetorch.errors import KubetorchError as KubetorchError
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
+    from kubetorch.sdk import images as images
     from kubetorch.sdk import services as globals
     from kubetorch.sdk.apps.app import App as App
     from kubetorch.sdk.apps.app import app as app
@@ -72,10 +74,12 @@ if TYPE_CHECKING:
     from kubetorch.sdk.decorators import distribute as distribute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
+    from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.progress import progress as progress
     from kubetorch.sdk.secrets.secret import Secret as Secret
     from kubetorch.sdk.secrets.secret import secret as secret
+    from kubetorch.sdk.volume import Volume as Volume
     from kubetorch.specs.endpoint import Endpoint as Endpoint
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
@@ -101,7 +105,9 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "Endpoint",
     "Fn",
     "ForeignOriginError",
+    "Image",
     "ImagePullError",
+    "ImageStepError",
     "KnativeServiceConflictError",
     "KubernetesCredentialsError",
     "KubetorchError",
@@ -130,6 +136,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "StorageFullError",
     "UnauthorizedError",
     "VersionMismatchError",
+    "Volume",
     "VolumeInUseError",
     "VolumeNotFoundError",
     "WorkerDiedError",
@@ -146,6 +153,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "distribute",
     "fn",
     "globals",
+    "images",
     "progress",
     "secret",
 ]
@@ -158,9 +166,11 @@ _MODULES = {
     "Compute": "kubetorch.sdk.compute",
     "Endpoint": "kubetorch.specs.endpoint",
     "Fn": "kubetorch.sdk.fn",
+    "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
     "Secret": "kubetorch.sdk.secrets.secret",
+    "Volume": "kubetorch.sdk.volume",
     "app": "kubetorch.sdk.apps.app",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
@@ -170,6 +180,7 @@ _MODULES = {
     "distribute": "kubetorch.sdk.decorators",
     "fn": "kubetorch.sdk.fn",
     "globals": "kubetorch.sdk.services",
+    "images": "kubetorch.sdk.images",
     "progress": "kubetorch.sdk.progress",
     "secret": "kubetorch.sdk.secrets.secret",
 }
@@ -179,7 +190,7 @@ if not TYPE_CHECKING:
 
     def _load(name):
         module = __import__(_MODULES.get(name, "kubetorch.errors"), fromlist=[name])
-        return module if name == "globals" else getattr(module, name)
+        return module if name in ("globals", "images") else getattr(module, name)
 
     class _Package(type(sys)):
         """This package: its `config` is the settings, not the subpackage of that name."""

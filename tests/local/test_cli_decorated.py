@@ -149,3 +149,11 @@ def test_a_wrong_decorator_is_shown_at_its_line(project):
     program = [sys.executable, "wrong.py"]
     done = subprocess.run(program, cwd=project, capture_output=True, text=True, timeout=60)
     assert 'wrong.py", line 4' in done.stderr
+
+
+def test_an_autoscaled_service_is_listed_as_one_of_knative(project):
+    (row,) = [line for line in kt("list", cwd=project).stdout.splitlines() if "counter" in line]
+    assert row.split()[:4] == ["counter", "knative", "Ready", "1"]
+    described = kt("describe", "counter", cwd=project).stdout
+    assert "1 of 1 ready" in described
+    assert "there is no Knative here" in described

@@ -63,6 +63,14 @@ def url(value: object) -> str:
     return found.rstrip("/")
 
 
+def reference(value: object) -> str:
+    """The reference of a container image."""
+    found = text(value)
+    if any(character.isspace() for character in found):
+        raise ValueError("must be the reference of a container image, such as python:3.12-slim")
+    return found
+
+
 def boolean(value: object) -> bool:
     """True or false, also as text."""
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):

@@ -63,6 +63,7 @@ class PodRecord(msgspec.Struct, frozen=True):
         pid, start_time: Its agent (`kubetorch.lib.identity.start_time`); 0 when none was started.
         restarts: How often its agent was started again.
         started: Seconds since the epoch of its agent's start.
+        devices: Numbers of the GPUs that are its own, with commas.
     """
 
     namespace: str
@@ -76,6 +77,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     start_time: str = ""
     restarts: int = 0
     started: float = 0.0
+    devices: str = ""
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -109,8 +111,8 @@ class PodState(Protocol):
     def put_pod(self, pod: PodRecord) -> None:
         """Add or replace a pod."""
 
-    def delete_pods(self, names: Iterable[str]) -> None:
-        """Forget pods."""
+    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:
+        """Forget pods, by namespace and name."""
 
 
 class CallState(Protocol):
@@ -232,8 +234,9 @@ class SqliteState:
     def put_pod(self, pod: PodRecord) -> None:  # noqa: D102  # PodState's
         self._transaction([(_replace("pods", PodRecord), astuple(pod))])
 
-    def delete_pods(self, names: Iterable[str]) -> None:  # noqa: D102  # PodState's
-        self._transaction([("delete from pods where name = ?", (name,)) for name in names])
+    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:  # noqa: D102  # PodState's
+        where = "delete from pods where namespace = ? and name = ?"
+        self._transaction([(where, pod) for pod in pods])
 
     # ----------------------------------------------------------------------------------- calls
 

@@ -9,7 +9,7 @@ import msgspec
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.manifests.kinds import Manifest
-from kubetorch.specs.app import AppSpec
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
 
 
@@ -59,7 +59,7 @@ def pod_views(
 
 
 def status(
-    pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout, app: AppSpec | None
+    pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout, spec: WorkloadSpec
 ) -> str:
     """The word of `kt list`: whether calls are served, be it by the generation before.
 
@@ -67,7 +67,7 @@ def status(
         pods: The pods.
         heard: What they said.
         state: What they serve.
-        app: The app that they run.
+        spec: What they run.
     """
     current = [pod for pod in pods if not pod.is_retiring]
     serving = [pod for pod in current if state.serving(pod.name)]
@@ -77,6 +77,7 @@ def status(
         return "Failed"
     if codes and None not in codes:
         return "Succeeded"
+    app = spec.callable.app
     if codes and app is not None and app.port is None:
         return "Running"
     if serving:

@@ -143,13 +143,13 @@ class Workload:
 
     def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
         """The workload, as lists and clients see it."""
-        record, backend, app = self.record, self._with.backend, self.spec.callable.app
+        record, manifest = self.record, deployment.of_workload(self.spec)
         pods = views.pod_views(self.pods, self._heard, self._rollout)
         ready = [pod for pod in pods if pod.is_ready]
         return WorkloadView(
             spec=self.spec,
             generation=record.generation,
-            status=views.status(self.pods, self._heard, self._rollout, app),
+            status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
             url=ready[0].url if ready else "",
             token=token,
@@ -158,7 +158,8 @@ class Workload:
             updated=record.updated,
             last_active=record.active,
             failure=self._failure(),
-            notes=backend.notes(deployment.of_workload(self.spec)),
+            notes=self._with.backend.notes(manifest),
+            kind=manifest["kind"],
         )
 
     def _failure(self) -> Failure | None:
@@ -285,7 +286,7 @@ class Workload:
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(stage=message.stage, message=message.message, pod=pod)
+        event = Stage(message.stage, message.message, pod, warning=message.warning)
         self._waiting.tell(event, message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:

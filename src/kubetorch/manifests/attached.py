@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Home of `~` in the paths of a manifest.
-HOME = "/root"
+from kubetorch.manifests.secrets import HOME
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,12 @@ class Attached:
     others: tuple[tuple[str, str], ...] = ()
 
     @property
+    def all_secrets(self) -> tuple[str, ...]:
+        """All secrets that are named."""
+        named = [one.secret for one in self.variables] + [one.secret for one in self.files]
+        return tuple(dict.fromkeys(named))
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """The secrets without which the pod cannot start."""
         needed = [one.secret for one in self.variables if not one.optional]
@@ -91,7 +96,7 @@ class Attached:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where folders are mounted."""
+        """Where something is shown that needs a path of the pod's own."""
         return (*(one.path for one in self.files), *(one.path for one in self.claims))
 
 

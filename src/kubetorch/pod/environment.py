@@ -7,12 +7,13 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from kubetorch.datastore.slots import Slot
 from kubetorch.errors import SpecError
 from kubetorch.pod.apps.run import AppRun
 from kubetorch.pod.workers import WorkerSpec
+from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import BACKEND, PodEnv
 
@@ -20,6 +21,21 @@ from kubetorch.wire.podenv import BACKEND, PodEnv
 INTERNAL = "KT_POD_"
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the workers of a generation start with, once its image is there.
+
+    Attributes:
+        python: Their interpreter.
+        env: Their environment.
+        path: Entries to import from, outside of the deployed code.
+    """
+
+    python: str
+    env: dict[str, str]
+    path: tuple[str, ...] = ()
 
 
 def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
@@ -62,7 +78,7 @@ def worker_spec(
     spec: WorkloadSpec,
     *,
     pod: PodEnv,
-    env: Mapping[str, str],
+    prepared: Prepared,
     code: Path | None,
     init_args: str | None,
 ) -> WorkerSpec:
@@ -72,54 +88,55 @@ def worker_spec(
         generation: The generation.
         spec: The workload.
         pod: Who the pod is.
-        env: As `worker_env` has it.
+        prepared: What it starts with.
         code: Folder with the project, when one is synced.
         init_args: JSON object of the constructor's arguments.
     """
     ref = spec.callable
+    level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
     return WorkerSpec(
         generation=generation,
         ref=ref,
-        python=interpreter(spec),
-        sys_path=_unique([*_own_path(spec, pod, code), *spec.runtime.path]),
+        python=prepared.python,
+        sys_path=_unique([*_own_path(spec, pod, code), *prepared.path]),
         cwd=pod.working_dir,
-        env=tuple(env.items()),
+        env=tuple(prepared.env.items()),
         init_args=init_args,
         preload=spec.runtime.preload,
-        log_level=spec.compute.logging.level,
+        log_level=level if level in LEVELS else spec.compute.logging.level,
         modules=(("__main__", ref.module),) if ref.is_script else (),
-        library_path=spec.runtime.path,
+        library_path=prepared.path,
     )
 
 
+def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
+    """What there is before the image is."""
+    return Prepared(interpreter(spec), worker_env(environ, pod, spec), spec.runtime.path)
+
+
 def shell_env(
-    env: Mapping[str, str], spec: WorkloadSpec, pod: PodEnv, code: Path | None
+    prepared: Prepared, spec: WorkloadSpec, pod: PodEnv, code: Path | None
 ) -> dict[str, str]:
     """The environment of a shell: the interpreter and the project are found from there.
 
     Args:
-        env: As `worker_env` has it.
+        prepared: What a worker starts with.
         spec: The workload.
         pod: Who the pod is.
         code: Folder with the project, when one is synced.
     """
-    more = dict(env)
-    programs = os.path.dirname(interpreter(spec))  # noqa: PTH120  # text is what a PATH is made of
+    more = dict(prepared.env)
+    programs = os.path.dirname(prepared.python)  # noqa: PTH120  # text is what a PATH is made of
     more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
     given = _entries(more.get("PYTHONPATH", ""))
-    path = _unique([*_own_path(spec, pod, code), *given, *spec.runtime.path])
+    path = _unique([*_own_path(spec, pod, code), *given, *prepared.path])
     more["PYTHONPATH"] = os.pathsep.join(path)
     more.setdefault("PYTHONUNBUFFERED", "1")
     return more
 
 
 def app_run(
-    generation: int,
-    spec: WorkloadSpec,
-    *,
-    pod: PodEnv,
-    env: Mapping[str, str],
-    slot: Slot | None,
+    generation: int, spec: WorkloadSpec, *, pod: PodEnv, prepared: Prepared, code: Path | None
 ) -> AppRun:
     """What an app of this generation runs, and how.
 
@@ -130,24 +147,23 @@ def app_run(
         generation: The generation.
         spec: The workload.
         pod: Who the pod is.
-        env: As `worker_env` has it.
-        slot: Where the project lies, when one is synced.
+        prepared: What a worker starts with.
+        code: Folder with the project, when one is synced.
     """
     ref, app = spec.callable, spec.callable.app
     if app is None:
         raise SpecError(f"{spec.name} is no app")
-    code = None if slot is None else slot.path
-    more = shell_env(env, spec, pod, code)
+    env = shell_env(prepared, spec, pod, code)
     if app.port is not None:
-        more["KT_APP_PORT"] = str(app.port)
+        env["KT_APP_PORT"] = str(app.port)
     if app.health_check is not None:
-        more["KT_APP_HEALTHCHECK"] = app.health_check
+        env["KT_APP_HEALTHCHECK"] = app.health_check
     if code is not None and ref.source_file is not None:
-        more["KT_DEPLOYED_FILE"] = str(code / ref.source_file)
+        env["KT_DEPLOYED_FILE"] = str(code / ref.source_file)
     folder = pod.working_dir
     if code is not None and app.folder is not None:
         folder = str(code / app.folder)
-    return AppRun(generation=generation, app=app, folder=folder, env=tuple(more.items()))
+    return AppRun(generation=generation, app=app, folder=folder, env=tuple(env.items()))
 
 
 def patience(spec: WorkloadSpec) -> float:

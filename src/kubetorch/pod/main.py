@@ -18,7 +18,7 @@ import uvloop
 
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.connections import Endpoint
 from kubetorch.pod.app import App
@@ -29,9 +29,11 @@ from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.code import Code
+from kubetorch.pod.image.images import Images
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.making import Maker
 from kubetorch.pod.members import Membership
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
@@ -85,8 +87,9 @@ def main(
         pod = PodEnv.read(environ)
         credentials = Credentials.read(pod.credentials_file)
         view = PodView(pod, refusal)
+        view.attach(pod.attachments_file)
         sock = bind(pod.host, pod.port)
-    except (ConfigError, OSError) as error:
+    except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
     processes.become_subreaper()
@@ -175,19 +178,34 @@ class Agent:
             on_change=self._session.app_changed,
             on_activity=self._session.activity_changed,
         )
-        self._supervisor = Supervisor(
+        host = WorkerHost(
+            pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
+        )
+        self._limit = None
+        if pod.memory_limit is not None:
+            from kubetorch.pod.memory_limit import MemoryLimit  # noqa: PLC0415  # few pods have one
+
+            self._limit = MemoryLimit(
+                pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
+            )
+        maker = Maker(
             pod=pod,
             environ=environ,
-            host=WorkerHost(
-                pod_name=pod.pod,
-                on_line=self._on_line,
-                on_exit=self._on_exit,
-                zygote=zygote,
-            ),
+            host=host,
             apps=self._apps,
             code=Code(root, Path(pod.working_dir), store, self._transfers),
-            calls=self._calls,
+            images=Images(
+                pod=pod,
+                store=store,
+                blobs=self._transfers,
+                view=view,
+                reporter=self._session,
+                on_line=self._on_step_line,
+            ),
             reporter=self._session,
+        )
+        self._supervisor = Supervisor(
+            pod=pod, maker=maker, apps=self._apps, calls=self._calls, reporter=self._session
         )
         audience = tokens.audience(pod.namespace, pod.workload)
         guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
@@ -244,11 +262,15 @@ class Agent:
         # What is here now stays: the collector need not look at it again and again.
         gc.freeze()
         gc.enable()
+        if self._limit is not None:
+            self._limit.start()
         try:
             reason, grace = await self._stopped
             await self._drain(reason, grace)
         finally:
             orphans.stop()
+            if self._limit is not None:
+                self._limit.stop()
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
             logging.getLogger("kubetorch").removeHandler(lines)
@@ -321,6 +343,10 @@ class Agent:
         pod, (text, source, level, time_, _) = self._pod.pod, line
         self._log.write(LogLine(time_, pod, text, source, level, request, generation))
         self._supervisor.on_line(line, generation)
+
+    def _on_step_line(self, text: str, generation: int) -> None:
+        line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
+        self._log.write(line, echo=False)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
         self._supervisor.on_exit(worker, error)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
-from kubetorch.datastore.slots import Slot
 from kubetorch.errors import CallRefusedError, KubetorchError
-from kubetorch.pod import environment, reload
+from kubetorch.pod import reload
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.calls import Calls
-from kubetorch.pod.code import Code
 from kubetorch.pod.lines import Line
-from kubetorch.pod.workers import LoadFailed, Worker, WorkerHost
+from kubetorch.pod.making import Maker, Reporter, Serving
+from kubetorch.pod.workers import LoadFailed, Worker
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures
-from kubetorch.wire.messages import LogReport, Observed, Reload, StageReport
+from kubetorch.wire.messages import LogReport, Observed, Reload
 from kubetorch.wire.podenv import PodEnv
 
 #: Seconds that calls of an older generation may go on after a reload.
@@ -33,38 +31,13 @@ DRAINING_LIMIT = 2
 _log = logging.getLogger(__name__)
 
 
-class Reporter(Protocol):
-    """Tells the controller."""
-
-    def observed(self, message: Observed) -> None:
-        """What a reload came to."""
-
-    def stage(self, message: StageReport) -> None:
-        """How far it is."""
-
-    def log(self, message: LogReport) -> None:
-        """A line that was written while it was loaded."""
-
-
-@dataclass
-class _Serving:
-    """A loaded worker or an app that runs, and what it lives in."""
-
-    process: Worker | AppProcess
-    spec: WorkloadSpec
-    slot: Slot | None
-    loaded: float
-
-
 class Supervisor:
     """Brings the pod to the generation that the controller wants, and keeps it there.
 
     Args:
         pod: Who the pod is.
-        environ: The agent's own environment.
-        host: Starts workers; see `on_line` and `on_exit`.
-        apps: Starts apps; see `on_line` and `on_app_exit`.
-        code: Brings in what a generation consists of.
+        maker: Makes workers and apps; see `on_line`, `on_exit` and `on_app_exit`.
+        apps: Told which app takes requests.
         calls: Told which worker runs calls.
         reporter: Told what happens.
     """
@@ -73,26 +46,22 @@ class Supervisor:
         self,
         *,
         pod: PodEnv,
-        environ: Mapping[str, str],
-        host: WorkerHost,
+        maker: Maker,
         apps: AppHost,
-        code: Code,
         calls: Calls,
         reporter: Reporter,
     ) -> None:
         self._pod = pod
-        self._environ = environ
-        self._host = host
+        self._maker = maker
         self._apps = apps
-        self._code = code
         self._calls = calls
         self._reporter = reporter
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: failures.Failure | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._loaded: _Serving | None = None
-        self._serving: _Serving | None = None
+        self._loaded: Serving | None = None
+        self._serving: Serving | None = None
         self._draining: dict[asyncio.Task[None], Worker | AppProcess] = {}
         self._restart: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -117,8 +86,7 @@ class Supervisor:
     @property
     def serves_app(self) -> bool:
         """Whether what is served, or is to be, is an app."""
-        wanted = self._machine.loading or self._machine.serving
-        spec = self._specs.get(wanted)
+        spec = self._specs.get(self._machine.loading or self._machine.serving)
         return spec is not None and spec.callable.app is not None
 
     @property
@@ -136,8 +104,7 @@ class Supervisor:
         spec = self._specs.get(max(self._specs, default=0))
         if spec is None:
             raise CallRefusedError(f"pod {self._pod.pod} is being started", hint="try again")
-        env = environment.worker_env(self._environ, self._pod, spec)
-        return self._pod.working_dir, environment.shell_env(env, spec, self._pod, self.code)
+        return self._maker.surroundings(spec, self.code)
 
     # ----------------------------------------------------------------------------------- events
 
@@ -177,14 +144,13 @@ class Supervisor:
         if serving is None or serving.process is not process or self._is_closing:
             return
         self._serving = None
-        self._code.release(serving.slot)
+        self._maker.release(serving.slot)
         lived = time.monotonic() - serving.loaded
         self._handle(reload.Died(process.generation, lived, had_calls))
 
     async def close(self, grace: float) -> None:
         """End all workers; calls have ended already, or are lost."""
         self._is_closing = True
-        self._code.close()
         if self._restart is not None:
             self._restart.cancel()
         if self._loading is not None:
@@ -195,7 +161,7 @@ class Supervisor:
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*self._draining, return_exceptions=True)
-        await self._host.close()
+        await self._maker.close()
 
     # ---------------------------------------------------------------------------------- effects
 
@@ -242,9 +208,9 @@ class Supervisor:
             self._calls.serve(loaded.spec, loaded.process)
         if before is not None:
             self._drain(before)
-        self._code.prune_later(lambda: list(self._specs.values()))
+        self._maker.prune_later(lambda: list(self._specs.values()))
 
-    def _drain(self, old: _Serving) -> None:
+    def _drain(self, old: Serving) -> None:
         while len(self._draining) >= DRAINING_LIMIT:
             oldest = next(iter(self._draining))
             self._draining.pop(oldest)
@@ -253,14 +219,14 @@ class Supervisor:
         self._draining[task] = old.process
         task.add_done_callback(lambda task: self._draining.pop(task, None))
 
-    async def _drain_and_release(self, old: _Serving) -> None:
+    async def _drain_and_release(self, old: Serving) -> None:
         try:
             await old.process.drain(DRAIN_GRACE)
         finally:
             # Also when this is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(old.process.kill())
-            self._code.release(old.slot)
+            self._maker.release(old.slot)
 
     def _refusal(self, generation: int) -> KubetorchError:
         failure = self._failure
@@ -278,8 +244,7 @@ class Supervisor:
     async def _load(self, generation: int) -> None:
         spec = self._specs[generation]
         try:
-            make = self._make if spec.callable.app is None else self._make_app
-            loaded = await make(generation, spec)
+            loaded = await self._make(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure
         except KubetorchError as error:
@@ -295,61 +260,20 @@ class Supervisor:
         _log.info("load failed generation=%s error=%s", generation, self._failure.message)
         self._handle(reload.Failed(generation))
 
-    async def _make(self, generation: int, spec: WorkloadSpec) -> _Serving:
-        env = environment.worker_env(self._environ, self._pod, spec)
-        prewarming = asyncio.get_running_loop().create_task(
-            self._prewarm(generation, spec, tuple(env.items()))
-        )
-        slot: Slot | None = None
-        worker: Worker | None = None
+    async def _make(self, generation: int, spec: WorkloadSpec) -> Serving:
         try:
-            self._report_stage(generation, "fetching")
-            slot, init_args = await self._code.prepare(spec)
-            await prewarming
-            wanted = environment.worker_spec(
-                generation,
-                spec,
-                pod=self._pod,
-                env=env,
-                code=slot.path if slot is not None else None,
-                init_args=init_args,
-            )
-            worker = await self._host.start(wanted, self._stage(generation))
-            self._report_stage(generation, "importing")
-            await worker.load(float(spec.compute.launch_timeout))
-            if slot is not None:
-                await self._code.show(slot)
+            if spec.callable.app is not None:
+                make_room = functools.partial(self._make_room, generation)
+                return await self._maker.app(generation, spec, make_room=make_room)
+            is_first = not self._machine.serving
+            return await self._maker.worker(generation, spec, is_first=is_first)
         except BaseException:
-            prewarming.cancel()
-            if worker is not None:
-                await asyncio.shield(worker.kill())
-            self._code.release(slot)
+            if self._serving is not None:
+                await asyncio.shield(self._maker.show(self._serving.slot))
             raise
-        return _Serving(worker, spec, slot, time.monotonic())
-
-    async def _make_app(self, generation: int, spec: WorkloadSpec) -> _Serving:
-        slot: Slot | None = None
-        app: AppProcess | None = None
-        try:
-            self._report_stage(generation, "fetching")
-            slot, _ = await self._code.prepare(spec)
-            if slot is not None:
-                await self._code.show(slot)
-            await self._make_room(generation)
-            env = environment.worker_env(self._environ, self._pod, spec)
-            wanted = environment.app_run(generation, spec, pod=self._pod, env=env, slot=slot)
-            self._report_stage(generation, "starting", wanted.app.command)
-            app = await self._apps.start(wanted)
-            await app.settle(environment.patience(spec))
-        except BaseException:
-            if app is not None:
-                await asyncio.shield(app.kill())
-            self._code.release(slot)
-            raise
-        return _Serving(app, spec, slot, time.monotonic())
 
     async def _make_room(self, generation: int) -> None:
-        """End the app that serves: the next one listens on its port."""
+        """End the app that serves."""
         before = self._serving
         if before is not None and isinstance(before.process, AppProcess):
             self._serving = None
@@ -358,19 +282,4 @@ class Supervisor:
                 await before.process.drain(DRAIN_GRACE)
             finally:
                 await asyncio.shield(before.process.kill())
-                self._code.release(before.slot)
-
-    async def _prewarm(
-        self, generation: int, spec: WorkloadSpec, env: tuple[tuple[str, str], ...]
-    ) -> None:
-        """Import what the project imports while its files are on their way."""
-        runtime = spec.runtime
-        if not self._machine.serving and runtime.preload:
-            self._report_stage(generation, "preloading", ", ".join(runtime.preload))
-        await self._host.prewarm(environment.interpreter(spec), env, runtime.path, runtime.preload)
-
-    def _stage(self, generation: int) -> Callable[[str, str], None]:
-        return lambda stage, message: self._report_stage(generation, stage, message)
-
-    def _report_stage(self, generation: int, stage: str, message: str = "") -> None:
-        self._reporter.stage(StageReport(generation=generation, stage=stage, message=message))
+                self._maker.release(before.slot)

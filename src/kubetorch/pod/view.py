@@ -14,9 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kubetorch.config import environment
-from kubetorch.errors import ResourceNotAvailableError
+from kubetorch.errors import ResourceNotAvailableError, SecretNotFound
 from kubetorch.lib import mounts
+from kubetorch.wire import messages
+from kubetorch.wire.attachments import Attachments, FilesAt, FolderAt
 from kubetorch.wire.podenv import PodEnv
+from kubetorch.wire.secrets import SecretFile
 
 
 class PodView:
@@ -37,6 +40,35 @@ class PodView:
             # What an agent before this one had; the mounts ended with it.
             shutil.rmtree(folder, ignore_errors=True)
         self._view = mounts.View(folder)
+
+    def attach(self, file: str) -> None:
+        """Show what the pod is given: folders of volumes, files of secrets.
+
+        Args:
+            file: JSON of `kubetorch.wire.attachments.Attachments`; empty where there is none.
+
+        Raises:
+            ResourceNotAvailableError: The machine cannot do that.
+            SecretNotFound: A secret is gone.
+        """
+        given = messages.decode(Attachments, Path(file).read_bytes()) if file else Attachments()
+        if not (given.folders or given.files):
+            return
+        self._check()
+        # A folder within another one comes after it.
+        both: list[FolderAt | FilesAt] = [*given.folders, *given.files]
+        for one in sorted(both, key=lambda one: len(Path(one.target).parts)):
+            try:
+                self._show(one)
+            except OSError as error:
+                raise cannot(f"{one.target}: {error.strerror or error}") from error
+
+    def _show(self, one: FolderAt | FilesAt) -> None:
+        if isinstance(one, FolderAt):
+            Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._view.add(mounts.Mount(one.source, one.target, one.read_only))
+        else:
+            self._view.add_files(one.target, _values(one))
 
     async def shield(self, keep: Iterable[str] = ()) -> None:
         """See to it that what the pod writes at absolute paths from now on stays in the pod.
@@ -63,6 +95,17 @@ class PodView:
     def _check(self) -> None:
         if self._refusal is not None:
             raise cannot(self._refusal)
+
+
+def _values(one: FilesAt) -> dict[str, bytes]:
+    """The files of a secret."""
+    file = Path(one.secret)
+    try:
+        values = messages.decode(SecretFile, file.read_bytes()).values
+    except FileNotFoundError:
+        raise SecretNotFound(file.stem, file.parent.name) from None
+    items = one.items or tuple((key, key) for key in values)
+    return {name: values[key] for key, name in items if key in values}
 
 
 def cannot(reason: str) -> ResourceNotAvailableError:

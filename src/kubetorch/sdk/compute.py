@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import parameters
-from kubetorch.sdk.computing import consistency, objects
-from kubetorch.sdk.computing.attached import Image, Secret, Volume
-from kubetorch.sdk.computing.attachments import Attachments
+from kubetorch.sdk.computing import attached, consistency, objects
+from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.doors import Doors
+from kubetorch.sdk.computing.pods import Pods
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -23,7 +23,9 @@ from kubetorch.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The parameters, in the order in which they are set.
+    from kubetorch.sdk.secrets.secret import Secret
+
+#: The parameters.
 _PARAMETERS = (
     *("cpus", "memory", "disk_size", "gpus", "gpu_type", "priority_class_name", "gpu_memory"),
     *("namespace", "image", "labels", "annotations", "volumes", "node_selector"),
@@ -32,13 +34,15 @@ _PARAMETERS = (
     *("launch_timeout", "working_dir", "shared_memory_limit", "allowed_serialization"),
     *("replicas", "logging_config", "queue_name", "selector", "endpoint", "queue"),
 )
+#: Parameters that the environment may say, if nobody else does.
+_FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affinity")
 #: Parameters that are added, and have no setter.
 _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 #: Parameters that `kt.config` may say, if nobody else does.
 _CONFIGURED = frozenset({"volumes", "queue"})
 
 
-class Compute(Attachments, Doors):
+class Compute(Pods, Doors):
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several
@@ -128,12 +132,15 @@ class Compute(Attachments, Doors):
         *,
         queue: str | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in _PARAMETERS}
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name in _FROM_ENVIRONMENT or (name in _PARAMETERS and value is not None)
+        }
         self._begin(ComputeSpec(), unsaid=_CONFIGURED)
         for name, value in given.items():
             if name in _ADDED:
-                if value is not None:
-                    getattr(self, f"add_{name}")(value)
+                getattr(self, f"add_{name}")(value)
             else:
                 setattr(self, name, value)
         self._finish()
@@ -299,7 +306,8 @@ class Compute(Attachments, Doors):
         """Whether it is what that workload runs on; how that one logs aside."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
-        return is_its and spec == replace(workload.compute, logging=spec.logging)
+        other = replace(workload.compute, logging=spec.logging)
+        return is_its and attached.declared(spec) == attached.declared(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):

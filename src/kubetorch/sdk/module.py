@@ -244,6 +244,7 @@ class Module(Declaration, Generic[HandleT]):
                 init_args=self._init_args,
                 stream_logs=self.stream_logs,
                 existing=self._candidates() if get_if_exists or self._takes_existing else (),
+                secrets=self._compute.secrets,
             )
         )
 

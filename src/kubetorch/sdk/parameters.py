@@ -14,6 +14,7 @@ from typing import Any
 from kubetorch.errors import SerializationError, SpecError
 from kubetorch.specs import quantity
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.names import check_namespace
 from kubetorch.wire.codecs import CODECS, encode
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -160,12 +161,7 @@ def logging(value: object) -> LoggingConfig:
 
 def namespace(value: object) -> str:
     """A Kubernetes namespace."""
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
-        raise SpecError(
-            f"namespace is {value!r}; it must be at most 63 lower-case letters, digits and '-', "
-            "and begin and end with a letter or digit"
-        )
-    return value
+    return check_namespace(value)
 
 
 def init_args(value: object) -> dict[str, Any]:

@@ -140,7 +140,13 @@ class ComputeSpec:
 
     @property
     def pods(self) -> int:
-        """Number of pods that are asked for: the workers of `distribute`, else the replicas."""
+        """Number of pods that are asked for: the workers of `distribute`, else the replicas.
+
+        Of an autoscaled service those that it begins with where nothing scales it: the fewest, and
+        at least one.
+        """
+        if self.autoscaling is not None:
+            return max(1, self.autoscaling.min_scale or 0)
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
 

@@ -20,6 +20,7 @@ MountType = Literal["env", "volume"]
 NAME_LIMIT = 63
 #: Bytes of all values of one secret; Kubernetes takes no more.
 SIZE_LIMIT = 1024 * 1024
+_OBJECT_LIMIT = 253
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
@@ -172,6 +173,20 @@ def check_name(name: object) -> str:
             "digits, '-' and '.', and begin and end with a letter or digit"
         )
     return cleaned
+
+
+def check_object_name(name: object) -> str:
+    """The name of a Kubernetes Secret.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_LIMIT:
+        raise SpecError(
+            f"{name!r} cannot be the name of a secret: at most {_OBJECT_LIMIT} lower-case letters, "
+            "digits, '-' and '.'"
+        )
+    return name
 
 
 def check_key(key: object) -> str:

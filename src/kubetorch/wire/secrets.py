@@ -67,6 +67,23 @@ class SecretValues(_Silent, frozen=True, kw_only=True):
     values: dict[str, bytes]
 
 
+class SecretFile(_Silent, frozen=True, kw_only=True):
+    """Content of a file that a secret is kept in, where there is no Kubernetes.
+
+    Attributes:
+        draft: The secret.
+        values: Its values.
+        version: What changes with the values.
+        created, updated: Seconds since the epoch.
+    """
+
+    draft: SecretDraft
+    values: dict[str, bytes]
+    version: str
+    created: float
+    updated: float
+
+
 class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A secret without its values.
 

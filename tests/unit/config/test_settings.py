@@ -45,6 +45,8 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
         "api_url": None,
         "cluster_config": {},
         "queue": None,
+        "default_image": "ghcr.io/kubetorch/pod:latest",
+        "package_managers": False,
         "backend": "auto",
     }
     assert not file.exists()

@@ -91,7 +91,7 @@ def test_pods_are_replaced_and_deleted_by_name(state: SqliteState) -> None:
     state.put_pod(POD)
     state.put_pod(replace(POD, pid=7))
     assert [pod.pid for pod in state.pods()] == [7]
-    state.delete_pods(["f-1", "unknown"])
+    state.delete_pods([("ns", "f-1"), ("ns", "unknown"), ("other", "f-2")])
     assert state.pods() == []
 
 

@@ -87,7 +87,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Access": None if app is None else "public" if app.public else "with a token",
         "Status": service.status,
         "Generation": service.generation,
-        "Pods": f"{views.ready_pods(service)} of {compute.replicas} ready",
+        "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "TTL": compute.inactivity_ttl,

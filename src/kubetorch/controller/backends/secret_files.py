@@ -23,22 +23,16 @@ from kubetorch.lib import files
 from kubetorch.lib.hidden import Hidden
 from kubetorch.manifests import secrets as manifests
 from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
-from kubetorch.wire.secrets import Outcome, PutSecret, SecretDraft, SecretView, StoredSecret
+from kubetorch.wire.secrets import (
+    Outcome,
+    PutSecret,
+    SecretDraft,
+    SecretFile,
+    SecretView,
+    StoredSecret,
+)
 
 _SUFFIX = ".json"
-
-
-class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a file."""
-
-    draft: SecretDraft
-    values: dict[str, bytes]
-    version: str
-    created: float
-    updated: float
-
-    def __repr__(self) -> str:
-        return f"<{self.draft.name}>"
 
 
 class SecretFiles:
@@ -105,6 +99,10 @@ class SecretFiles:
         found = self._read(namespace, object_name)
         return None if found is None else Hidden(found.values)
 
+    def file(self, namespace: str, object_name: str) -> Path:
+        """The file of a secret, a `SecretFile`."""
+        return self._path(namespace, object_name)
+
     # ------------------------------------------------------------------------------------- pieces
 
     def _path(self, namespace: str, object_name: str) -> Path:
@@ -114,7 +112,7 @@ class SecretFiles:
         for path in sorted(self._folder.glob(f"{namespace or '*'}/[!.]*{_SUFFIX}")):
             yield path.parent.name, path.name.removesuffix(_SUFFIX)
 
-    def _read(self, namespace: str, object_name: str) -> _Stored | None:
+    def _read(self, namespace: str, object_name: str) -> SecretFile | None:
         path = self._path(namespace, object_name)
         try:
             data = path.read_bytes()
@@ -123,7 +121,7 @@ class SecretFiles:
         except OSError as error:
             disk.fail(path, error)
         try:
-            return msgspec.json.decode(data, type=_Stored)
+            return msgspec.json.decode(data, type=SecretFile)
         except msgspec.MsgspecError:
             # Without its cause, whose text may have something of the file in it.
             raise ControllerError(
@@ -137,13 +135,13 @@ class SecretFiles:
         draft: SecretDraft,
         values: dict[str, bytes],
         outcome: Outcome,
-        old: _Stored | None = None,
+        old: SecretFile | None = None,
     ) -> StoredSecret:
         if Hidden(values).size_bytes > SIZE_LIMIT:
             raise SpecError(f"the values of a secret together have at most {SIZE_LIMIT} bytes")
         now = self._clock()
         created = now if old is None else old.created
-        new = _Stored(
+        new = SecretFile(
             draft=draft, values=values, version=os.urandom(8).hex(), created=created, updated=now
         )
         path = self._path(namespace, object_name)
@@ -156,7 +154,7 @@ class SecretFiles:
         return StoredSecret(outcome=outcome, secret=_view(namespace, object_name, new))
 
 
-def _view(namespace: str, object_name: str, stored: _Stored) -> SecretView:
+def _view(namespace: str, object_name: str, stored: SecretFile) -> SecretView:
     draft, keys = stored.draft, tuple(stored.values)
     ref = SecretRef(draft.name, object_name, draft.mount_type, keys, draft.path)
     shell = manifests.shell(

@@ -7,7 +7,7 @@ PersistentVolumeClaim; what the fields are there stands in `kubetorch.manifests.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.secrets import PutSecret, SecretView, StoredSecret
@@ -84,3 +84,10 @@ class VolumeStore(Protocol):
         Raises:
             SpecError: There is none for this access mode.
         """
+
+
+class Stores(NamedTuple):
+    """Both of a backend."""
+
+    secrets: SecretStore
+    volumes: VolumeStore

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypedDict
 
-from kubetorch.sdk.computing.attached import Image, Secret, Volume
+from kubetorch.sdk.computing.attached import Image, Volume
+from kubetorch.sdk.secrets.secret import Secret
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.logging import LoggingConfig
 

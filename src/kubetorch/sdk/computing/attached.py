@@ -6,12 +6,17 @@ Every function raises `SpecError` with the parameter, the value, and what would 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, cast
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import ImageSpec
-from kubetorch.specs.secret import SecretRef
-from kubetorch.specs.volume import VolumeSpec, check_name, default_mount_path
+from kubetorch.specs.secret import PROVIDERS, SecretRef
+from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.secrets.secret import Secret
 
 
 class Image(Protocol):
@@ -30,13 +35,6 @@ class Volume(Protocol):
 
     def to_spec(self) -> VolumeSpec:
         """Its frozen form."""
-
-
-class Secret(Protocol):
-    """A secret as users declare it."""
-
-    def to_ref(self) -> SecretRef:
-        """What pods see of it."""
 
 
 def image(value: object) -> Image:
@@ -67,7 +65,8 @@ def _volume(value: object) -> VolumeSpec:
     if isinstance(value, VolumeSpec):
         return value
     if isinstance(value, str):
-        return VolumeSpec(check_name(value), default_mount_path(value), claim=value)
+        claim = check_claim(value, parameter="volumes")
+        return VolumeSpec(claim, default_mount_path(claim), claim=claim)
     if not hasattr(value, "to_spec"):
         raise SpecError(
             f"volumes has {value!r}; each must be a kt.Volume, or the name of a claim that exists",
@@ -76,25 +75,33 @@ def _volume(value: object) -> VolumeSpec:
     return cast("Volume", value).to_spec()
 
 
-def secrets(value: object) -> list[str | Secret]:
-    """Secrets, or names of some that exist."""
+def secrets(value: object) -> list[Secret]:
+    """Secrets, names of providers, or names of secrets that exist."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(
             f"secrets is {value!r}; it must be a list of kt.Secret, or of names",
             hint='for example kt.Compute(secrets=["huggingface"])',
         )
-    found = list(value)
-    for one in found:
-        if not (isinstance(one, str) and one) and not hasattr(one, "to_ref"):
-            raise SpecError(
-                f"secrets has {one!r}; each must be a kt.Secret, the name of a provider, or that "
-                "of a secret that exists"
-            )
-    return found
+    return [_secret(one) for one in value]
 
 
-def reference(value: str | Secret) -> SecretRef:
-    """What pods see of a secret; a name is that of one that exists, all of whose keys are seen."""
-    if isinstance(value, str):
-        return SecretRef(value, value, "env", all_keys=True)
-    return value.to_ref()
+def _secret(value: object) -> Secret:
+    from kubetorch.sdk.secrets.secret import Secret  # noqa: PLC0415  # few computes have one
+
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str) or not value:
+        raise SpecError(
+            f"secrets has {value!r}; each must be a kt.Secret, the name of a provider, or that "
+            "of a secret that exists"
+        )
+    return Secret.from_provider(value) if value in PROVIDERS else Secret.reference(value)
+
+
+def declared(spec: ComputeSpec) -> ComputeSpec:
+    """The spec without what a deploy finds out about secrets and claims."""
+    bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
+    volumes = tuple(
+        one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
+    )
+    return replace(spec, secrets=bare, volumes=volumes)

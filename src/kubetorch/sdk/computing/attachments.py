@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kubetorch.config.settings import config
 from kubetorch.sdk.computing import attached, objects
-from kubetorch.sdk.computing.attached import Image, Secret, Volume
+from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.manifest_view import ManifestView
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec, check_reference
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.secrets.secret import Secret
 
 
 class Attachments(ManifestView):
@@ -19,7 +23,7 @@ class Attachments(ManifestView):
 
     #: The image as the user has it: steps that are added to it later are deployed, too.
     _image: Image | None
-    _secrets: tuple[str | Secret, ...]
+    _secrets: tuple[Secret, ...]
     #: What nobody said, so that `kt.config` says it.
     _unsaid: frozenset[str]
     #: Where the deployed service answers.
@@ -79,8 +83,8 @@ class Attachments(ManifestView):
         self._unsaid -= {"volumes"}
 
     @property
-    def secrets(self) -> list[str | Secret]:
-        """Its secrets as they were given. Setting it adds secrets, or names of some that exist."""
+    def secrets(self) -> list[Secret]:
+        """Its secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
         return list(self._secrets)
 
     @secrets.setter
@@ -88,11 +92,11 @@ class Attachments(ManifestView):
         if value is None:
             return
         new = attached.secrets(value)
-        refs = [attached.reference(one) for one in new]
+        refs = [one.to_ref() for one in new]
         names = {one.name for one in refs}
         kept = tuple(one for one in self._spec.secrets if one.name not in names)
         self._set(secrets=(*kept, *refs))
-        self._secrets = (*self._secrets, *new)
+        self._secrets = (*(one for one in self._secrets if one.name not in names), *new)
 
     # ----------------------------------------------------------------------------------- queue
 

@@ -48,6 +48,11 @@ class ManifestView(Scaling):
         return self._spec.is_selector_only
 
     @property
+    def metrics_enabled(self) -> bool:
+        """Whether calls show the pods' use of resources: not in this release."""
+        return False
+
+    @property
     def kind(self) -> str:
         """Kind of the manifest."""
         return str((self.manifest or {}).get("kind", "Deployment"))

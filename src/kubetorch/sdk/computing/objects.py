@@ -81,12 +81,14 @@ def kubeconfig_path(value: object) -> str:
     return path
 
 
-def server_port(value: object) -> int:
-    """A port."""
+def server_port(value: object) -> int | None:
+    """A port; `None` is the one that agents have anyway."""
+    from kubetorch.manifests.serving import PORT  # noqa: PLC0415  # few programs choose one
+
     number = parameters.whole(value)
     if number is None or number not in _PORTS:
         raise SpecError(f"server_port is {value!r}; it must be a port, 1 to {_PORTS[-1]}")
-    return number
+    return None if number == PORT else number
 
 
 def shown_port(port: int | None) -> int:

@@ -15,6 +15,7 @@ from kubetorch.specs.logging import LoggingConfig
 
 if TYPE_CHECKING:
     from kubetorch.sdk.computing.attachments import Attachments
+    from kubetorch.sdk.secrets.secret import Secret
 
 #: Fields of the spec that are dictionaries to the user.
 _PAIRS = ("labels", "annotations", "env_vars", "node_selector", "selector")
@@ -43,7 +44,8 @@ def compute(declared: Attachments, namespace: str | None) -> str:
     if declared.image is not None:
         values["image"] = declared.image
     if spec.secrets:
-        values["secrets"] = declared.secrets or [one.object_name for one in spec.secrets]
+        declared_secrets = [_secret(one) for one in declared.secrets]
+        values["secrets"] = declared_secrets or [one.object_name for one in spec.secrets]
     text = _call("Compute", values | given)
     if spec.autoscaling is not None:
         text += _call(".autoscale", _scaling(spec.autoscaling))
@@ -68,6 +70,11 @@ def _as_given(name: str, value: Any) -> Any:  # noqa: ANN401  # fields differ
     if name == "service_template":
         return thaw(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def _secret(one: Secret) -> Secret | str:
+    """A secret of which nothing but the name is known is given by that."""
+    return one.name if one.to_ref().all_keys else one
 
 
 def _toleration(one: Toleration) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def _kubeconfig(path: str | None) -> str:
     return str(environment.kubeconfig() if path is None else parameters.expanded(path))
 
 
+def _warn_of_shm_size_limit() -> None:
+    message = "Compute.shm_size_limit is deprecated; use shared_memory_limit"
+    advice.warn(message, DeprecationWarning)
+
+
 Text = Field[str | None, str | None]
 Amount = Field[str | int | None, str | None]
 
@@ -122,6 +127,17 @@ class Settings:
     def _set(self, **changes: Any) -> None:  # noqa: ANN401  # fields of the spec
         """Change the spec, if it is then one that is possible."""
         raise NotImplementedError
+
+    @property
+    def shm_size_limit(self) -> str | None:
+        """Deprecated: `shared_memory_limit` is this."""
+        _warn_of_shm_size_limit()
+        return self.shared_memory_limit
+
+    @shm_size_limit.setter
+    def shm_size_limit(self, value: str | int | None) -> None:
+        _warn_of_shm_size_limit()
+        self.shared_memory_limit = value
 
     # ----------------------------------------------------------- what is added to, key by key
 

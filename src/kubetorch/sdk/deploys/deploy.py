@@ -16,9 +16,9 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
@@ -47,6 +47,9 @@ from kubetorch.wire.messages import (
     WorkloadView,
 )
 
+if TYPE_CHECKING:
+    from kubetorch.sdk.secrets.secret import Secret
+
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
 #: Seconds beyond the `launch_timeout` after which a silent controller is given up.
@@ -63,6 +66,7 @@ class Order:
         init_args: Arguments of a class's constructor.
         stream_logs: Whether lines that the code prints while it is loaded are shown.
         existing: Names of services one of which is taken instead, if it is there.
+        secrets: Secrets of its compute.
     """
 
     source: Source
@@ -70,6 +74,7 @@ class Order:
     init_args: Mapping[str, Any] | None = None
     stream_logs: bool = True
     existing: tuple[str, ...] = ()
+    secrets: Sequence[Secret] = ()
 
 
 @dataclass(frozen=True)
@@ -78,18 +83,18 @@ class _Bundle:
 
     Attributes:
         spec: The spec.
-        scan: The project, when code travels.
+        scans: What travels: the project, and what its image copies.
         init_args: JSON of the constructor's arguments.
     """
 
     spec: WorkloadSpec
-    scan: Scan | None
+    scans: tuple[Scan, ...]
     init_args: bytes | None
 
     def fresh(self) -> list[str]:
         """The blobs that the controller does not have yet, as far as can be told here."""
         own = [] if self.spec.init_args is None else [self.spec.init_args]
-        return own if self.scan is None else [*own, *self.scan.fresh]
+        return [*own, *(digest for scan in self.scans for digest in scan.fresh)]
 
     def packed(self, digests: Iterable[str]) -> Iterator[bytes]:
         """Blobs as they travel.
@@ -102,9 +107,10 @@ class _Bundle:
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
         if self.init_args is not None and digest == self.spec.init_args:
             return len(self.init_args), (self.init_args,)
-        if self.scan is None:
-            raise AssertionError(f"no blob {digest} belongs to this deploy")
-        return self.scan.stream(digest)
+        for scan in self.scans:
+            if scan.has(digest):
+                return scan.stream(digest)
+        raise AssertionError(f"no blob {digest} belongs to this deploy")
 
 
 def begin(order: Order) -> Deployment:
@@ -172,6 +178,7 @@ class Deployment:
         found = self._find_existing()
         if found is not None:
             return found
+        self._provide()
         bundle = self._bundle()
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
         controller = self._session.controller()
@@ -205,32 +212,54 @@ class Deployment:
         found = self._session.find(order.spec.namespace, order.existing)
         return found if found is not None and any(pod.is_ready for pod in found.pods) else None
 
+    def _provide(self) -> None:
+        """Have the secrets and volumes that the workload is to see."""
+        order = self._order
+        if order.secrets or order.spec.compute.volumes:
+            from kubetorch.sdk.deploys import provisioning  # noqa: PLC0415  # few workloads have some
+
+            spec = self._session.ask(
+                lambda asked: provisioning.provide(asked, order.spec, order.secrets)
+            )
+            self._order = replace(order, spec=spec)
+
     def _bundle(self) -> _Bundle:
         order = self._order
         order.source.write()
         where, cache = order.source.locate(), environment.cache_dir()
-        scan = None
+        scans: list[Scan] = []
         preload: tuple[str, ...] = ()
         if where.folder is not None:
-            scan = scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
-            for warning in scan.warnings:
-                self._lines.warn(warning)
+            scans.append(
+                scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
+            )
             if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
                 preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
+        compute, tree = order.spec.compute, scans[0].digest if scans else None
+        if compute.image is not None and compute.image.steps:
+            from kubetorch.sdk.deploys import copies  # noqa: PLC0415  # few programs have any
+
+            image, copied = copies.scan(compute.image, cache=cache)
+            compute = replace(compute, image=image)
+            scans += copied
+        for scan in scans:
+            for warning in scan.warnings:
+                self._lines.warn(warning)
         init_args = None
         if order.init_args is not None:
             (segment,) = codecs.encode("json", order.init_args)
             init_args = bytes(segment)
         spec = replace(
             order.spec,
-            tree=None if scan is None else scan.digest,
+            compute=compute,
+            tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
             runtime=runtime.describe(where.folder, preload),
-            instance=None if order.spec.callable.kind == "fn" else self._id,
+            instance=self._id if _is_always_new(order.spec) else None,
         )
-        return _Bundle(spec, scan, init_args)
+        return _Bundle(spec, tuple(scans), init_args)
 
     def _attempt(
         self, controller: Controller, bundle: _Bundle, fresh: Iterable[str], deadline: float
@@ -271,3 +300,9 @@ class Deployment:
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"
         )
+
+
+def _is_always_new(spec: WorkloadSpec) -> bool:
+    """Whether each deploy is one of its own: an instance, a run, or forced steps."""
+    steps = spec.compute.image.steps if spec.compute.image is not None else ()
+    return spec.callable.kind != "fn" or any(step.force for step in steps)

@@ -221,10 +221,10 @@ class Secret:
 
         session = services.session()
         try:
-            view = uploading.find(session, where, name)
+            view = session.ask(lambda asked: uploading.find(asked, where, name))
+            values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
         except SecretNotFound:
             return None
-        values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
         return cls._existing(name, view, values)
 
     @classmethod

@@ -352,7 +352,7 @@ def test_volumes_and_secrets_that_are_set_are_added():
     compute.secrets = ["key"]
 
     assert compute.volumes == ["data", "models"]
-    assert compute.secrets == ["token", "key"]
+    assert [one.name for one in compute.secrets] == ["token", "key"]
     sources = [one["secretRef"]["name"] for one in compute._container()["envFrom"]]
     assert sources == ["token", "key"]
 
@@ -388,3 +388,29 @@ def test_a_selector_with_resources_is_a_service_of_those_pods():
     assert not compute.selector_only
     assert compute.selector == {"app": "workers"}
     assert compute.manifest["kind"] == "Deployment"
+
+
+def test_a_secret_is_declared_by_its_provider_by_itself_or_by_its_name(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "w-123")
+    monkeypatch.setenv("HF_TOKEN", "hf-123")
+
+    token = kt.Secret(name="hf-token", env_var="HF_TOKEN")
+    compute = kt.Compute(secrets=["wandb", token, "existing"])
+
+    assert [one.name for one in compute.secrets] == ["wandb", "hf-token", "existing"]
+    variables = {one["name"]: one["valueFrom"] for one in compute.secret_env_vars}
+    assert variables["HF_TOKEN"]["secretKeyRef"]["name"] == "kt.secret.global.hf-token"
+    assert "123" not in str(compute.manifest) + repr(compute) + repr(compute.to_spec())
+    assert kt.Compute.from_spec(compute.to_spec()) == compute
+    with pytest.raises(kt.SpecError, match="OPENAI_API_KEY"):
+        kt.Compute(secrets=["openai"])
+
+
+def test_the_older_name_of_the_shared_memory_limit_is_deprecated():
+    compute = kt.Compute(shared_memory_limit="1Gi")
+
+    with pytest.warns(DeprecationWarning, match="shared_memory_limit") as caught:
+        compute.shm_size_limit = "2Gi"
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="shared_memory_limit"):
+        assert compute.shm_size_limit == compute.shared_memory_limit == "2Gi"
