@@ -252,7 +252,7 @@ class Deployment:
             filters = None if given is None else ignoring.parse_filters(given)
             options = scanning.Options(only=where.only, cache=cache, filters=filters)
             scans.append(scanning.scan(where.folder, options))
-            if where.source_file is not None:
+            if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
                 preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
@@ -322,6 +322,6 @@ class Deployment:
 
 
 def _is_always_new(spec: WorkloadSpec) -> bool:
-    """Whether each deploy is one of its own: it constructs an instance, or has forced steps."""
+    """Whether each deploy is one of its own: an instance, a run, or forced steps."""
     steps = spec.compute.image.steps if spec.compute.image is not None else ()
-    return spec.callable.kind == "cls" or any(step.force for step in steps)
+    return spec.callable.kind != "fn" or any(step.force for step in steps)
