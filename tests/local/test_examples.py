@@ -40,6 +40,8 @@ def run(*command, cwd):
 
 
 EXPECTED = {
+    "app_asgi.py": "200 hello\n",
+    "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",
     "everything.py": "",  # its manifests are in tests/contract/manifests
     "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
     "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
@@ -82,6 +84,19 @@ def test_the_first_example_shows_its_new_code_after_an_edit(folder):
     program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
 
     assert "{'loss': 5.0}" in run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_the_app_is_live_after_an_edit(folder):
+    program = folder / "app_asgi.py"
+    program.write_text(program.read_text().replace("hello", "good evening"))
+
+    assert run(sys.executable, "app_asgi.py", cwd=folder) == "200 good evening\n"
+
+
+def test_the_script_runs_from_a_shell_too(folder):
+    output = run("kt", "run", "python", "app_script.py", "2", cwd=folder)
+
+    assert output == "step 1 of 2\nstep 2 of 2\n"
 
 
 def test_curl_calls_a_function_with_a_token(folder):

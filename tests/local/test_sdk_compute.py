@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import kubetorch as kt
+from kubetorch.errors import SpecError
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -237,3 +238,32 @@ def test_a_class_has_the_commands_of_its_compute(jobs, tmp_path):
         assert handle.run_bash("cat c.txt")[0][:2] == [0, "three\n"]
     finally:
         handle.teardown()
+
+
+def test_a_frozen_service_runs_the_code_that_its_pods_have(service, tmp_path):
+    project = UserProject(tmp_path / "shop")
+    jobs = project.module("def version():\n    return 'as sent'\n")
+    there = tmp_path / "image"
+    there.mkdir()
+    (there / "baked.py").write_text("def version():\n    return 'as in the image'\n")
+    remote = kt.fn(jobs.version, remote_dir=str(there), remote_import_path="baked")
+    try:
+        remote.to(kt.Compute(cpus="0.1", freeze=True))
+        assert remote() == "as in the image"
+        assert remote.service_config["spec"]["tree"] is None
+    finally:
+        remote.teardown()
+        project.forget()
+
+
+def test_a_frozen_service_sends_no_code(service, jobs):
+    remote = kt.fn(jobs.where, name="frozen")
+    with pytest.raises(ModuleNotFoundError):
+        remote.to(kt.Compute(cpus="0.1", freeze=True))
+    remote.teardown()
+
+
+def test_a_frozen_service_with_a_folder_to_send_is_a_contradiction(service, jobs, tmp_path):
+    remote = kt.fn(jobs.where, sync_dir=str(tmp_path / "shop"))
+    with pytest.raises(SpecError, match="freeze=True exclude each other"):
+        remote.to(kt.Compute(cpus="0.1", freeze=True))

@@ -19,6 +19,7 @@ from kubetorch.errors import ProtocolError
 from kubetorch.lib import connections, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.wire import messages, routes, versions
+from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import (
     Activity,
     CallReport,
@@ -34,6 +35,8 @@ from kubetorch.wire.messages import (
 HEARTBEAT = 5.0
 #: Least seconds between two reports that the pod became busy or idle.
 EDGE_INTERVAL = 0.2
+#: Seconds until it is reported that there were calls too short for that.
+SHORT_INTERVAL = 0.5
 #: First and longest delay until the next attempt to connect, in seconds.
 DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
@@ -84,8 +87,8 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        # What the controller was told last: whether calls run, when one began or ended.
-        self._said = False, 0.0
+        self._late: asyncio.TimerHandle | None = None
+        self._said = Activity(calls=0, last=0.0)
         self._logs_left = 0
 
     # --------------------------------------------------------------------------------- to send
@@ -120,13 +123,28 @@ class Session:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
 
+    def app_changed(self) -> None:
+        """The app began or ended."""
+        if self._edge is not None:
+            self._edge.cancel()
+        self._send_edge()
+
     def _send_edge(self) -> None:
         self._edge = None
         activity = self._activity()
-        # A call that began and ended since then counts as well: its service was used.
-        if (bool(activity.calls), activity.last) != self._said:
-            self._said = bool(activity.calls), activity.last
-            self._send(activity)
+        if _edge(activity) != _edge(self._said):
+            self._say(activity)
+        elif activity.last != self._said.last and self._late is None:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(SHORT_INTERVAL, self._send_late)
+
+    def _send_late(self) -> None:
+        self._late = None
+        self._say(self._activity())
+
+    def _say(self, activity: Activity) -> None:
+        self._said = activity
+        self._send(activity)
 
     def _send(self, message: FromAgent) -> bool:
         return self._link is not None and self._link.send(message)
@@ -178,7 +196,7 @@ class Session:
         try:
             while not link.is_closed:
                 activity = self._activity()
-                self._said = bool(activity.calls), activity.last
+                self._said = activity
                 link.send(activity)
                 self._forget_settled()
                 await link.wait_closed(HEARTBEAT)
@@ -248,6 +266,11 @@ class _Link:
     def on_close(self, reason: str) -> None:
         self.reason = reason
         self._closed.set()
+
+
+def _edge(activity: Activity) -> tuple[bool, AppView | None]:
+    """What the controller is told of at once."""
+    return bool(activity.calls), activity.app
 
 
 def _delays() -> Iterator[float]:
