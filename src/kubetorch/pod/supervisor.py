@@ -273,7 +273,7 @@ class Supervisor:
         slot: Slot | None = None
         worker: Worker | None = None
         try:
-            if self._images.has_run(generation, spec):
+            if not self._images.needs_project(generation, spec):
                 preparing = loop.create_task(self._prepare(generation, spec))
             async with self._storing:
                 self._report_stage(generation, "fetching")
