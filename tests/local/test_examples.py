@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import wheels
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -24,13 +26,13 @@ def folder(tmp_path):
     return shutil.copytree(EXAMPLES, tmp_path / "examples")
 
 
-def run(*command, cwd):
+def run(*command, cwd, **environ):
     """What a program prints, with the names of its pods cut."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **environ},
         capture_output=True,
         text=True,
         timeout=100,
@@ -70,6 +72,7 @@ def test_every_example_is_tested():
         *EXPECTED,
         "notebook.ipynb",
         "curl.sh",
+        "image_steps.py",
     }
 
 
@@ -97,6 +100,35 @@ def test_the_script_runs_from_a_shell_too(folder):
     output = run("kt", "run", "python", "app_script.py", "2", cwd=folder)
 
     assert output == "step 1 of 2\nstep 2 of 2\n"
+
+
+def test_an_image_gets_one_more_step_without_a_restart(service_home, folder, tmp_path):
+    index = tmp_path / "index"  # instead of those on the network
+    wheels.build(index, "humanize", "1.0", "def naturalsize(n): return f'{n / 1e6:.1f} MB'\n")
+    wheels.build(
+        index,
+        "tabulate",
+        "1.0",
+        "def tabulate(rows): return '\\n'.join('  '.join(row) for row in rows)\n",
+    )
+    wheels.build(
+        index,
+        "python_slugify",
+        "1.0",
+        "def slugify(text): return text.lower().replace(' ', '-')\n",
+        module="slugify",
+    )
+
+    output = run(
+        sys.executable,
+        "image_steps.py",
+        cwd=folder,
+        UV_FIND_LINKS=str(index),
+        UV_OFFLINE="1",
+    )
+
+    assert "model  3.0 MB\ndata  12.5 MB\n" in output
+    assert "\none-more-step\nthe same pod: True\nFROM " in output
 
 
 def test_curl_calls_a_function_with_a_token(folder):

@@ -98,7 +98,7 @@ class Maker:
         slot: Slot | None = None
         worker: Worker | None = None
         try:
-            if self._images.has_run(generation, spec):
+            if not self._images.needs_project(generation, spec):
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
             slot, init_args = await self._bring(generation, spec)
             if preparing is None:  # steps find the project as it will be
