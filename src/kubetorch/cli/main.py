@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "status": "Show the pods of a service and its last failure.",
     "logs": "Show what a service has logged.",
     "port-forward": "Lead a port of this machine to a pod, or to its app.",
+    "apply": "Run what a manifest's container would run.",
     "ssh": "Open a shell in a pod, or run a command there.",
     "check": "Check that a service works, from its pods to its logs.",
     "teardown": "Delete services and their pods.",

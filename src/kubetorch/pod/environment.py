@@ -20,7 +20,8 @@ from kubetorch.wire.podenv import BACKEND, PodEnv
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+# The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\(([\w.-]+)\)|(\$\([\w.-]+\)))", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,12 @@ def interpreter(spec: WorkloadSpec) -> str:
 
 
 def expand(value: str, env: Mapping[str, str]) -> str:
-    """`value` with `$NAME` and `${NAME}` replaced; names that `env` lacks stay as they are."""
-    return _VARIABLE.sub(lambda match: env.get(match[1] or match[2], match[0]), value)
+    """`value` with `$NAME`, `${NAME}` and `$(NAME)` replaced; names that `env` lacks stay."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[4] or env.get(match[1] or match[2] or match[3], match[0])
+
+    return _VARIABLE.sub(replaced, value)
 
 
 def worker_spec(

@@ -88,7 +88,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Status": service.status,
         "Generation": service.generation,
         "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
-        "Answers": compute.broadcast and f"a list, one of each of {compute.broadcast} pods",
+        "Answers": _answers(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
@@ -115,3 +115,11 @@ def _callable(ref: CallableRef) -> str | None:
     if ref.kind == "app":
         return None
     return f"{'class' if ref.kind == 'cls' else 'function'} {ref.qualname} of {ref.module}"
+
+
+def _answers(service: WorkloadView) -> str | None:
+    """What a call returns, where it is no plain value."""
+    count = service.spec.compute.broadcast
+    if count is None or service.spec.callable.kind == "app":
+        return None
+    return f"a list, one value of each of {count} pods"
