@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import kubetorch as kt
-from kubetorch.specs.endpoint import Endpoint
 
 kt.config.username = "me"
 
@@ -99,7 +98,7 @@ selected = declare(
     kt.Compute(
         cpus=1,
         selector={"app": "workers"},
-        endpoint=Endpoint(selector={"app": "workers", "role": "head"}),
+        endpoint=kt.Endpoint(selector={"app": "workers", "role": "head"}),
     ),
     EVERYTHING,
 )
