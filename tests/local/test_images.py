@@ -334,3 +334,34 @@ def test_an_agent_that_is_killed_in_a_step_runs_the_steps_again(deploy, image, s
     read = deploy("read", image)
     killer.join()
     assert read("/kt-log").split() == ["one", "two"]
+
+
+ELSEWHERE = """
+import kubetorch as kt
+
+image = kt.Image.from_dockerfile("Dockerfile").copy("./data").sync_package("./shown")
+
+def main():
+    import shown
+
+    with open("data/text") as file:
+        return file.read(), shown.VALUE
+"""
+
+
+def test_a_module_may_name_files_that_its_pods_do_not_have(tmp_path, monkeypatch):
+    project = UserProject(tmp_path / "named")
+    here = tmp_path / "elsewhere"
+    for folder in ("data", "shown"):
+        (here / folder).mkdir(parents=True)
+    (here / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    (here / "data" / "text").write_text("read")
+    (here / "shown" / "__init__.py").write_text("VALUE = 5\n")
+    monkeypatch.chdir(here)
+    module = project.module(ELSEWHERE)
+
+    remote = kt.fn(module.main).to(kt.Compute(cpus="0.1", image=module.image))
+
+    assert remote() == ["read", 5]
+    remote.teardown()
+    project.forget()

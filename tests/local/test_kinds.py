@@ -9,7 +9,7 @@ from kubetorch.errors import ResourceNotAvailableError, SpecError
 from tests.local.user_project import UserProject
 
 SOURCE = """
-from pathlib import Path
+import os
 
 def who(name="STAGE"):
     return os.environ["POD_NAME"], os.environ.get(name)

@@ -102,7 +102,7 @@ class KubetorchConfig:
     install_url = Setting[str | None](values.text, None, "What pods install Kubetorch from.")
     stream_logs = Setting(values.boolean, True, "Whether calls and deploys show logs of pods.")
     stream_metrics = Setting(values.boolean, True, "Whether calls show the pods' use of resources.")
-    volumes = Setting[list[str] | None](values.names, None, "Volumes of every `kt.Compute`.")
+    volumes = Setting[list[str] | None](values.claims, None, "Volumes of every `kt.Compute`.")
     api_url = Setting[str | None](values.url, None, "Where the controller answers.")
     cluster_config = Setting[dict[str, Plain]](values.mapping, {}, "Settings of the cluster.")
     queue = Setting[str | None](values.text, None, "Queue that workloads wait in.")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk import parameters
+from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.computing import attached, consistency, objects
-from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.doors import Doors
 from kubetorch.sdk.computing.pods import Pods
 from kubetorch.specs import names
@@ -23,7 +22,9 @@ from kubetorch.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from kubetorch.sdk.image import Image
     from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.sdk.volume import Volume
 
 #: The parameters.
 _PARAMETERS = (
@@ -39,7 +40,7 @@ _FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affini
 #: Parameters that are added, and have no setter.
 _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 #: Parameters that `kt.config` may say, if nobody else does.
-_CONFIGURED = frozenset({"volumes", "queue"})
+_CONFIGURED = frozenset({"volumes", "queue", "image"})
 
 
 class Compute(Pods, Doors):
@@ -203,6 +204,9 @@ class Compute(Pods, Doors):
         """
         from kubetorch.sdk.computing import manifests  # noqa: PLC0415  # not to declare resources
 
+        if inpod.is_worker() and not manifests.is_here(manifest):
+            # A module that a pod imports names files of the machine that it was deployed from.
+            return cls()
         found = manifests.load(manifest)
         labels = None if selector is None else objects.selector(selector)
         compute = cls.__new__(cls)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod
 from kubetorch.specs import image as specs
 from kubetorch.specs.image import ImageSpec
 
@@ -183,6 +184,8 @@ class Image:
         Raises:
             SpecError: There is no such file or folder.
         """
+        if _is_elsewhere(source):
+            return self
         path = _existing(source)
         is_folder = path.is_dir()
         if contents and not is_folder:
@@ -221,6 +224,8 @@ class Image:
         Raises:
             SpecError: There is no such folder or package.
         """
+        if _is_elsewhere(package):
+            return self
         path = _package_folder(package)
         step = specs.CopyStep(str(path), path.name, force=force, is_folder=True, is_package=True)
         return self._add(step)
@@ -239,6 +244,8 @@ class Image:
             FileNotFoundError: There is no such file.
             SpecError: An instruction cannot be followed by a live image; file and line are named.
         """
+        if _is_elsewhere(path):
+            return cls(name)
         from kubetorch.sdk import dockerfile  # noqa: PLC0415  # few programs have one
 
         return cls.from_spec(dockerfile.load(Path(path), name=name))
@@ -294,6 +301,12 @@ def _texts(parameter: str, given: object) -> list[str]:
         if not isinstance(item, str) or not item.strip() or "\0" in item:
             raise SpecError(f"{parameter} has {item!r} in it; each must be text that is not empty")
     return found
+
+
+def _is_elsewhere(path: object) -> bool:
+    """Whether a module that a pod imports names a file of the machine that it was deployed from."""
+    is_path = isinstance(path, (str, Path)) and bool(str(path))
+    return is_path and inpod.is_worker() and not Path(str(path)).expanduser().exists()
 
 
 def _existing(source: object) -> Path:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.controller.backends.base import Manifest
 from kubetorch.errors import SpecError
 from kubetorch.manifests import deployment, kinds, locating
-from kubetorch.manifests.container import DEFAULT_IMAGE
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.manifests.gpus import RESOURCE
 from kubetorch.manifests.place import Place

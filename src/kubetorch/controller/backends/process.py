@@ -34,9 +34,10 @@ from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
-from kubetorch.manifests import deployment, kinds
+from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import thaw
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -46,6 +47,8 @@ STOP_GRACE = 5.0
 
 # What a spare says before it is a pod goes where the controller's own lines go.
 _STANDARD_ERROR = 2
+# Between the fingerprint of a template and that of the values of its secrets.
+_AND = "+"
 # As Kubernetes: no vowels and nothing that looks like another one.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -110,8 +113,6 @@ class ProcessBackend:
 
     async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
         for manifest in manifests:
-            if kinds.find(manifest) is None:
-                continue  # it was refused
             wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
@@ -126,7 +127,7 @@ class ProcessBackend:
             return False
         pod = self._pod(record, workload.wanted)
         workload.pods.append(pod)
-        pod.is_retiring = record.template != workload.wanted.template
+        pod.is_retiring = not _is_of(record, workload.wanted)
         # What it served before the controller stopped is not known; so it is not thrown away.
         pod.was_ready = True
         if not pod.adopt():
@@ -167,7 +168,6 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        honouring.refuse(manifest)
         wanted = self._read(manifest)
         await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
@@ -180,7 +180,7 @@ class ProcessBackend:
         workload = self._workloads.setdefault(key, _Workload(wanted))
         workload.wanted = wanted
         for pod in workload.pods:
-            pod.is_retiring = pod.record.template != wanted.template
+            pod.is_retiring = not _is_of(pod.record, wanted)
             if not pod.is_retiring:
                 pod.retry()
         self._reconcile(key)
@@ -216,6 +216,8 @@ class ProcessBackend:
         self._spares.prepare()
 
     def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.manifest is not None:
+            honouring.refuse(thaw(compute.manifest))
         if compute.is_selector_only:
             labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
             raise ResourceNotAvailableError(
@@ -250,7 +252,7 @@ class ProcessBackend:
         """What a manifest says; pods that see other values of secrets are of another template."""
         wanted = deployment.read(manifest)
         version = self._attaching.version(wanted.namespace, wanted.attached)
-        return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
+        return replace(wanted, template=f"{wanted.template}{_AND}{version}") if version else wanted
 
     def _give(self, wanted: Wanted, record: PodRecord, folder: Path) -> Given:
         given = self._attaching.give(wanted, folder)
@@ -268,7 +270,7 @@ class ProcessBackend:
             if (pod.is_retiring and is_useless) or is_surplus:
                 self._retire(pod)
         if wanted.is_recreated and any(
-            pod.is_leaving and pod.record.template != wanted.template for pod in workload.pods
+            pod.is_leaving and not _is_of(pod.record, wanted) for pod in workload.pods
         ):
             return  # called again when one has ended
         there = {pod.record.ordinal for pod in workload.current()}
@@ -362,6 +364,11 @@ def _pod_name(wanted: Wanted, ordinal: int) -> str:
         return f"{wanted.name}-{ordinal}"
     suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))
     return f"{wanted.name}-{wanted.template[:5]}-{suffix}"
+
+
+def _is_of(record: PodRecord, wanted: Wanted) -> bool:
+    """Whether a pod was made from the template, whatever its secrets had, if that is not known."""
+    return wanted.template in (record.template, record.template.partition(_AND)[0])
 
 
 def _ignore(namespace: str, name: str) -> None:

@@ -103,7 +103,7 @@ class Preparation:
         """
         steps, runtime = self._image.steps, self._runtime
         if self._needs_view():
-            await self._tools.view.shield()
+            await self._tools.view.shield(frozen=runtime.path)
         if any(recipes.needs_environment(step) for step in steps):
             self._uv = venvs.find_uv()
             self._base = await asyncio.to_thread(

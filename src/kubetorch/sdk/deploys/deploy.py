@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
+from kubetorch.datastore import ignoring, transfer
 from kubetorch.datastore import scan as scanning
-from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError
@@ -230,9 +230,10 @@ class Deployment:
         scans: list[Scan] = []
         preload: tuple[str, ...] = ()
         if where.folder is not None:
-            scans.append(
-                scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
-            )
+            given = environment.rsync_filters()
+            filters = None if given is None else ignoring.parse_filters(given)
+            options = scanning.Options(only=where.only, cache=cache, filters=filters)
+            scans.append(scanning.scan(where.folder, options))
             if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
