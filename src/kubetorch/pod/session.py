@@ -35,8 +35,6 @@ from kubetorch.wire.messages import (
 HEARTBEAT = 5.0
 #: Least seconds between two reports that the pod became busy or idle.
 EDGE_INTERVAL = 0.2
-#: Seconds until it is reported that there were calls too short for that.
-SHORT_INTERVAL = 0.5
 #: First and longest delay until the next attempt to connect, in seconds.
 DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
@@ -49,6 +47,9 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 LOG_LIMIT = 1000
 
 _log = logging.getLogger(__name__)
+
+#: Whether calls run, when one began or ended, and the app.
+_Said = tuple[bool, float, AppView | None]
 
 
 class Session:
@@ -87,8 +88,8 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        self._late: asyncio.TimerHandle | None = None
-        self._said = Activity(calls=0, last=0.0)
+        # What the controller was told last.
+        self._said: _Said = (False, 0.0, None)
         self._logs_left = 0
 
     # --------------------------------------------------------------------------------- to send
@@ -132,19 +133,10 @@ class Session:
     def _send_edge(self) -> None:
         self._edge = None
         activity = self._activity()
-        if _edge(activity) != _edge(self._said):
-            self._say(activity)
-        elif activity.last != self._said.last and self._late is None:
-            loop = asyncio.get_running_loop()
-            self._late = loop.call_later(SHORT_INTERVAL, self._send_late)
-
-    def _send_late(self) -> None:
-        self._late = None
-        self._say(self._activity())
-
-    def _say(self, activity: Activity) -> None:
-        self._said = activity
-        self._send(activity)
+        # A call that began and ended since then counts as well: its service was used.
+        if _said(activity) != self._said:
+            self._said = _said(activity)
+            self._send(activity)
 
     def _send(self, message: FromAgent) -> bool:
         return self._link is not None and self._link.send(message)
@@ -196,7 +188,7 @@ class Session:
         try:
             while not link.is_closed:
                 activity = self._activity()
-                self._said = activity
+                self._said = _said(activity)
                 link.send(activity)
                 self._forget_settled()
                 await link.wait_closed(HEARTBEAT)
@@ -268,9 +260,8 @@ class _Link:
         self._closed.set()
 
 
-def _edge(activity: Activity) -> tuple[bool, AppView | None]:
-    """What the controller is told of at once."""
-    return bool(activity.calls), activity.app
+def _said(activity: Activity) -> _Said:
+    return bool(activity.calls), activity.last, activity.app
 
 
 def _delays() -> Iterator[float]:
