@@ -190,20 +190,21 @@ class Agent:
                 pod_name=pod.pod,
                 processes=lambda: [*host.alive, *self._apps.alive],
             )
+        images = Images(
+            pod=pod,
+            store=store,
+            blobs=self._transfers,
+            view=view,
+            reporter=self._session,
+            on_line=self._on_step_line,
+        )
         maker = Maker(
             pod=pod,
             environ=environ,
             host=host,
             apps=self._apps,
             code=Code(root, Path(pod.working_dir), store, self._transfers),
-            images=Images(
-                pod=pod,
-                store=store,
-                blobs=self._transfers,
-                view=view,
-                reporter=self._session,
-                on_line=self._on_step_line,
-            ),
+            images=images,
             reporter=self._session,
         )
         self._supervisor = Supervisor(
@@ -224,6 +225,7 @@ class Agent:
             guard=guard,
             calls=self._calls,
             members=self._members,
+            images=images,
             supervisor=self._supervisor,
             apps=self._apps,
             gate=gate,

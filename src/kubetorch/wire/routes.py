@@ -98,6 +98,7 @@ SHELL = "/v1/shell"
 APP = "/http"
 APP_STATUS = "/app/status"
 LOGS = "/v1/logs"
+RUN = "/v1/run"
 
 
 def callable_path(callable_name: str, method: str | None = None) -> str:

@@ -88,6 +88,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Status": service.status,
         "Generation": service.generation,
         "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
+        "Answers": compute.broadcast and f"a list, one of each of {compute.broadcast} pods",
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from kubetorch.datastore.blobs import BlobStore
+from kubetorch.errors import CallRefusedError
 from kubetorch.lib import deadlines
 from kubetorch.pod.environment import Prepared
 from kubetorch.pod.image import running, venvs
+from kubetorch.pod.image.commanding import Commanding, OnLine
 from kubetorch.pod.image.copying import Blobs, Copying
 from kubetorch.pod.image.preparation import Preparation, Tools
 from kubetorch.pod.image.records import Records
@@ -18,6 +21,7 @@ from kubetorch.pod.image.store import Store
 from kubetorch.pod.view import PodView
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import PodEnv
+from kubetorch.wire.running import RunStepNow
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +58,10 @@ class Images:
             copying=Copying(root / "copies", pod.working_dir, store, blobs),
             working_dir=pod.working_dir,
         )
+        self._commanding = Commanding(
+            root, pod.working_dir, view, self._tools.copying, self._tools.shared.downloads
+        )
+        self._prepared: tuple[WorkloadSpec, Prepared] | None = None
         self._working = asyncio.Lock()
         self._collecting: asyncio.Task[None] | None = None
 
@@ -81,7 +89,7 @@ class Images:
         """
         image, runtime = spec.compute.image, spec.runtime
         if image is None or not image.steps or spec.compute.freeze:
-            return Prepared(python, env, runtime.path)
+            return self._keep(spec, Prepared(python, env, runtime.path))
         async with self._working:
             progress = StepReports(generation, self._reporter, self._on_line)
             preparation = Preparation(
@@ -97,10 +105,43 @@ class Images:
             await asyncio.to_thread(self._tools.records.use, venv)
         if preparation.has_made:
             self._collect_later()
-        return Prepared(
+        prepared = Prepared(
             python if venv is None else venvs.python_of(venv),
             preparation.environ(len(image.steps), venv),
             tuple(dict.fromkeys((*preparation.path, *runtime.path))),
+        )
+        return self._keep(spec, prepared)
+
+    def _keep(self, spec: WorkloadSpec, prepared: Prepared) -> Prepared:
+        path = (str(self._commanding.packages), *prepared.path)
+        found = replace(prepared, path=path)
+        self._prepared = spec, found
+        return found
+
+    async def run_now(self, order: RunStepNow, on_line: OnLine) -> int:
+        """Run a step in the pod as it is, whose image does not change by it; its exit code.
+
+        Args:
+            order: The step.
+            on_line: Told of each line.
+
+        Raises:
+            CallRefusedError: The pod serves nothing yet.
+            ResourceNotAvailableError: The machine does not allow what the step needs.
+            ImageStepError: A copy failed.
+        """
+        if self._prepared is None:
+            raise CallRefusedError("nothing is deployed on this pod yet")
+        spec, prepared = self._prepared
+        venv = Path(prepared.python).parents[1]
+        site = [str(path) for path in venv.glob("lib/python*/site-packages")]
+        return await self._commanding.run(
+            order.step,
+            spec.compute.image,
+            prepared,
+            [*site, *spec.runtime.site],
+            on_line,
+            timeout=order.timeout,
         )
 
     async def close(self) -> None:

@@ -264,9 +264,10 @@ class Preparation:
 
     async def _install(self, step: Step, place: Place, venv: Path) -> None:
         try:
-            await asyncio.to_thread(venvs.put_stand_ins, venv, self._runtime.site)
+            own = await asyncio.to_thread(venvs.site_packages, venv)
+            await asyncio.to_thread(venvs.put_stand_ins, own, self._runtime.site)
             await running.shell(step, self._command(step), place, self._progress)
-            await asyncio.to_thread(venvs.remove_stand_ins, venv)
+            await asyncio.to_thread(venvs.remove_stand_ins, own)
         except OSError as error:
             raise self._broken(error) from error
 

@@ -17,7 +17,10 @@ from kubetorch.specs.image import INSTALL_VARIABLE, Step
 
 #: Lines of a step's output that its error shows.
 SHOWN_LINES = 30
-_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+#: Runs commands.
+SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+#: A progress bar is of no use in a log.
+QUIET = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
 #: Says whether a command that goes on in the background fails at once.
 _BACKGROUND = "{command} &\njob=$!; sleep 0.5; kill -0 $job 2>/dev/null || wait $job"
 
@@ -80,7 +83,7 @@ async def shell(step: Step, command: str, place: Place, progress: Progress) -> N
     Raises:
         ImageStepError: It failed.
     """
-    await program(step, [_SHELL, "-c", command], place, progress)
+    await program(step, [SHELL, "-c", command], place, progress)
 
 
 async def program(step: Step, command: list[str], place: Place, progress: Progress) -> None:
@@ -95,10 +98,8 @@ async def program(step: Step, command: list[str], place: Place, progress: Progre
         last.append(text)
         progress.on_output(text)
 
-    # A progress bar is of no use in a log.
-    quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
     status = await commands.run(
-        command, {**quiet, **place.environ}, folder=place.folder, on_line=on_line
+        command, {**QUIET, **place.environ}, folder=place.folder, on_line=on_line
     )
     if status != 0:
         raise failure(step, f"ended with exit code {status}", last, exit_code=status)

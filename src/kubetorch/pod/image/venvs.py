@@ -146,13 +146,16 @@ def _distributions(site: Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def put_stand_ins(folder: Path, site: Sequence[str]) -> None:
-    """Let the installer see what the interpreter has and the environment has not.
+def put_stand_ins(own: Path, site: Sequence[str]) -> None:
+    """Let the installer see what lies elsewhere.
+
+    Args:
+        own: The folder that it installs into.
+        site: Folders that have more, the first before others.
 
     Raises:
         OSError: They cannot be written.
     """
-    own = site_packages(folder)
     for path in _distributions([str(own), *site]):
         project, _, rest = path.stem.partition("-")
         version = rest.partition("-")[0]
@@ -182,9 +185,9 @@ def _put_stand_in(place: Path, original: Path) -> None:
     (place / "RECORD").write_text("".join(lines))
 
 
-def remove_stand_ins(folder: Path) -> None:
-    """Leave what is installed in the environment alone."""
-    for place in site_packages(folder).glob("*.dist-info"):
+def remove_stand_ins(own: Path) -> None:
+    """Leave what is installed in the folder alone."""
+    for place in own.glob("*.dist-info"):
         installer = place / "INSTALLER"
         if installer.is_file() and installer.read_text() == _INSTALLER:
             shutil.rmtree(place)

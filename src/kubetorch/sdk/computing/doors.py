@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kubetorch.errors import SpecError
-
-if TYPE_CHECKING:
-    from kubetorch.wire.messages import WorkloadView
+from kubetorch.sdk.computing.pods import Pods
 
 
-class Doors:
+class Doors(Pods):
     """What a compute whose service runs can be reached by."""
-
-    _service_name: str | None
-
-    @property
-    def namespace(self) -> str:
-        """Kubernetes namespace of the service."""
-        raise NotImplementedError
 
     def client_port(self) -> int:
         """A port of this machine that leads to the pods, for as long as this program runs.
@@ -31,7 +19,7 @@ class Doors:
             SpecError: Nothing was deployed to it.
             ServiceNotFoundError: The service is gone.
         """
-        view = self._deployed()
+        view = self._view()
         from kubetorch.sdk import services  # noqa: PLC0415  # loaded by a deploy, not by an import
 
         return services.port_of(view.spec.namespace, view.spec.name)
@@ -48,16 +36,7 @@ class Doors:
         """
         from kubetorch.sdk import forwarding, shells  # noqa: PLC0415  # few programs need it
 
-        view = self._deployed()
+        view = self._view()
         if not any(pod.url for pod in view.pods):
             raise RuntimeError(f"{view.spec.name} has no pod that runs")
         shells.run(forwarding.choose(view, pod_name))
-
-    def _deployed(self) -> WorkloadView:
-        if self._service_name is None:
-            raise SpecError(
-                "nothing was deployed to this Compute yet", hint="kt.fn(train).to(compute)"
-            )
-        from kubetorch.sdk import services  # noqa: PLC0415  # loaded by a deploy, not by an import
-
-        return services.session().get_workload(self.namespace, self._service_name)

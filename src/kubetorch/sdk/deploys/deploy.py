@@ -121,8 +121,26 @@ def begin(order: Order) -> Deployment:
     """
     spec = order.spec
     launchable.check(spec.name, spec.compute)
+    if spec.compute.freeze:
+        order = _frozen(order)
     screen = services.route(spec.namespace, spec.name).screen
     return Deployment(order, services.session(), screen)
+
+
+def _frozen(order: Order) -> Order:
+    """The same deploy, without code of this program: the pods' image has it."""
+    source = order.source.frozen()
+    there = source.locate()
+    callable_ref = replace(
+        order.spec.callable,
+        module=there.import_path,
+        project=None,
+        root="",
+        roots=(),
+        source_file=None,
+        remote_dir=there.remote_dir,
+    )
+    return replace(order, source=source, spec=replace(order.spec, callable=callable_ref))
 
 
 class Deployment:
