@@ -555,3 +555,16 @@ def test_a_script_that_runs_is_busy(project):
     time.sleep(2.5)
     assert view_of(app).pods[0].calls == 1
     wait_until(lambda: is_gone(app))
+
+
+def test_an_app_that_uses_more_memory_than_its_limit_is_ended_and_told_so(project):
+    project.write("job.py", "import time\nblock = b'x' * 300_000_000\ntime.sleep(60)\n")
+    limits = {"resources": {"limits": {"memory": "150Mi"}}}
+    containers = {"containers": [{"name": "kubetorch", **limits}]}
+    template = {"spec": {"template": {"spec": containers}}}
+    app = script(project, "job.py").to(kt.Compute(cpus="0.1", service_template=template))
+    try:
+        assert app.follow([].append) == 137
+        assert "its limit is 150Mi" in log(app)
+    finally:
+        app.teardown()

@@ -186,7 +186,9 @@ class Agent:
             from kubetorch.pod.memory_limit import MemoryLimit  # noqa: PLC0415  # few pods have one
 
             self._limit = MemoryLimit(
-                pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
+                pod.memory_limit,
+                pod_name=pod.pod,
+                processes=lambda: [*host.alive, *self._apps.alive],
             )
         images = Images(
             pod=pod,

@@ -122,6 +122,11 @@ class AppHost:
         return None if self._latest is None else self._latest.view
 
     @property
+    def alive(self) -> list[AppProcess]:
+        """The app, as long as it lives."""
+        return [self._latest] if self._latest is not None and self._latest.is_alive else []
+
+    @property
     def busy(self) -> int:
         """Requests that are being answered, and 1 for a script that runs."""
         latest = self._latest

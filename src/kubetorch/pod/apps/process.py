@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from kubetorch.errors import PodContainerError, ServiceHealthError
+from kubetorch.errors import OutOfMemoryError, PodContainerError, ServiceHealthError
 from kubetorch.lib import deadlines, processes, spawning
 from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.apps import health, run
@@ -220,6 +220,11 @@ class AppProcess:
             self._signal(signal.SIGKILL)
         async with deadlines.timeout(KILL_TIMEOUT):
             await self._exited.wait()
+
+    def condemn(self, error: OutOfMemoryError) -> None:
+        """End it because it used too much memory; its log says so."""
+        self._deliver(Line(error.message, "stderr", None, time.time(), None))
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):
