@@ -146,7 +146,7 @@ class AppHost:
         """
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(PATIENCE):
-                while self._process is None and self._refusal is None:
+                while self._refusal is None and (self._process is None or self._process.is_ending):
                     await self._changes.wait()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)

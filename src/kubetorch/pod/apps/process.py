@@ -109,6 +109,11 @@ class AppProcess:
         return self._burial is None and self.ended is None
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it has ended and it is not known yet with what."""
+        return self._burial is not None and self.ended is None
+
+    @property
     def is_script(self) -> bool:
         """Whether it serves nothing, and is done when it ends."""
         return self.app.port is None
