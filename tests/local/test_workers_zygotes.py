@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,37 @@ def test_a_zygote_that_was_started_before_its_agent_is_used_where_it_fits(folder
             assert "plugin" in await a.call(worker, method="loaded")
 
     run(main())
+
+
+def test_a_zygote_that_is_a_fork_is_like_one_that_was_started(folder: Path) -> None:
+    program = f"""
+import asyncio, json, os, sys
+from pathlib import Path
+from kubetorch.pod import launching
+sys.path.append({str(Path(__file__).parents[2])!r})
+zygote = launching.fork()
+from tests.local.worker_harness import agent, environment
+
+async def main():
+    async with agent(Path({str(folder)!r}), zygote=zygote) as a:
+        worker = await a.worker("Shop", library_path=(str(a.folder / "libraries"),))
+        assert await a.call(worker, method="parent") == zygote.pid
+        assert await a.call(worker, "OMP_NUM_THREADS", method="variable") is None
+        assert os.getsid(zygote.pid) == zygote.pid
+        print(json.dumps(await a.call(worker, method="loaded")))
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert "shop" in loaded and not {"msgspec", "uvloop", "httptools"} & loaded
 
 
 def test_a_zygote_with_another_environment_ends_unused(folder: Path) -> None:

@@ -1,14 +1,15 @@
 """Starting the process of a zygote, for an agent or for one that waits to become one.
 
-Imports nothing of weight: a spare agent starts a zygote before it imports anything else.
+Imports nothing of weight: a spare agent makes a zygote of itself before it imports the rest.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from kubetorch.lib import spawning
 from kubetorch.pod.worker.pools import VARIABLES
@@ -32,6 +33,48 @@ class Launched(NamedTuple):
     control: socket.socket
     python: str
     environ: Mapping[str, str]
+
+
+def fork() -> Launched:
+    """Make a zygote of this process, for workers with its interpreter and environment.
+
+    What takes a zygote longest to import, an agent needs too; so both have it for the time of one.
+    To be called before this process has threads, or anything that is not to be in a worker.
+
+    Raises:
+        OSError: It cannot be forked.
+    """
+    import asyncio  # noqa: F401, PLC0415  # for both
+
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_zygote(ours, theirs)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Launched(pid, ours, sys.executable, dict(os.environ))
+
+
+def _become_zygote(ours: socket.socket, theirs: socket.socket) -> NoReturn:
+    status = 70
+    try:
+        os.setsid()
+        os.dup2(theirs.fileno(), 0)
+        ours.close()
+        theirs.close()
+        os.environ.update(dict.fromkeys(VARIABLES, "1"))
+        from kubetorch.pod.worker import zygote  # noqa: PLC0415  # not into the agent
+
+        zygote.main()
+        status = 0
+    finally:  # whatever happens, the child must not go on as an agent
+        if status:
+            sys.excepthook(*sys.exc_info())
+        os._exit(status)
 
 
 def launch(python: str, environ: Mapping[str, str]) -> Launched:

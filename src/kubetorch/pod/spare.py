@@ -1,8 +1,8 @@
 """`python -m kubetorch.pod.spare`: an agent that is told later which pod it is.
 
-It goes into a mount namespace, starts a zygote, imports all that an agent needs while that one
-imports, and waits on its standard input for one line of JSON with `environment`, which is added to
-its own, and `log`, the file that its output goes to. Without a line it ends.
+It goes into a mount namespace, forks a zygote, imports all that an agent needs, and waits on its
+standard input for one line of JSON with `environment`, which is added to its own, and `log`, the
+file that its output goes to. Without a line it ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 
 from kubetorch.lib import mounts
-from kubetorch.pod.launching import launch
+from kubetorch.pod import launching
 
 
 def wait() -> int:
@@ -22,7 +22,7 @@ def wait() -> int:
     gc.disable()
     refusal = mounts.separate()
     try:
-        zygote = launch(sys.executable, os.environ)
+        zygote = launching.fork()
     except OSError:
         zygote = None  # the agent will start its own, and meet the error
     from kubetorch.pod.main import main  # noqa: PLC0415  # only now: see above
