@@ -23,7 +23,7 @@ BASES = {"backends/base.py"}
 READ = ("src", "tests", "benchmarks", "examples")
 
 #: One subject that would be harder to read in pieces.
-LONGER = {"errors.py": 600}
+LONGER = {"errors.py": 680}
 
 
 def _files(*folders: str) -> list[Path]:

@@ -40,3 +40,19 @@ def cache_dir() -> Path:
 def local_dir() -> Path:
     """Home of the local service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
+
+
+def kubeconfig() -> str | None:
+    """The kubeconfig files that the user lists: `KUBECONFIG`."""
+    return os.environ.get("KUBECONFIG") or None
+
+
+def kubernetes_service() -> tuple[str, int] | None:
+    """Host and port of the API server of the cluster that this process runs in a pod of."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+    return (host, int(port)) if host and port and port.isdigit() else None
+
+
+def for_programs() -> dict[str, str]:
+    """All of it, for programs that the user's configuration names, and for proxies."""
+    return dict(os.environ)
