@@ -48,8 +48,8 @@ def _environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test in `tests/local`: nothing that it started or made is left."""
-    if not request.path.is_relative_to(TESTS / "local"):
+    """After every test that may start pods: nothing that it started or made is left."""
+    if not any(request.path.is_relative_to(TESTS / tier) for tier in ("local", "seeds")):
         yield
         return
     before = leaks.Census.take()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ResourceNotAvailableError as ResourceNotAvailableError
     from kubetorch.errors import ResultExpiredError as ResultExpiredError
     from kubetorch.errors import RsyncError as RsyncError
+    from kubetorch.errors import SecretConflictError as SecretConflictError
     from kubetorch.errors import SecretNotFound as SecretNotFound
     from kubetorch.errors import SerializationError as SerializationError
     from kubetorch.errors import ServiceHealthError as ServiceHealthError
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from kubetorch.errors import StorageFullError as StorageFullError
     from kubetorch.errors import UnauthorizedError as UnauthorizedError
     from kubetorch.errors import VersionMismatchError as VersionMismatchError
+    from kubetorch.errors import VolumeInUseError as VolumeInUseError
+    from kubetorch.errors import VolumeNotFoundError as VolumeNotFoundError
     from kubetorch.errors import WorkerDiedError as WorkerDiedError
     from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
@@ -67,10 +70,17 @@ if TYPE_CHECKING:
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
     from kubetorch.sdk.compute import Compute as Compute
+    from kubetorch.sdk.decorators import async_ as async_
+    from kubetorch.sdk.decorators import autoscale as autoscale
+    from kubetorch.sdk.decorators import compute as compute
+    from kubetorch.sdk.decorators import distribute as distribute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.progress import progress as progress
+    from kubetorch.sdk.secrets.secret import Secret as Secret
+    from kubetorch.sdk.secrets.secret import secret as secret
+    from kubetorch.sdk.volume import Volume as Volume
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
@@ -116,6 +126,8 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ResourceNotAvailableError",
     "ResultExpiredError",
     "RsyncError",
+    "Secret",
+    "SecretConflictError",
     "SecretNotFound",
     "SerializationError",
     "ServiceHealthError",
@@ -126,16 +138,24 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "StorageFullError",
     "UnauthorizedError",
     "VersionMismatchError",
+    "Volume",
+    "VolumeInUseError",
+    "VolumeNotFoundError",
     "WorkerDiedError",
     "WorkerMembershipChanged",
     "WorkerRecycledError",
     "WorkloadError",
     "__version__",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "progress",
+    "secret",
 ]
 
 #: Where each name is defined, but for the errors.
@@ -146,11 +166,18 @@ _MODULES = {
     "Fn": "kubetorch.sdk.fn",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
+    "Secret": "kubetorch.sdk.secrets.secret",
+    "async_": "kubetorch.sdk.decorators",
+    "autoscale": "kubetorch.sdk.decorators",
+    "Volume": "kubetorch.sdk.volume",
     "cls": "kubetorch.sdk.cls",
+    "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
+    "distribute": "kubetorch.sdk.decorators",
     "fn": "kubetorch.sdk.fn",
     "globals": "kubetorch.sdk.services",
     "progress": "kubetorch.sdk.progress",
+    "secret": "kubetorch.sdk.secrets.secret",
 }
 
 # A type checker would take a module with `__getattr__` for one that has every name.

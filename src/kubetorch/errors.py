@@ -11,7 +11,8 @@ cannot be imported here.
     ├── SpecError (ValueError)              what the user declared is impossible
     │   ├── AutoScalingError
     │   ├── NotebookError
-    │   └── ProjectTooLargeError
+    │   ├── ProjectTooLargeError
+    │   └── SecretConflictError
     ├── ControllerError
     │   ├── ControllerUnavailableError (ConnectionError)
     │   ├── ControllerRequestError
@@ -52,7 +53,9 @@ cannot be imported here.
     └── DataStoreError
         ├── StorageFullError (OSError)
         ├── RsyncError
-        └── SecretNotFound (LookupError)
+        ├── SecretNotFound (LookupError)
+        ├── VolumeNotFoundError (LookupError)
+        └── VolumeInUseError
 
 `code` is an error's identity on the wire, `hint` the next step for the user. Every class survives
 pickling and `to_state`/`from_state`, with the attributes that it documents.
@@ -166,6 +169,22 @@ class ProjectTooLargeError(SpecError):
     """The project has more or larger files than may travel."""
 
     code = "project_too_large"
+
+
+class SecretConflictError(SpecError):
+    """A secret of that name exists with other values, and is not to be replaced."""
+
+    code = "secret_conflict"
+    status = 409
+
+    def __init__(self, secret_name: str, namespace: str) -> None:
+        super().__init__(
+            f"the secret {secret_name!r} exists in namespace {namespace!r} with different values, "
+            "and override is not True",
+            hint="override=True replaces its values; another name leaves it as it is",
+        )
+        self.secret_name = secret_name
+        self.namespace = namespace
 
 
 # ---------------------------------------------------------------------------------- controller
@@ -638,6 +657,31 @@ class SecretNotFound(DataStoreError, LookupError):
         super().__init__(f"secret {secret_name!r} not found in namespace {namespace!r}")
         self.secret_name = secret_name
         self.namespace = namespace
+
+
+class VolumeNotFoundError(DataStoreError, LookupError, ValueError):
+    """There is no volume of that name."""
+
+    code = "volume_not_found"
+    status = 404
+
+
+class VolumeInUseError(DataStoreError):
+    """A volume cannot be deleted, or not be had, because services have it mounted.
+
+    Attributes:
+        services: Their names.
+    """
+
+    code = "volume_in_use"
+    status = 409
+    services: tuple[str, ...] = ()
+
+    def __init__(
+        self, message: str = "", *, services: Iterable[str] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.services = tuple(services)
 
 
 def _tree(root: type[KubetorchError]) -> Iterable[type[KubetorchError]]:

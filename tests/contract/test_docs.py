@@ -97,6 +97,21 @@ def without_pod_names(output):
 # ------------------------------------------------------------------------------------ references
 
 
+def test_the_page_of_computes_has_all_parameters_and_properties():
+    import inspect
+
+    import kubetorch
+
+    text = (ROOT / "docs/compute.md").read_text(encoding="utf-8")
+    public = [name for name in dir(kubetorch.Compute) if name[0] != "_"]
+    attributes = [
+        name for name in public if not inspect.isroutine(getattr(kubetorch.Compute, name))
+    ]
+    documented = set(re.findall(r"`([a-z_]+)(?:\([^`]*)?`", text))
+    missing = {*inspect.signature(kubetorch.Compute).parameters, *attributes} - documented
+    assert missing == {"chosen_name"}
+
+
 def options(command):
     """The options of a command, in all spellings, without the help that every command has."""
     found = {name for param in command.params for name in param.opts if name.startswith("-")}

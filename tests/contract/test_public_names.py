@@ -19,12 +19,19 @@ NAMES = {
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
+    "Secret",
+    "Volume",
     "__version__",
+    "async_",
+    "autoscale",
     "cls",
+    "compute",
     "config",
+    "distribute",
     "fn",
     "globals",
     "progress",
+    "secret",
 }
 #: Names of the contract that later releases bring.
 LATER = {
@@ -34,21 +41,14 @@ LATER = {
     "Endpoint",
     "Image",
     "MetricsConfig",
-    "Secret",
-    "Volume",
     "app",
-    "async_",
-    "autoscale",
-    "compute",
     "deep_breakpoint",
-    "distribute",
     "distributed",
     "get",
     "images",
     "ls",
     "put",
     "rm",
-    "secret",
 }
 
 

@@ -135,6 +135,8 @@ def test_a_program_that_deploys_itself_at_module_level_is_deployed_once(project)
         ("absent.py:train", COMPUTE, "absent.py not found"),
         ("absent.module:train", COMPUTE, "module 'absent.module' not found"),
         ("jobs.py:train", ["--compute", "[1]"], "--compute must be a JSON object"),
+        ("jobs.py:train", [*COMPUTE, "-d", '{"workers": "x"}'], "workers is 'x'"),
+        ("jobs.py:train", [*COMPUTE, "--autoscale", '{"min_scales": 1}'], "did you mean min_scale"),
         ("jobs.py:train", ["--compute", '{"cpu": 1}'], "cpu"),
         ("jobs.py:train", [*COMPUTE, "--init-args", "{}"], "--init-args is for classes"),
     ],
@@ -534,7 +536,32 @@ def test_the_version_is_printed_alone(option):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_can_be_installed(shell):
-    assert "KT_COMPLETE" in ok("--show-completion", shell).stdout.upper()
+    # Else typer looks for the shell among the processes that this test was started by.
+    told = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = ok("--show-completion", shell, **told).stdout
+    assert f"complete_{shell}" in script and "_KT_COMPLETE" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("kt logs t", ["train"]),
+        ("kt call cou", ["count", "counter"]),
+        ("kt status -n elsewhere ", []),
+        ("kt describe none", []),
+    ],
+)
+def test_the_shell_offers_the_names_of_services(project, words, offered):
+    position = len(words.split(" ")) - 1
+    told = {"COMP_WORDS": words, "COMP_CWORD": str(position), "_KT_COMPLETE": "complete_bash"}
+    assert kt(**told).stdout.split() == offered
+
+
+def test_the_shell_offers_nothing_where_no_service_runs(tmp_path):
+    told = {"COMP_WORDS": "kt logs ", "COMP_CWORD": "2", "_KT_COMPLETE": "complete_bash"}
+    home = tmp_path / "home"
+    assert kt(**told, KT_LOCAL_DIR=str(home)).stdout.split() == []
+    assert not home.exists()
 
 
 def test_the_backend_of_a_later_release_is_refused(project):

@@ -40,6 +40,7 @@ def run(*command, cwd):
 
 
 EXPECTED = {
+    "everything.py": "",  # its manifests are in tests/contract/manifests
     "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
     "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
     "still there: b = 2\ndeployed again: 1 value\n",

@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from kubetorch.cli.completing import service_names
 from kubetorch.errors import SpecError
 
-ServiceName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.")]
+ServiceName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=service_names),
+]
 Namespace = Annotated[
     str | None,
     typer.Option("-n", "--namespace", help="Namespace; the configured one by default."),

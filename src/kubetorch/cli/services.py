@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from kubetorch.cli.following import Known
 from kubetorch.cli.output import Output
 from kubetorch.cli.views import mode
 from kubetorch.config.settings import config
-from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError, SpecError
+from kubetorch.errors import ServiceNotFoundError, SpecError
 from kubetorch.lib.http import HttpClient
 from kubetorch.sdk import services as sdk
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.cls import Cls
 from kubetorch.sdk.fn import Fn
+from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 
-#: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
-#: one stream of lines is joined to the next is found by what both have.
-_MARGIN = 1000
-#: Seconds to wait before a connection is made again that brought nothing since the last time.
-_PAUSES = (0.0, 0.1, 0.5, 2.0)
 #: Seconds that a pod has to answer a question about itself.
 _POD_PATIENCE = 10.0
 
@@ -145,9 +138,6 @@ class Services:
     ) -> Iterator[DeployLog]:
         """The last lines of a service, and with `follow` those that come.
 
-        A connection that breaks, as when the local service is restarted, is made again; no line
-        is left out or comes twice.
-
         Args:
             service: Whose.
             tail: How many of the last lines.
@@ -155,50 +145,15 @@ class Services:
             pod: Only lines of this pod.
             system: Whether lines of the pods' agents are among them.
         """
-        known = Known(started=time.time())
-        last: deque[DeployLog] = deque(maxlen=tail)
-        for line in self._lines(service, tail=tail + _MARGIN, follow=False, pod=pod):
-            known.is_new(line)
-            if system or line.source != "agent":
-                last.append(line)
-        yield from last
-        if follow:
-            for line in self._new_lines(service, known, pod):
-                if system or line.source != "agent":
-                    yield line
-
-    def _new_lines(
-        self, service: WorkloadView, known: Known, pod: PodView | None
-    ) -> Iterator[DeployLog]:
-        """Lines as they come, over connections that break."""
-        failed = 0
-        while True:
-            known.begin_again()
-            controller = self._session.controller()
-            tail = max(known.count, _MARGIN)
-            try:
-                for line in self._lines(service, tail=tail, follow=True, pod=pod):
-                    failed = 0
-                    if known.is_new(line):
-                        yield line
-                return
-            except ControllerUnavailableError:
-                if failed >= len(_PAUSES):
-                    raise
-                time.sleep(_PAUSES[failed])
-                failed += 1
-                self._session.reconnect(controller)
-
-    def _lines(
-        self, service: WorkloadView, *, tail: int, follow: bool, pod: PodView | None
-    ) -> Iterator[DeployLog]:
-        return self._session.controller().stream_logs(
-            service.spec.namespace,
-            service.spec.name,
-            follow=follow,
-            tail=tail,
+        spec = service.spec
+        found = ServiceLogs(
+            self._session,
+            spec.namespace,
+            spec.name,
             pod=None if pod is None else pod.name,
+            system=system,
         )
+        return found.lines(tail=tail, follow=follow)
 
     # ------------------------------------------------------------------------------ spawned calls
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kubetorch.sdk import service_logs
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
 
@@ -16,8 +17,9 @@ Json = dict[str, Any]
 
 
 def mode(service: WorkloadView) -> str:
-    """What kind of service it is, in the words of `kt`: `deployment`."""
-    return service.kind.lower()
+    """What kind of service it is, in the words of `kt`: `deployment`, `knative`, `job`."""
+    # Of the kinds of this name, only Knative's has pods.
+    return "knative" if service.kind == "Service" else service.kind.lower()
 
 
 def service_json(service: WorkloadView) -> Json:
@@ -29,7 +31,7 @@ def service_json(service: WorkloadView) -> Json:
         "type": mode(service),
         "status": service.status,
         "generation": service.generation,
-        "replicas": spec.compute.replicas,
+        "replicas": spec.compute.pods,
         "ready_pods": ready_pods(service),
         "pods": [pod_json(pod) for pod in service.pods],
         "callable": _callable_json(spec.callable),
@@ -99,9 +101,7 @@ def line_json(line: DeployLog) -> Json:
 
 def line_text(line: DeployLog) -> str:
     """A line of a log as its call shows it."""
-    if line.source != "logger":
-        return line.text
-    return f"{moment(line.time)} | {line.level} | {line.text}"
+    return service_logs.text(line)
 
 
 # --------------------------------------------------------------------------------------- tables

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kubetorch.config import values
+from kubetorch.errors import ConfigError
+
 #: Where CI systems say which branch they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
 
@@ -20,6 +23,27 @@ def allowed_serialization() -> list[str] | None:
     if not given:
         return None
     return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def gpu_anti_affinity() -> bool | None:
+    """What `gpu_anti_affinity` is when a `kt.Compute` does not say.
+
+    Raises:
+        ConfigError: The variable is neither true nor false.
+    """
+    given = os.environ.get("KT_GPU_ANTI_AFFINITY")
+    if not given:
+        return None
+    try:
+        return values.boolean(given)
+    except ValueError as error:
+        raise ConfigError(f"KT_GPU_ANTI_AFFINITY is {given!r}: {error}") from error
+
+
+def kubeconfig() -> Path:
+    """The kubeconfig of this machine: the first of `KUBECONFIG`, or `~/.kube/config`."""
+    first = (os.environ.get("KUBECONFIG") or "").partition(":")[0]
+    return Path(first or "~/.kube/config").expanduser()
 
 
 def branch_of_build() -> str | None:
@@ -42,8 +66,8 @@ def local_dir() -> Path:
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
 
 
-def kubeconfig() -> str | None:
-    """The kubeconfig files that the user lists: `KUBECONFIG`."""
+def kubeconfig_list() -> str | None:
+    """The kubeconfig files that the user lists, all of `KUBECONFIG`."""
     return os.environ.get("KUBECONFIG") or None
 
 
@@ -56,3 +80,8 @@ def kubernetes_service() -> tuple[str, int] | None:
 def for_programs() -> dict[str, str]:
     """All of it, for programs that the user's configuration names, and for proxies."""
     return dict(os.environ)
+
+
+def variable(name: str) -> str | None:
+    """A variable that the user named, as the source of a secret; none if it is empty."""
+    return os.environ.get(name) or None

@@ -16,8 +16,10 @@ from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.garbage import Garbage
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
+from kubetorch.controller.routes.secrets import SecretRoutes
 from kubetorch.controller.routes.service import ServiceRoutes
 from kubetorch.controller.routes.table import Table
+from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import MESSAGE_LIMIT, Session
 from kubetorch.controller.state import State
@@ -87,6 +89,8 @@ class Controller:
                 *WorkloadRoutes(self.workloads, store).routes(),
                 *BlobRoutes(store).routes(),
                 *CallRoutes(calls, self.workloads, store).routes(),
+                *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
+                *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
             ]
         )
         access = Access(user=user, secret=secret, clock=clock.time, is_known=self._is_known)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
-from kubetorch.wire.messages import Activity, PodView
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.wire.messages import Activity, PodView, Stage
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -92,3 +93,10 @@ def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> 
     ready = len(state.pods) - len(lagging)
     served = f"{ready} of {len(state.pods)} pods serve generation {state.wanted}"
     return "; ".join([served, *(waits or ["there are no pods"])])
+
+
+def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
+    """What the deploy of a manifest begins with: what its author should know at once."""
+    return [
+        Stage(stage="backend", message=text, warning=True) for text in backend.warnings(manifest)
+    ]

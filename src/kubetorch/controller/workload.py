@@ -143,7 +143,7 @@ class Workload:
 
     def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
         """The workload, as lists and clients see it."""
-        record, backend = self.record, self._with.backend
+        record, manifest = self.record, deployment.of_workload(self.spec)
         pods = views.pod_views(self.pods, self._heard, self._rollout)
         ready = [pod for pod in pods if pod.is_ready]
         return WorkloadView(
@@ -158,7 +158,8 @@ class Workload:
             updated=record.updated,
             last_active=record.active,
             failure=self._failure(),
-            notes=backend.notes(deployment.of_workload(self.spec)),
+            notes=self._with.backend.notes(manifest),
+            kind=manifest["kind"],
         )
 
     def _failure(self) -> Failure | None:
@@ -195,12 +196,13 @@ class Workload:
 
     async def _wait(self, accepted: Accepted) -> Progress:
         """Everything that happens until the wanted generation is served, or given up."""
-        progress = Progress(accepted.generation, accepted)
+        backend, manifest = self._with.backend, deployment.of_workload(self.spec)
+        progress = Progress(accepted.generation, accepted, *views.warned(backend, manifest))
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await self._with.backend.apply(deployment.of_workload(self.spec))
+                await backend.apply(manifest)
             except KubetorchError as error:
                 self._give_up(progress, error)
         # Only now: pods that the backend replaces are not told to load the generation.

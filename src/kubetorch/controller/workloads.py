@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import Backend
@@ -165,6 +165,7 @@ class Workloads:
             raise SpecError(f"launch_timeout is {spec.compute.launch_timeout}; it must be above 0")
         if spec.compute.inactivity_ttl is not None:
             quantity.seconds(spec.compute.inactivity_ttl)
+        self._backend.check(spec.compute)
         if (namespace, name) not in self._workloads:
             self._backend.prepare()
 
@@ -221,12 +222,13 @@ class Workloads:
 
     def list(self, namespace: str | None = None) -> list[WorkloadView]:
         """All workloads, of a namespace if it is given, by name."""
-        found = [
-            workload
-            for key, workload in sorted(self._workloads.items())
-            if namespace in (None, key[0]) and workload.specs
-        ]
-        return [workload.view() for workload in found]
+        return [workload.view() for workload in self.in_namespace(namespace)]
+
+    def in_namespace(self, namespace: str | None) -> Iterator[Workload]:
+        """The workloads of a namespace, or of all, by name."""
+        for key, workload in sorted(self._workloads.items()):
+            if namespace in (None, key[0]) and workload.specs:
+                yield workload
 
     def view(self, workload: Workload) -> WorkloadView:
         """A workload as somebody sees it who may call it."""

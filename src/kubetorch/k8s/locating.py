@@ -29,7 +29,7 @@ def find(kubeconfig_path: str | None = None, *, context: str | None = None) -> A
     """
     if kubeconfig_path is not None:
         return kubeconfig.load_file(Path(kubeconfig_path).expanduser()).access(context)
-    listed = environment.kubeconfig()
+    listed = environment.kubeconfig_list()
     if listed is None and context is None:
         inside = in_cluster()
         if inside is not None:

@@ -64,6 +64,8 @@ class Home:
         self.controller_url = path / "controller-url"
         self.state = path / "state.sqlite"
         self.blobs = path / "blobs"
+        self.secrets = path / "secrets"
+        self.volumes = path / "volumes"
         self.log = path / "log" / "service.log"
 
     def create(self) -> None:

@@ -11,8 +11,11 @@ import signal
 
 import uvloop
 
+from kubetorch.controller.backends.attaching import Attaching
 from kubetorch.controller.backends.process import ProcessBackend
+from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.site import Site
+from kubetorch.controller.backends.volume_folders import VolumeFolders
 from kubetorch.controller.controller import Controller
 from kubetorch.controller.state import SqliteState
 from kubetorch.errors import KubetorchError
@@ -83,9 +86,12 @@ class _Service:
             command=begun.agents.command,
             marks=commands.marks(str(begun.place.path)),
         )
+        secrets = SecretFiles(begun.place.secrets, clock.time)
+        volumes = VolumeFolders(begun.place.volumes, clock.time)
         backend = ProcessBackend(
             site,
             state,
+            attaching=Attaching(secrets, volumes),
             clock=clock,
             spare_command=begun.agents.spare,
             first=begun.agents.first,

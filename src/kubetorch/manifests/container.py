@@ -39,7 +39,8 @@ def start(place: Place, *, default_image: str) -> None:
 def fill(place: Place, compute: ComputeSpec) -> None:
     """Say what nobody has said of rights."""
     entry(place.container, "resources")
-    if not compute.freeze:
+    # Knative takes no capabilities unless its configuration allows them.
+    if not compute.freeze and not place.kind.is_autoscaled:
         entry(place.container, "securityContext").setdefault("capabilities", _capabilities())
     place.pod.setdefault("serviceAccountName", SERVICE_ACCOUNT)
 
@@ -116,7 +117,8 @@ PARAMETERS = (
     ),
     Parameter(
         "freeze",
-        f"M.annotations: {labels.FREEZE}; no C.securityContext.capabilities.add: SYS_PTRACE",
+        f"M.annotations: {labels.FREEZE}; no C.securityContext.capabilities.add: SYS_PTRACE, "
+        "which a Knative Service never gets",
         _read_freeze,
         _write_freeze,
         "pods take no live code and run no image steps",

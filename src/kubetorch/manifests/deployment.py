@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.manifests import knative, locating, pod, replicas
+from kubetorch.manifests import attached as attaching
+from kubetorch.manifests import kinds, knative, locating, pod, replicas
+from kubetorch.manifests.attached import Attached
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
 from kubetorch.manifests.rendering import of_workload, render
@@ -27,6 +29,7 @@ class Wanted(msgspec.Struct, frozen=True):
         is_recreated: Whether old pods end before new ones start.
         requests: Resources that the container asks for.
         limits: Resources that the container may not exceed.
+        attached: Secrets and volumes of the container.
     """
 
     namespace: str
@@ -38,6 +41,7 @@ class Wanted(msgspec.Struct, frozen=True):
     is_recreated: bool
     requests: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, str], ...] = ()
+    attached: Attached = Attached()
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> Wanted:
@@ -61,7 +65,14 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         is_recreated=(spec.get("strategy") or {}).get("type") == "Recreate",
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
+        attached=attaching.read(primary.pod, container),
     )
+
+
+def is_autoscaled(manifest: Manifest) -> bool:
+    """Whether somebody else than the manifest decides on the number of pods."""
+    known = kinds.find(manifest)
+    return known is not None and known.is_autoscaled
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:

@@ -27,6 +27,8 @@ _OBJECTS = "https://kubernetes.io/docs/concepts/overview/working-with-objects/"
 _PROBES = "https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/"
 _TRAINER = "https://www.kubeflow.org/docs/components/trainer/reference/"
 _RAY = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html"
+_SERVICES = "https://kubernetes.io/docs/concepts/services-networking/service/"
+_HEADLESS = f"{_SERVICES}#headless-services"
 _OWN = "the user's manifest"
 _OURS = "Kubetorch"
 
@@ -71,6 +73,7 @@ CONSTANTS = (
     Constant(("command", "*"), "starts the agent", _OURS),
     Constant(("args", "*"), "starts the agent", _OURS),
     Constant(("ports", "<http1>", "*"), "server_port"),
+    Constant(("ports", "<http>", "*"), "where callers find the service", _SERVICES),
     Constant(("ports", "<*>", "*"), "port of Ray's head", _RAY),
     Constant(("startupProbe", "*"), "launch_timeout"),
     Constant(("*Probe", "*"), "asks the agent", _PROBES),
@@ -89,6 +92,9 @@ CONSTANTS = (
     Constant(("rayStartParams", "*"), "RayCluster", _RAY),
     Constant(("rayStartParams",), "RayCluster", _RAY),
     Constant(("<worker-group>", "*"), "replicas"),
+    Constant(("spec", "selector", "*"), "pods that calls go to", _SERVICES),
+    Constant(("clusterIP",), "gives each pod a name", _HEADLESS),
+    Constant(("publishNotReadyAddresses",), "also before it is ready", _HEADLESS),
     Constant(("targetJobs", "*", "name"), "the job that trains", _TRAINER),
     Constant(("<node>", "name"), "the container that trains", _TRAINER),
 )
@@ -128,12 +134,12 @@ def _by_parameter(
 ) -> Iterator[tuple[str, set[Path]]]:
     """Each parameter that says something, and the fields that would not be without it."""
     without = _unsaid(compute)
-    for name in ("service_template", *_SOURCES):
+    for name in ("service_template", *_OF_SERVICES, *_SOURCES):
         if getattr(compute, name) == getattr(without, name):
             continue
         other = leaves(render(replace(compute, **{name: getattr(without, name)})))
         changed = {path for path, value in found.items() if other.get(path, _ABSENT) != value}
-        yield _text(name, _SOURCES.get(name, _OURS)), changed
+        yield _text(name, _SOURCES.get(name) or _OF_SERVICES.get(name, _OURS)), changed
 
 
 def _unsaid(compute: ComputeSpec) -> ComputeSpec:
@@ -164,6 +170,8 @@ def _constant(path: Path) -> str:
     raise KeyError(f"nothing explains {'.'.join(path)}")
 
 
+#: Parameters that say which pods are called.
+_OF_SERVICES = dict.fromkeys(("selector", "endpoint"), _SERVICES)
 _SOURCES = {one.name: one.source for one in PARAMETERS}
 
 

@@ -59,15 +59,15 @@ def _write_all_variables(place: Place, one: SecretRef) -> None:
 
 def _write_variables(place: Place, one: SecretRef, *, taken: Collection[str]) -> None:
     found = items(place.container, "env")
-    for key in one.keys:
+    for variable, key in one.variables:
         source = {"secretKeyRef": {"name": one.object_name, "key": key}}
-        there = named(found, key)
+        there = named(found, variable)
         if there is None:
-            found.append({"name": key, "valueFrom": source})
+            found.append({"name": variable, "valueFrom": source})
         elif there.get("valueFrom") != source:
-            other = "env_vars" if key in taken else "what the manifest has"
+            other = "env_vars" if variable in taken else "what the manifest has"
             raise SpecError(
-                f"the variable {key} comes from the secret {one.name!r} and from {other}",
+                f"the variable {variable} comes from the secret {one.name!r} and from {other}",
                 hint="leave one of them out",
             )
 
@@ -77,13 +77,15 @@ def _read(place: Place) -> tuple[SecretRef, ...] | None:
 
 
 def _variables(place: Place) -> Iterator[SecretRef]:
-    keys: dict[str, list[str]] = {}
+    variables: dict[str, dict[str, str]] = {}
     for variable in place.container.get("env") or ():
         source = (variable.get("valueFrom") or {}).get("secretKeyRef")
-        if source is not None and source["key"] == variable["name"]:
-            keys.setdefault(source["name"], []).append(source["key"])
-    for object_name, found in keys.items():
-        yield SecretRef(_name(object_name), object_name, "env", keys=tuple(found))
+        if source is not None:
+            variables.setdefault(source["name"], {})[source["key"]] = variable["name"]
+    for object_name, found in variables.items():
+        renamed = tuple((key, name) for key, name in found.items() if key != name)
+        name = _name(object_name)
+        yield SecretRef(name, object_name, "env", keys=tuple(found), renamed=renamed)
 
 
 def _all_variables(place: Place) -> Iterator[SecretRef]:

@@ -103,7 +103,8 @@ def _write_volumes(place: Place, compute: ComputeSpec) -> None:
     for one in compute.volumes:
         claim = {"claimName": one.claim_name}
         name = _volume_of(place, one.claim_name) or volume_name(one.name)
-        mount(place, {"name": name, "persistentVolumeClaim": claim}, one.mount_path)
+        volume = {"name": name, "persistentVolumeClaim": claim}
+        mount(place, volume, one.mount_path, read_only=one.is_read_only)
 
 
 def _volume_of(place: Place, claim: str) -> str | None:
@@ -192,6 +193,37 @@ def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
             "annotations": {labels.MOUNT_PATH: volume.mount_path},
         },
         "spec": spec,
+    }
+
+
+def claim_of(
+    volume: VolumeSpec, *, namespace: str, claim: str, storage_class: str, phase: str
+) -> Manifest:
+    """The PersistentVolumeClaim of a volume that exists, as far as is known of it.
+
+    Args:
+        volume: The volume.
+        namespace: Its namespace.
+        claim: Name of the claim.
+        storage_class: The class that it got.
+        phase: Kubernetes' word for how it is.
+    """
+    spec: Manifest = {"accessModes": [volume.access_mode], "storageClassName": storage_class}
+    if volume.size is not None:
+        spec["resources"] = {"requests": {"storage": volume.size}}
+    if volume.volume_name is not None:
+        spec["volumeName"] = volume.volume_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": claim,
+            "namespace": namespace,
+            "labels": {labels.APP: "kubetorch", labels.VOLUME: labels.value(volume.name)},
+            "annotations": {labels.MOUNT_PATH: volume.mount_path},
+        },
+        "spec": spec,
+        "status": {"phase": phase},
     }
 
 

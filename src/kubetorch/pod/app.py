@@ -23,6 +23,7 @@ from kubetorch.pod.asgi import (
 from kubetorch.pod.auth import Guard
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.logs import PodLog
+from kubetorch.pod.members import Membership
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, routes
@@ -43,16 +44,25 @@ class App:
         pod_name: Name of the pod.
         guard: Decides who may ask.
         calls: Runs calls.
+        members: Knows the other pods of the service.
         supervisor: Knows what is served.
         log: The pod's log.
     """
 
-    def __init__(
-        self, *, pod_name: str, guard: Guard, calls: Calls, supervisor: Supervisor, log: PodLog
+    def __init__(  # its collaborators
+        self,
+        *,
+        pod_name: str,
+        guard: Guard,
+        calls: Calls,
+        members: Membership,
+        supervisor: Supervisor,
+        log: PodLog,
     ) -> None:
         self._pod_name = pod_name
         self._guard = guard
         self._calls = calls
+        self._members = members
         self._supervisor = supervisor
         self._log = log
         self._routes: dict[str, _Route] = {
@@ -92,6 +102,11 @@ class App:
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
         if request.method == "POST":
             name, method = _target(request.path)
+            spec = self._calls.spec
+            count = None if spec is None else spec.compute.broadcast
+            if count is not None and routes.ALONE.lower() not in headers:
+                await self._broadcast(request, respond, count)
+                return
             await http.call(request, respond, self._calls, name, method)
             return
         route = self._routes.get(request.path)
@@ -100,6 +115,11 @@ class App:
         if request.method not in ("GET", "HEAD"):
             raise refusal(405, f"{request.path} can be read only", hint="use GET")
         await route(request, respond)
+
+    async def _broadcast(self, request: Request, respond: Responder, count: int) -> None:
+        from kubetorch.pod import broadcast  # noqa: PLC0415  # few services have several pods
+
+        await broadcast.call(request, respond, self._members, count)
 
     async def _fail(self, error: KubetorchError, respond: Responder) -> None:
         failure = failures.describe(error, pod_name=self._pod_name, started=False)
@@ -168,16 +188,16 @@ class App:
     async def _openapi(self, _request: Request, respond: Responder) -> None:
         from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
-        spec, code = self._spec(), self._supervisor.code
-        found = await asyncio.to_thread(openapi.operations, spec.callable, code)
+        spec = self._spec()
+        found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
         document = openapi.document(spec.callable, spec.name, found)
         await respond.answer(200, json.dumps(document, indent=2).encode())
 
     async def _docs(self, request: Request, respond: Responder) -> None:
         from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
-        spec, code = self._spec(), self._supervisor.code
-        found = await asyncio.to_thread(openapi.operations, spec.callable, code)
+        spec = self._spec()
+        found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
         base = f"http://{request.headers.get('host', '')}"
         text = openapi.page(spec.callable, spec.name, found, base)
         await respond.answer(200, text.encode(), "text/html; charset=utf-8")

@@ -58,7 +58,7 @@ async def call(
         body=Body(codec, (len(arguments),), len(arguments)),
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
-        timeout=_timeout(request.headers.get(routes.TIMEOUT.lower())),
+        timeout=timeout_of(request),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
@@ -117,7 +117,13 @@ def parse_arguments(body: bytes, codec: str) -> bytes:
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
-def _timeout(text: str | None) -> float | None:
+def timeout_of(request: Request) -> float | None:
+    """Seconds that a call may take, if its request says so.
+
+    Raises:
+        ProtocolError: It says something else.
+    """
+    text = request.headers.get(routes.TIMEOUT.lower())
     if text is None:
         return None
     try:

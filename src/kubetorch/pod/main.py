@@ -18,7 +18,7 @@ import uvloop
 
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
@@ -27,6 +27,7 @@ from kubetorch.pod.calls import Calls
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.members import Membership
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
 from kubetorch.pod.server import Server, bind
@@ -34,6 +35,7 @@ from kubetorch.pod.session import Session
 from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.view import PodView
 from kubetorch.pod.workers import Worker, WorkerHost
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import tokens, versions
@@ -58,12 +60,15 @@ UPLOAD_GRACE = 2.0
 _log = logging.getLogger(__name__)
 
 
-def main(environ: Mapping[str, str], zygote: Launched | None = None) -> int:
+def main(
+    environ: Mapping[str, str], zygote: Launched | None = None, *, refusal: str | None = None
+) -> int:
     """Run the agent; its exit status.
 
     Args:
         environ: Its environment.
         zygote: A zygote that was started already.
+        refusal: What `kubetorch.lib.mounts.separate` said, where the backend is this machine.
     """
     logging.basicConfig(
         stream=sys.stderr,
@@ -73,13 +78,15 @@ def main(environ: Mapping[str, str], zygote: Launched | None = None) -> int:
     try:
         pod = PodEnv.read(environ)
         credentials = Credentials.read(pod.credentials_file)
+        view = PodView(pod, refusal)
+        view.attach(pod.attachments_file)
         sock = bind(pod.host, pod.port)
-    except (ConfigError, OSError) as error:
+    except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, zygote, sock))
+        uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
     return 0
 
 
@@ -92,10 +99,11 @@ async def _run(
     pod: PodEnv,
     credentials: Credentials,
     environ: Mapping[str, str],
+    view: PodView,
     zygote: Launched | None,
     sock: socket.socket,
 ) -> None:
-    agent = Agent(pod, credentials, environ, zygote)
+    agent = Agent(pod, credentials, environ, view, zygote)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
@@ -109,6 +117,7 @@ class Agent:
         pod: Who the pod is.
         credentials: What it checks tokens with, and shows to the controller.
         environ: The environment that workers inherit.
+        view: The file system as it sees it.
         zygote: A zygote that was started already.
     """
 
@@ -117,9 +126,11 @@ class Agent:
         pod: PodEnv,
         credentials: Credentials,
         environ: Mapping[str, str],
+        view: PodView,
         zygote: Launched | None = None,
     ) -> None:
         self._pod = pod
+        self._view = view
         self._incarnation = os.urandom(8).hex()
         self._stopped: asyncio.Future[tuple[str, float]] = (
             asyncio.get_running_loop().create_future()
@@ -144,6 +155,7 @@ class Agent:
             upload=self._transfers.upload,
             report=self._session.call,
         )
+        self._members = Membership()
         self._calls = Calls(
             pod_name=pod.pod,
             records=self._results,
@@ -177,6 +189,7 @@ class Agent:
             pod_name=pod.pod,
             guard=guard,
             calls=self._calls,
+            members=self._members,
             supervisor=self._supervisor,
             log=self._log,
         )
@@ -258,8 +271,7 @@ class Agent:
                 if isinstance(call, Call):
                     call.revoke(reason)
             case Members():
-                # Calls that run on several pods at once are what needs them.
-                _log.debug("members epoch=%s", message.epoch)
+                self._members.update(message)
 
     def _on_settled(self, call_id: str) -> None:
         self._results.forget(call_id)

@@ -10,11 +10,12 @@ import ast
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import routes
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -77,8 +78,20 @@ class Operation:
     result: dict[str, Any]
 
 
-def operations(ref: CallableRef, code: Path | None) -> list[Operation]:
-    """What can be called, as far as the source says; without the source, only that it can."""
+def operations(spec: WorkloadSpec, code: Path | None) -> list[Operation]:
+    """What can be called, as far as the source says; without the source, only that it can.
+
+    A service of several pods answers with the list of their results.
+    """
+    found = _operations(spec.callable, code)
+    count = spec.compute.broadcast
+    if count is None:
+        return found
+    size = {"minItems": count, "maxItems": count}
+    return [replace(one, result={"type": "array", "items": one.result, **size}) for one in found]
+
+
+def _operations(ref: CallableRef, code: Path | None) -> list[Operation]:
     fallback = [Operation(None, f"{ref.name}(...)", "", (), True, {})]
     if code is None or ref.source_file is None:
         return fallback

@@ -1,8 +1,8 @@
 """`python -m kubetorch.pod.spare`: an agent that is told later which pod it is.
 
-It starts a zygote, imports all that an agent needs while that one imports, and waits on its
-standard input for one line of JSON with `environment`, which is added to its own, and `log`, the
-file that its output goes to. Without a line it ends.
+It goes into a mount namespace, starts a zygote, imports all that an agent needs while that one
+imports, and waits on its standard input for one line of JSON with `environment`, which is added to
+its own, and `log`, the file that its output goes to. Without a line it ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 
+from kubetorch.lib import mounts
 from kubetorch.pod.launching import launch
 
 
@@ -19,6 +20,7 @@ def wait() -> int:
     """Become the agent of a pod, or end; the exit status."""
     # A tenth of the time of the imports; the agent turns it on again.
     gc.disable()
+    refusal = mounts.separate()
     try:
         zygote = launch(sys.executable, os.environ)
     except OSError:
@@ -36,7 +38,7 @@ def wait() -> int:
     os.close(log)
     os.close(null)
     os.environ.update(pod["environment"])
-    return main(os.environ, zygote)
+    return main(os.environ, zygote, refusal=refusal)
 
 
 if __name__ == "__main__":

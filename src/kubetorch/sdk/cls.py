@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from kubetorch.sdk import parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
-from kubetorch.sdk.deploys.source import Placement, Pointers
+from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def cls(  # the documented parameters
         TypeError: It is no class.
         ServiceNotFoundError: There is no service of that name.
     """
+    class_obj = unwrapped(class_obj)
     given: object = class_obj
     if not (given is None or isinstance(given, type)):
         hint = "; use kt.fn for a function" if callable(given) else ""

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
-from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import parameters
-from kubetorch.specs import quantity
+from kubetorch.sdk.computing import attached, consistency, objects
+from kubetorch.sdk.computing.attached import Image, Volume
+from kubetorch.sdk.computing.pods import Pods
+from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.codecs import DEFAULT_ALLOWED
 
-_LAUNCH_TIMEOUT = ComputeSpec().launch_timeout
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from kubetorch.sdk.secrets.secret import Secret
+
+#: The parameters.
+_PARAMETERS = (
+    *("cpus", "memory", "disk_size", "gpus", "gpu_type", "priority_class_name", "gpu_memory"),
+    *("namespace", "image", "labels", "annotations", "volumes", "node_selector"),
+    *("service_template", "tolerations", "env_vars", "secrets", "freeze", "kubeconfig_path"),
+    *("service_account_name", "image_pull_policy", "inactivity_ttl", "gpu_anti_affinity"),
+    *("launch_timeout", "working_dir", "shared_memory_limit", "allowed_serialization"),
+    *("replicas", "logging_config", "queue_name", "selector", "endpoint", "queue"),
+)
+#: Parameters that the environment may say, if nobody else does.
+_FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affinity")
+#: Parameters that are added, and have no setter.
+_ADDED = ("env_vars", "labels", "annotations", "tolerations")
+#: Parameters that `kt.config` may say, if nobody else does.
+_CONFIGURED = frozenset({"volumes", "queue"})
 
 
-class Compute:
+class Compute(Pods):
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several
@@ -28,66 +50,201 @@ class Compute:
     Args:
         cpus: CPUs that each pod asks for: cores (`0.5`, `"2"`) or thousandths (`"500m"`).
         memory: Memory that each pod asks for: `"512Mi"`, `"2Gi"`, `"1G"`.
+        disk_size: Ephemeral storage that each pod asks for, in the same units.
+        gpus: Whole GPUs that each pod asks for, and gets.
+        gpu_type: Type of the GPUs, as the node label `nvidia.com/gpu.product` has it: `"L4"`; or
+            `"key: value"` of another label.
+        priority_class_name: Priority class of the pods.
+        gpu_memory: Memory that is wanted of a GPU, such as `"4Gi"`; a whole GPU is asked for.
         namespace: Kubernetes namespace; `kt.config.namespace` if not given.
+        image: Image of the pods, with its steps: a `kt.Image`.
         labels: Labels of the service and its pods.
+        annotations: Annotations of the service and its pods.
+        volumes: Volumes (`kt.Volume`), or names of claims that exist; those of `kt.config` if not
+            given.
+        node_selector: Labels of the nodes that pods may run on.
+        service_template: Part of a manifest that is laid over the whole one; lists are replaced.
+        tolerations: Taints of nodes that pods accept, in the words of Kubernetes. With `gpus`
+            those of nodes with GPUs are added.
         env_vars: Environment of the pods; `$NAME` in a value is expanded in the pod.
+        secrets: Secrets (`kt.Secret`), names of providers, or names of secrets that exist.
+        freeze: Whether pods run what their image has: no code is sent, and no steps are run.
+        kubeconfig_path: The kubeconfig that reaches the cluster.
+        service_account_name: Service account of the pods.
+        image_pull_policy: `"Always"`, `"IfNotPresent"` or `"Never"`.
         inactivity_ttl: Idle time after which the service is torn down, such as `"30m"`.
+        gpu_anti_affinity: Whether pods that ask for no GPU stay away from nodes that have some;
+            `KT_GPU_ANTI_AFFINITY` if not given.
         launch_timeout: Seconds until a deploy that is not ready fails; `KT_LAUNCH_TIMEOUT` or 900
             if not given.
         working_dir: Absolute path of the working directory in the pods.
+        shared_memory_limit: Limit of `/dev/shm`, such as `"2Gi"`.
         allowed_serialization: How callers may send arguments: `"json"`, `"pickle"`, `"none"`;
             `KT_ALLOWED_SERIALIZATION` or only JSON if not given. Pickle runs code of the caller.
         replicas: Number of pods; 1 if not given.
         logging_config: What of the pods' logs the caller sees.
+        queue_name: LocalQueue of Kueue that the pods wait in.
+        selector: Labels of pods that are there already, or that belong to the workload.
+        endpoint: Where calls go, if not to a Service of Kubetorch: a `kt.Endpoint`.
+        _skip_template_init: Makes no difference: a manifest is made whenever it is asked for.
+        queue: Queue of the KAI scheduler; `kt.config.queue` if not given.
 
     Raises:
-        SpecError: A value is impossible; the message names the parameter.
+        SpecError: A value is impossible, or two contradict each other; the message names them.
     """
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,
         cpus: str | float | None = None,
         memory: str | int | None = None,
-        *,
+        disk_size: str | int | None = None,
+        gpus: str | int | None = None,
+        gpu_type: str | None = None,
+        priority_class_name: str | None = None,
+        gpu_memory: str | None = None,
         namespace: str | None = None,
+        image: Image | None = None,
         labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        volumes: Sequence[str | Volume] | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        service_template: Mapping[str, Any] | None = None,
+        tolerations: Iterable[Mapping[str, Any]] | None = None,
         env_vars: Mapping[str, str | float] | None = None,
+        secrets: Iterable[str | Secret] | None = None,
+        freeze: bool = False,
+        kubeconfig_path: str | PathLike[str] | None = None,
+        service_account_name: str | None = None,
+        image_pull_policy: str | None = None,
         inactivity_ttl: str | None = None,
+        gpu_anti_affinity: bool | None = None,
         launch_timeout: int | str | None = None,
         working_dir: str | None = None,
+        shared_memory_limit: str | None = None,
         allowed_serialization: Iterable[str] | None = None,
         replicas: int | None = None,
         logging_config: LoggingConfig | None = None,
+        queue_name: str | None = None,
+        selector: Mapping[str, str] | None = None,
+        endpoint: Endpoint | None = None,
+        _skip_template_init: bool = False,
+        *,
+        queue: str | None = None,
     ) -> None:
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name in _FROM_ENVIRONMENT or (name in _PARAMETERS and value is not None)
+        }
+        self._begin(ComputeSpec(), unsaid=_CONFIGURED)
+        for name, value in given.items():
+            if name in _ADDED:
+                getattr(self, f"add_{name}")(value)
+            else:
+                setattr(self, name, value)
+        self._finish()
+
+    def _begin(
+        self,
+        spec: ComputeSpec,
+        *,
+        namespace: str | None = None,
+        unsaid: frozenset[str] = frozenset(),
+    ) -> None:
+        self._spec = spec
+        self._namespace = namespace
         self._service_name: str | None = None
-        self._spec = ComputeSpec()
-        self._namespace = None if namespace is None else parameters.namespace(namespace)
-        if labels is not None:
-            self.add_labels(labels)
-        if env_vars is not None:
-            self.add_env_vars(env_vars)
-        self.cpus = cpus
-        self.memory = memory
-        self.inactivity_ttl = inactivity_ttl
-        self.launch_timeout = launch_timeout
-        self.working_dir = working_dir
-        self.allowed_serialization = allowed_serialization
-        self.replicas = replicas
-        self.logging_config = logging_config
+        # Whether the user chose the name, or a manifest has it: the service is then called so.
+        self._is_named = False
+        self._image = None
+        self._secrets = ()
+        self._unsaid = unsaid
+        self._url = None
+        self._is_whole = False
+
+    def _finish(self) -> None:
+        consistency.check(self._spec)
+        self._is_whole = True
+
+    def _set(self, **changes: Any) -> None:  # noqa: ANN401  # fields of the spec
+        spec = consistency.settled(replace(self._spec, **changes), self._spec)
+        if self._is_whole:
+            consistency.check(spec)
+        self._spec = spec
+
+    # ---------------------------------------------------------------------------- other origins
+
+    @classmethod
+    def from_manifest(
+        cls,
+        manifest: Mapping[str, Any] | str | PathLike[str],
+        selector: Mapping[str, str] | None = None,
+        endpoint: Endpoint | None = None,
+        pod_template_path: str | Sequence[str | int] | None = None,
+        image: Image | None = None,
+    ) -> Self:
+        """The compute of a Kubernetes object of the user's own.
+
+        What the object says stays; what the agent needs is added, and its container runs the
+        agent instead of its command. All parameters can be set afterwards.
+
+        Args:
+            manifest: The object, or the path of a YAML file with it. If it has a name, the
+                service is called so.
+            selector: Labels of its pods; those that the object itself selects by if not given.
+            endpoint: Where calls go: a URL, or those of its pods that take them.
+            pod_template_path: Where its pod template lies, for kinds that are not known: dotted
+                text such as `"spec.tasks.0.template"`, or a list of keys.
+            image: Image of the pods, with its steps.
+
+        Raises:
+            SpecError: The file cannot be read, or the object is not what it has to be.
+        """
+        from kubetorch.sdk.computing import manifests  # noqa: PLC0415  # not to declare resources
+
+        found = manifests.load(manifest)
+        labels = None if selector is None else objects.selector(selector)
+        compute = cls.__new__(cls)
+        spec = manifests.declared(found, pod_template_path)
+        compute._begin(replace(spec, selector=labels), namespace=manifests.namespace(found))
+        compute.endpoint = endpoint
+        if image is not None:
+            compute.image = image
+        name = manifests.name(found, selector)
+        if name is not None:
+            compute.service_name = name
+        compute._finish()
+        return compute
+
+    @classmethod
+    def from_template(cls, service_info: Mapping[str, Any]) -> Self:
+        """The compute of an object that is deployed.
+
+        Args:
+            service_info: A dictionary with the object as `resource`.
+
+        Raises:
+            SpecError: It has none, or the object is not what it has to be.
+        """
+        given: object = service_info
+        if not isinstance(given, Mapping) or "resource" not in given:
+            raise SpecError(
+                f"service_info is {service_info!r}; it must be a dictionary with the key "
+                "'resource'",
+                hint='for example {"resource": manifest}',
+            )
+        return cls.from_manifest(service_info["resource"])
 
     @classmethod
     def from_spec(
         cls, spec: ComputeSpec, *, namespace: str | None = None, service_name: str | None = None
-    ) -> Compute:
+    ) -> Self:
         """The `Compute` of a service that exists."""
-        compute = cls(namespace=namespace)
-        compute._spec = spec
+        compute = cls.__new__(cls)
+        compute._begin(spec, namespace=namespace)
         compute._service_name = service_name
+        compute._is_whole = True
         return compute
-
-    def to_spec(self) -> ComputeSpec:
-        """What is sent to the controller: frozen."""
-        return self._spec
 
     # ---------------------------------------------------------------------------- identity
 
@@ -102,135 +259,29 @@ class Compute:
 
     @property
     def service_name(self) -> str | None:
-        """The service that runs on it; set by the first deploy, and only once."""
+        """The service that runs on it: set once, by the user or the first deploy."""
         return self._service_name
 
     @service_name.setter
     def service_name(self, value: str) -> None:
-        if self._service_name not in (None, value):
+        name = names.service_name(value)
+        if self._service_name not in (None, name):
             raise SpecError(
-                f"this Compute runs the service {self._service_name!r}; it cannot become {value!r}",
+                f"this Compute runs the service {self._service_name!r}; it cannot become {name!r}",
                 hint="make another kt.Compute(...) for another service",
             )
-        self._service_name = value
+        self._service_name = name
+        self._is_named = True
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        """The Kubernetes object that a deploy applies; changing it changes nothing."""
-        from kubetorch.manifests import deployment  # noqa: PLC0415  # few programs look at it
-
-        return deployment.render(
-            self._spec,
-            namespace=self.namespace,
-            name=self._service_name,
-            username=config.username,
-        )
-
-    #: Name under which programs read it.
-    _manifest = manifest
-
-    # --------------------------------------------------------------------------- resources
+    def name(self) -> str | None:
+        """The same as `service_name`."""
+        return self._service_name
 
     @property
-    def cpus(self) -> str | None:
-        """CPUs that each pod asks for, as a Kubernetes quantity."""
-        return self._spec.cpus
-
-    @cpus.setter
-    def cpus(self, value: str | float | None) -> None:
-        self._set(cpus=None if value is None else quantity.cpus(value))
-
-    @property
-    def memory(self) -> str | None:
-        """Memory that each pod asks for, as a Kubernetes quantity."""
-        return self._spec.memory
-
-    @memory.setter
-    def memory(self, value: str | int | None) -> None:
-        self._set(memory=None if value is None else quantity.memory(value))
-
-    @property
-    def replicas(self) -> int:
-        """Number of pods."""
-        return self._spec.replicas
-
-    @replicas.setter
-    def replicas(self, value: int | None) -> None:
-        # 0 stands for "not given", as programs expect.
-        self._set(replicas=parameters.count("replicas", value) if value else 1)
-
-    # ------------------------------------------------------------------------------- settings
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of the service and its pods; `add_labels` changes them."""
-        return dict(self._spec.labels)
-
-    def add_labels(self, labels: Mapping[str, str]) -> None:
-        """Add labels, or replace those of the same name."""
-        self._set(labels=_merged(self._spec.labels, parameters.labels(labels)))
-
-    @property
-    def env_vars(self) -> dict[str, str]:
-        """Environment of the pods; `add_env_vars` changes it."""
-        return dict(self._spec.env_vars)
-
-    def add_env_vars(self, env_vars: Mapping[str, str | float]) -> None:
-        """Add environment variables, or replace those of the same name."""
-        self._set(env_vars=_merged(self._spec.env_vars, parameters.environment(env_vars)))
-
-    @property
-    def working_dir(self) -> str | None:
-        """Working directory in the pods."""
-        return self._spec.working_dir
-
-    @working_dir.setter
-    def working_dir(self, value: str | None) -> None:
-        given = value is not None
-        self._set(working_dir=parameters.absolute_path("working_dir", value) if given else None)
-
-    @property
-    def launch_timeout(self) -> int:
-        """Seconds until a deploy that is not ready fails."""
-        return self._spec.launch_timeout
-
-    @launch_timeout.setter
-    def launch_timeout(self, value: int | str | None) -> None:
-        given = environment.launch_timeout() if value is None else value
-        seconds = _LAUNCH_TIMEOUT if given is None else parameters.seconds("launch_timeout", given)
-        self._set(launch_timeout=seconds)
-
-    @property
-    def allowed_serialization(self) -> list[str]:
-        """How callers may send arguments."""
-        return list(self._spec.allowed_serialization)
-
-    @allowed_serialization.setter
-    def allowed_serialization(self, value: Iterable[str] | None) -> None:
-        given = environment.allowed_serialization() if value is None else value
-        names = DEFAULT_ALLOWED if given is None else parameters.serializations(given)
-        self._set(allowed_serialization=names)
-
-    @property
-    def inactivity_ttl(self) -> str | None:
-        """Idle time after which the service is torn down."""
-        return self._spec.inactivity_ttl
-
-    @inactivity_ttl.setter
-    def inactivity_ttl(self, value: str | None) -> None:
-        self._set(inactivity_ttl=None if value is None else parameters.ttl(value))
-
-    @property
-    def logging_config(self) -> LoggingConfig:
-        """What of the pods' logs the caller sees."""
-        return self._spec.logging
-
-    @logging_config.setter
-    def logging_config(self, value: LoggingConfig | None) -> None:
-        self._set(logging=LoggingConfig() if value is None else parameters.logging(value))
-
-    def _set(self, **changes: Any) -> None:  # noqa: ANN401  # fields of the spec
-        self._spec = replace(self._spec, **changes)
+    def chosen_name(self) -> str | None:
+        """The name that the service has whatever is deployed; `None` if it may be any."""
+        return self._service_name if self._is_named else None
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -239,44 +290,32 @@ class Compute:
         if self._service_name in (None, name):
             self._service_name = name
             return self
-        return Compute.from_spec(self._spec, namespace=self._namespace, service_name=name)
+        copied = Compute.__new__(Compute)
+        copied.__dict__.update(self.__dict__)
+        copied._service_name = name
+        copied._is_named = False
+        copied._url = None
+        return copied
+
+    def deployed_at(self, url: str) -> None:
+        """Take note of where the deployed service answers."""
+        self._url = url or None
 
     def describes(self, workload: WorkloadSpec) -> bool:
         """Whether it is what that workload runs on; how that one logs aside."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
-        return is_its and self._spec == replace(workload.compute, logging=self._spec.logging)
+        spec = self.to_spec()
+        other = replace(workload.compute, logging=spec.logging)
+        return is_its and attached.declared(spec) == attached.declared(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):
             return NotImplemented
-        return (self._spec, self._namespace) == (other._spec, other._namespace)
+        return (self.to_spec(), self._namespace) == (other.to_spec(), other._namespace)
 
     __hash__ = None  # type: ignore[assignment]  # it can change
 
     def __repr__(self) -> str:
-        default = Compute()
-        values = {name: getattr(self, name) for name in _PARAMETERS}
-        given = {name: value for name, value in values.items() if value != getattr(default, name)}
-        if self._namespace is not None:
-            given["namespace"] = self._namespace
-        return f"Compute({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        from kubetorch.sdk.computing import representing  # noqa: PLC0415  # to be looked at
 
-
-_PARAMETERS = (
-    "cpus",
-    "memory",
-    "labels",
-    "env_vars",
-    "inactivity_ttl",
-    "launch_timeout",
-    "working_dir",
-    "allowed_serialization",
-    "replicas",
-    "logging_config",
-)
-
-
-def _merged(
-    old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, str], ...]:
-    return tuple({**dict(old), **dict(new)}.items())
+        return representing.compute(self, self._namespace)

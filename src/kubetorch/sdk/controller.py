@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.errors import ControllerRequestError, KubetorchError
@@ -23,6 +23,9 @@ from kubetorch.wire.messages import (
     TokenView,
     WorkloadView,
 )
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.stores import SecretRequests, VolumeRequests
 
 _T = TypeVar("_T")
 Body = bytes | Iterable[bytes] | None
@@ -186,7 +189,27 @@ class Controller:
         """
         self._call("POST", routes.call(call_id, "cancel"))
 
+    # ------------------------------------------------------------------------ secrets and volumes
+
+    @property
+    def secrets(self) -> SecretRequests:
+        """Requests about secrets."""
+        from kubetorch.sdk.stores import SecretRequests  # noqa: PLC0415  # few programs have some
+
+        return SecretRequests(self)
+
+    @property
+    def volumes(self) -> VolumeRequests:
+        """Requests about volumes."""
+        from kubetorch.sdk.stores import VolumeRequests  # noqa: PLC0415  # as above
+
+        return VolumeRequests(self)
+
     # ---------------------------------------------------------------------------------- requests
+
+    def ask(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+        """The answer to a request that has no method of its own here."""
+        return self._call(method, path, body=body)
 
     def _get(self, kind: type[_T], path: str) -> _T:
         return messages.decode(kind, self._call("GET", path))

@@ -51,6 +51,9 @@ class Declaration:
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
         self._callers: dict[str | None, Caller] = {}
+        # Whether it was declared by `@kt.compute`, and what that says of services that exist.
+        self.is_decorated = False
+        self._takes_existing = False
 
     def _forget(self) -> None:
         """Look the service up again before the next call."""
@@ -167,8 +170,25 @@ class Declaration:
     def compute(self, value: Compute) -> None:
         if not isinstance(value, Compute):
             raise TypeError(f"compute is {value!r}; it must be a kt.Compute")
+        chosen = value.chosen_name
+        if chosen is not None and chosen != self.service_name:
+            import logging  # noqa: PLC0415  # for this alone
+
+            logging.getLogger(__name__).info("the service is called %s, like its compute", chosen)
+            self._service_name = chosen
         self._compute = value.for_service(self.service_name)
         self._forget()
+
+    def declare(self, compute: Compute, *, get_if_exists: bool) -> None:
+        """Run on `compute` when it is deployed, as `@kt.compute` says.
+
+        Args:
+            compute: What it runs on.
+            get_if_exists: Whether a deploy takes the service as it is, if there is one.
+        """
+        self.compute = compute
+        self.is_decorated = True
+        self._takes_existing = get_if_exists
 
     @property
     def serialization(self) -> str:

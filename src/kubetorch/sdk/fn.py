@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from kubetorch.sdk.calls.remote import RemoteCallable
-from kubetorch.sdk.deploys.source import Placement
+from kubetorch.sdk.deploys.source import Placement, unwrapped
 from kubetorch.sdk.module import Module
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def fn(  # the documented parameters
         TypeError: It is no function.
         ServiceNotFoundError: There is no service of that name.
     """
+    function_obj = unwrapped(function_obj)
     if isinstance(function_obj, type):
         raise TypeError(f"{function_obj.__name__} is a class; use kt.cls({function_obj.__name__})")
     return Fn._made(

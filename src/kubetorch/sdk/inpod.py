@@ -16,6 +16,8 @@ from kubetorch.config import environment
 
 #: A worker has this module loaded; looking it up spares everybody else the import.
 _IMPORTING = "kubetorch.pod.worker.importing"
+#: Only a worker has this one; `kt deploy`, too, imports files as a worker does.
+_RUNNING = "kubetorch.pod.worker.context"
 
 
 def is_worker() -> bool:
@@ -35,6 +37,25 @@ def is_deploying(*, is_call: bool = False) -> bool:
         # A process that user code started imports the deployed file again.
         importing = import_module(_IMPORTING)
     return bool(importing.is_deploying(is_call=is_call))
+
+
+def is_importing() -> bool:
+    """Whether this thread is importing the file that was deployed, in a worker."""
+    importing = sys.modules.get(_IMPORTING)
+    return importing is not None and bool(importing.is_under_way())
+
+
+def is_deployed(definition: object) -> bool:
+    """Whether a pod is to call this very function or class: there, its name has to mean itself."""
+    deployed = environment.deployed_file()
+    if deployed is None:
+        return False
+    importing = sys.modules.get(_IMPORTING)
+    if importing is not None:
+        return _RUNNING in sys.modules and bool(importing.is_wanted(definition))
+    # A process that user code started imports the deployed file again.
+    module = sys.modules.get(str(getattr(definition, "__module__", None)))
+    return getattr(module, "__file__", None) == deployed
 
 
 class Inert:

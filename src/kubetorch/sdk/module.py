@@ -243,7 +243,8 @@ class Module(Declaration, Generic[HandleT]):
                 spec=spec,
                 init_args=self._init_args,
                 stream_logs=self.stream_logs,
-                existing=self._candidates() if get_if_exists else (),
+                existing=self._candidates() if get_if_exists or self._takes_existing else (),
+                secrets=self._compute.secrets,
             )
         )
 
@@ -328,6 +329,7 @@ class Module(Declaration, Generic[HandleT]):
             self._compute = Compute.from_spec(
                 spec.compute, namespace=spec.namespace, service_name=spec.name
             )
+        self._compute.deployed_at(view.url)
         self._service_name = spec.name
         self._found = spec.callable
         self._view = view

@@ -8,11 +8,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kubetorch.errors import SerializationError, SpecError
 from kubetorch.specs import quantity
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.names import check_namespace
 from kubetorch.wire.codecs import CODECS, encode
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -24,7 +26,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 def count(parameter: str, value: object) -> int:
     """A whole number of at least one; text of digits counts as one."""
-    number = _whole(value)
+    number = whole(value)
     if number is None or number < 1:
         raise SpecError(
             f"{parameter} is {value!r}; it must be a whole number of at least 1",
@@ -35,7 +37,7 @@ def count(parameter: str, value: object) -> int:
 
 def seconds(parameter: str, value: object) -> int:
     """A whole number of seconds, of at least one."""
-    number = _whole(value)
+    number = whole(value)
     if number is None or number < 1:
         raise SpecError(
             f"{parameter} is {value!r}; it must be a whole number of seconds, 1 or more",
@@ -44,7 +46,8 @@ def seconds(parameter: str, value: object) -> int:
     return number
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
+    """A whole number, also as text; `None` if it is none."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -58,7 +61,7 @@ def _whole(value: object) -> int | None:
 
 def environment(value: object) -> Pairs:
     """Environment variables, their values as text."""
-    pairs = _mapping("env_vars", value, 'kt.Compute(env_vars={"STAGE": "test"})')
+    pairs = mapping("env_vars", value, 'kt.Compute(env_vars={"STAGE": "test"})')
     found = []
     for name, item in pairs.items():
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
@@ -77,25 +80,31 @@ def environment(value: object) -> Pairs:
     return tuple(found)
 
 
-def labels(value: object) -> Pairs:
+def labels(value: object, *, parameter: str = "labels") -> Pairs:
     """Kubernetes labels, their values as text."""
-    pairs = _mapping("labels", value, 'kt.Compute(labels={"team": "ml"})')
+    pairs = mapping(parameter, value, f'kt.Compute({parameter}={{"team": "ml"}})')
     for name, item in pairs.items():
-        prefix, slash, last = str(name).rpartition("/")
-        if (slash and not _LABEL_PREFIX.fullmatch(prefix)) or not _LABEL_NAME.fullmatch(last):
-            raise SpecError(
-                f"labels has the name {name!r}; a name has at most 63 letters, digits, '-', '_' "
-                "and '.', after an optional domain and '/'"
-            )
+        check_label_name(parameter, name)
         if item is None or (str(item) and not _LABEL_NAME.fullmatch(str(item))):
             raise SpecError(
-                f"labels[{name!r}] is {item!r}; a value has at most 63 letters, digits, '-', '_' "
-                "and '.', and begins and ends with a letter or digit"
+                f"{parameter}[{name!r}] is {item!r}; a value has at most 63 letters, digits, '-', "
+                "'_' and '.', and begins and ends with a letter or digit"
             )
     return tuple((str(name), str(item)) for name, item in pairs.items())
 
 
-def _mapping(parameter: str, value: object, example: str) -> dict[object, object]:
+def check_label_name(parameter: str, name: object) -> None:
+    """Refuse what cannot be the name of a label or an annotation."""
+    prefix, slash, last = str(name).rpartition("/")
+    if (slash and not _LABEL_PREFIX.fullmatch(prefix)) or not _LABEL_NAME.fullmatch(last):
+        raise SpecError(
+            f"{parameter} has the name {name!r}; a name has at most 63 letters, digits, '-', '_' "
+            "and '.', after an optional domain and '/'"
+        )
+
+
+def mapping(parameter: str, value: object, example: str) -> dict[object, object]:
+    """A copy of a dictionary."""
     if not isinstance(value, Mapping):
         raise SpecError(
             f"{parameter} is {value!r}; it must be a dictionary", hint=f"for example {example}"
@@ -111,6 +120,11 @@ def absolute_path(parameter: str, value: object) -> str:
             hint=f'for example kt.Compute({parameter}="/app")',
         )
     return posixpath.normpath(value)
+
+
+def expanded(path: str) -> Path:
+    """A path of this machine, with `~` replaced."""
+    return Path(path).expanduser()
 
 
 def serializations(value: object) -> tuple[str, ...]:
@@ -147,12 +161,7 @@ def logging(value: object) -> LoggingConfig:
 
 def namespace(value: object) -> str:
     """A Kubernetes namespace."""
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
-        raise SpecError(
-            f"namespace is {value!r}; it must be at most 63 lower-case letters, digits and '-', "
-            "and begin and end with a letter or digit"
-        )
-    return value
+    return check_namespace(value)
 
 
 def init_args(value: object) -> dict[str, Any]:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from kubetorch.sdk.streams.connecting import Location
     from kubetorch.wire.messages import WorkloadView
 
-__all__ = ["config", "controller_client", "service_url", "session"]
+__all__ = ["config", "controller_client", "disable_decorators", "service_url", "session"]
+
+#: Whether `@kt.compute` and its like leave functions and classes as they are.
+disable_decorators = False
 
 
 class _Registry:
@@ -142,7 +145,9 @@ def _location_of(view: WorkloadView) -> Location:
     from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
-    return Location(tuple(pod.url for pod in ready), view.token)
+    return Location(
+        tuple(pod.url for pod in ready), view.token, tuple(pod.ordinal for pod in ready)
+    )
 
 
 def forget(namespace: str, name: str) -> None:

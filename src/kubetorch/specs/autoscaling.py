@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kubetorch.errors import AutoScalingError
@@ -99,11 +99,33 @@ def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSp
         values.setdefault("min_scale", 0)
     values.setdefault("scale_down_delay", DEFAULT_SCALE_DOWN_DELAY)
     values.setdefault("scale_to_zero_pod_retention_period", DEFAULT_RETENTION)
-    values.setdefault("progress_deadline", _progress_deadline(launch_timeout))
+    values.setdefault("progress_deadline", progress_deadline(launch_timeout))
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
     _check_numbers(spec)
     _check_durations(spec, launch_timeout)
     return _with_class(spec)
+
+
+def with_least(spec: AutoscalingSpec, min_scale: int) -> AutoscalingSpec:
+    """The same, with at least so many pods.
+
+    Raises:
+        AutoScalingError: It may not have so many.
+    """
+    changed = replace(spec, min_scale=min_scale)
+    _check_numbers(changed)
+    return changed
+
+
+def with_concurrency(spec: AutoscalingSpec, concurrency: int | None) -> AutoscalingSpec:
+    """The same, with pods that take so many requests at once.
+
+    Raises:
+        AutoScalingError: The number is impossible.
+    """
+    changed = replace(spec, concurrency=concurrency)
+    _check_numbers(changed)
+    return changed
 
 
 def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -130,7 +152,8 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     return values, extra
 
 
-def _progress_deadline(launch_timeout: int) -> str:
+def progress_deadline(launch_timeout: int) -> str:
+    """How long a revision may take when nobody says, as a deploy may take so many seconds."""
     needed = max(launch_timeout + 60, int(launch_timeout * 1.2))
     return f"{needed}s" if needed > 600 else DEFAULT_PROGRESS_DEADLINE
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 from kubetorch.specs.autoscaling import AutoscalingSpec
-from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.logging import LoggingConfig
@@ -14,6 +15,8 @@ from kubetorch.specs.volume import VolumeSpec
 
 #: Names and values, in the order given.
 Pairs = tuple[tuple[str, str], ...]
+# Kinds of this API group are scaled by Knative.
+_AUTOSCALED_GROUP = "serving.knative.dev/"
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,31 @@ class ComputeSpec:
 
     @property
     def pods(self) -> int:
-        """Number of pods that are asked for: the workers of `distribute`, else the replicas."""
+        """Number of pods that are asked for: the workers of `distribute`, else the replicas.
+
+        Of an autoscaled service those that it begins with where nothing scales it: the fewest, and
+        at least one.
+        """
+        if self.autoscaling is not None:
+            return max(1, self.autoscaling.min_scale or 0)
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
+
+    @property
+    def broadcast(self) -> int | None:
+        """Number of pods that each call goes to, with a result of each; `None`: one of them.
+
+        What is asked for decides, so a service answers in the same form however many pods are up.
+        A selector asks for none, and an autoscaler or a single controller decides by itself.
+        """
+        is_elsewhere = self.autoscaling is not None or self.endpoint is not None
+        if self.pods < 2 or is_elsewhere or self.is_selector_only:
+            return None
+        framework = self.distribution and self.distribution.distribution_type
+        if framework in SINGLE_CONTROLLER:
+            return None
+        if self.manifest is not None:
+            api_version = str(json.loads(self.manifest).get("apiVersion", ""))
+            if api_version.startswith(_AUTOSCALED_GROUP):
+                return None
+        return self.pods

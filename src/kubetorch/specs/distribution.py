@@ -15,7 +15,8 @@ ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
 #: A single controller runs the callable; the call returns one value.
 SINGLE_CONTROLLER = ("ray", "monarch")
 
-_OWN = ("distribution_type", "workers", "quorum_timeout", "quorum_workers", "monitor_members")
+#: The arguments of `.distribute()`, in order.
+ARGUMENTS = ("distribution_type", "workers", "quorum_timeout", "quorum_workers", "monitor_members")
 #: Keywords that the supervisors know; others are the framework's and pass through.
 KNOWN = ("num_proc", "port", "tree_fanout", "tree_minimum", "max_threads_per_proc", "restart_procs")
 
@@ -121,7 +122,7 @@ def _whole_number(name: str, value: object) -> int | None:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        near = None if name in KNOWN else nearest(name, [*_OWN, *KNOWN])
+        near = None if name in KNOWN else nearest(name, [*ARGUMENTS, *KNOWN])
         if near:
             raise SpecError(f"distribute() has no {name!r}", hint=f"did you mean {near}?")
     broken = []

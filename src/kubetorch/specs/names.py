@@ -14,6 +14,8 @@ NAME_LIMIT = 40
 #: Characters of a DNS label, and so of a service.
 SERVICE_LIMIT = 63
 
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
 
 def clean(name: str) -> str:
     """`name` as a DNS label: lower case, everything but letters, digits and `-` deleted.
@@ -64,3 +66,17 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
             hint="give a shorter name",
         )
     return cleaned
+
+
+def check_namespace(given: object) -> str:
+    """The name of a Kubernetes namespace.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
+        raise SpecError(
+            f"namespace is {given!r}; it must be at most 63 lower-case letters, digits and '-', "
+            "and begin and end with a letter or digit"
+        )
+    return given

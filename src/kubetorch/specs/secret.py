@@ -1,17 +1,37 @@
 """Which secrets a service sees, and how: references only. A value never lies in a spec.
 
 `PROVIDERS` says where each provider keeps its credentials on the user's machine; reading them is
-`kubetorch.sdk.secret`'s part.
+the part of `kubetorch.sdk.secrets.credentials`.
 """
 
 from __future__ import annotations
 
+import posixpath
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from kubetorch.errors import SpecError
+from kubetorch.specs.spelling import nearest
 
 MountType = Literal["env", "volume"]
+
+#: Characters of a secret's name, which is the value of a label too.
+NAME_LIMIT = 63
+#: Bytes of all values of one secret; Kubernetes takes no more.
+SIZE_LIMIT = 1024 * 1024
+_OBJECT_LIMIT = 253
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Folders whose content everything else needs: files mounted over them would hide it.
+_NEEDED = frozenset(
+    (
+        *("~", "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/opt"),
+        *("/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +106,11 @@ def provider(name: object) -> Provider:
         SpecError: There is none.
     """
     if not isinstance(name, str) or name not in PROVIDERS:
-        raise SpecError(f"{name!r} is not a supported provider: {sorted(PROVIDERS)}")
+        meant = nearest(name, PROVIDERS) if isinstance(name, str) else None
+        raise SpecError(
+            f"{name!r} is not a supported provider: {sorted(PROVIDERS)}",
+            hint=f'did you mean "{meant}"?' if meant else None,
+        )
     return PROVIDERS[name]
 
 
@@ -98,9 +122,11 @@ class SecretRef:
         name: Name that the user knows it by.
         object_name: Name of the Kubernetes Secret.
         mount_type: As variables or as files.
-        keys: The secret's keys; for `env` each becomes the variable of that name.
+        keys: The secret's keys; for `env` each becomes a variable, for `volume` a file.
         path: Folder of the files in the pod, for `volume`.
         all_keys: An existing secret whose keys are not known here: all become variables.
+        renamed: Pairs of key and variable, where the variable is not called like the key.
+        version: What changes with the values; `""` as long as it is not known.
     """
 
     name: str
@@ -109,6 +135,16 @@ class SecretRef:
     keys: tuple[str, ...] = ()
     path: str | None = None
     all_keys: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+
+    @property
+    def variables(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a variable and the key that it gets its value from."""
+        if self.mount_type != "env":
+            return ()
+        names = dict(self.renamed)
+        return tuple((names.get(key, key), key) for key in self.keys)
 
 
 def object_name(name: str, *, username: str | None) -> str:
@@ -116,7 +152,89 @@ def object_name(name: str, *, username: str | None) -> str:
 
     A name that has the user's already, as a whole part between `-` or `.`, stays as it is.
     """
-    parts = name.replace(".", "-").split("-")
-    if username and "-".join(parts).startswith(f"{username}-"):
+    if username and re.search(rf"(^|[-.]){re.escape(username)}([-.]|$)", name):
         return name
     return f"kt.secret.{username or 'global'}.{name}"
+
+
+# --------------------------------------------------------------------------------------- checks
+
+
+def check_name(name: object) -> str:
+    """The name of a secret, with `-` for `_`.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    cleaned = name.replace("_", "-") if isinstance(name, str) else ""
+    if not _NAME.fullmatch(cleaned) or len(cleaned) > NAME_LIMIT:
+        raise SpecError(
+            f"the secret's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
+            "digits, '-' and '.', and begin and end with a letter or digit"
+        )
+    return cleaned
+
+
+def check_object_name(name: object) -> str:
+    """The name of a Kubernetes Secret.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_LIMIT:
+        raise SpecError(
+            f"{name!r} cannot be the name of a secret: at most {_OBJECT_LIMIT} lower-case letters, "
+            "digits, '-' and '.'"
+        )
+    return name
+
+
+def check_key(key: object) -> str:
+    """The name of a value, or of a file.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or key.startswith(".."):
+        raise SpecError(
+            f"a secret cannot have the key {key!r}: a key is letters, digits, '-', '_' and '.'"
+        )
+    return key
+
+
+def check_variable(name: object) -> str:
+    """The name of a variable.
+
+    Raises:
+        SpecError: It is none.
+    """
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        shown = abbreviated(name) if isinstance(name, str) else name
+        raise SpecError(
+            f"{shown!r} cannot be the name of an environment variable: letters, digits and '_'",
+            hint="env_vars has names of variables, not their values",
+        )
+    return name
+
+
+def abbreviated(name: str) -> str:
+    """What can be shown of text that should be a variable's name, and may be its value."""
+    is_name = re.fullmatch(r"[A-Z0-9_]+", name) or re.fullmatch(r"\w{1,16}", name)
+    return name if is_name else f"{name[:3]}…"
+
+
+def check_folder(path: str) -> str:
+    """The folder of a secret's files in pods: absolute, or below `~`.
+
+    Raises:
+        SpecError: It is neither, or what lies in it is needed by everything else.
+    """
+    folder = posixpath.normpath(path)
+    if not folder.startswith(("/", "~")) or (folder[0] == "~" and folder[1:2] not in ("", "/")):
+        raise SpecError(f"a secret's files cannot be in {path!r}: it is not absolute")
+    if folder in _NEEDED:
+        raise SpecError(
+            f"a secret's files cannot be in {path!r}: they would hide all else that is there",
+            hint='put them into a folder of their own, such as "~/.secrets"',
+        )
+    return folder

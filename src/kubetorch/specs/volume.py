@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
 
 ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
-_SHORT = {"RWO": "ReadWriteOnce", "ROX": "ReadOnlyMany", "RWX": "ReadWriteMany"}
+_SHORT = {
+    "RWO": "ReadWriteOnce",
+    "ROX": "ReadOnlyMany",
+    "RWX": "ReadWriteMany",
+    "RWOP": "ReadWriteOncePod",
+}
 DEFAULT_ACCESS_MODE = "ReadWriteMany"
-_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+
+#: Folder of pods in which volumes are mounted that nobody gave a path.
+FOLDER = "/ktfs"
+NAME_LIMIT = 63
+CLAIM_LIMIT = 253
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+# What Kubernetes or the machine itself mounts.
+_TAKEN = ("/dev", "/proc", "/sys")
 
 
 @dataclass(frozen=True)
@@ -42,49 +57,83 @@ class VolumeSpec:
         """Name of the PersistentVolumeClaim."""
         return self.claim or self.name
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether pods can only read it."""
+        return self.access_mode == "ReadOnlyMany"
+
+    @property
+    def is_for_one_pod(self) -> bool:
+        """Whether one pod at a time may have it."""
+        return self.access_mode == "ReadWriteOncePod"
+
 
 def default_mount_path(name: str) -> str:
     """Where a volume is mounted that nobody gave a path."""
-    return f"/ktfs/{name}"
+    return f"{FOLDER}/{name}"
 
 
-def access_mode(given: str | None) -> str:
+def access_mode(given: object) -> str:
     """The access mode in Kubernetes' words; `RWX` and its like are understood.
 
     Raises:
         SpecError: There is no such mode.
     """
-    mode = _SHORT.get(given or "", given or DEFAULT_ACCESS_MODE)
-    if mode not in ACCESS_MODES:
-        raise SpecError(f"access_mode is {given!r}; it must be one of {', '.join(ACCESS_MODES)}")
-    return mode
+    mode = DEFAULT_ACCESS_MODE if given is None else given
+    mode = _SHORT.get(mode, mode) if isinstance(mode, str) else mode
+    for known in ACCESS_MODES:
+        if mode == known:
+            return known
+    raise SpecError(
+        f"access_mode is {given!r}; it must be one of {', '.join(ACCESS_MODES)}",
+        hint=f"{', '.join(_SHORT)} are understood too",
+    )
 
 
-def check_name(name: object, *, parameter: str = "name") -> str:
-    """`name`, if Kubernetes takes it for a claim.
+def check_name(name: object) -> str:
+    """The name of a volume, which is that of a volume of pods too.
 
     Raises:
-        SpecError: It does not.
+        SpecError: Kubernetes would not take it.
     """
-    if not isinstance(name, str) or len(name) > 253 or not _NAME.match(name):
+    if not isinstance(name, str) or len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
         raise SpecError(
-            f"the volume's {parameter} is {name!r}; it must be lower-case letters, digits and '-', "
-            "and begin and end with a letter or digit"
+            f"the volume's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
+            "digits and '-', and begin and end with a letter or digit"
+        )
+    return name
+
+
+def check_claim(name: object, *, parameter: str = "pvc") -> str:
+    """The name of a claim, or of a PersistentVolume.
+
+    Raises:
+        SpecError: Kubernetes would not take it.
+    """
+    if not isinstance(name, str) or len(name) > CLAIM_LIMIT or not _CLAIM.fullmatch(name):
+        raise SpecError(
+            f"{parameter} is {name!r}; it must be at most {CLAIM_LIMIT} lower-case letters, "
+            "digits, '-' and '.', and begin and end with a letter or digit"
         )
     return name
 
 
 def check_mount_path(path: object) -> str:
-    """`path`, if a volume can be mounted there.
+    """The path of a volume in pods.
 
     Raises:
-        SpecError: It is empty, not absolute, the root, or has `..` or `:` in it.
+        SpecError: It is empty, not absolute, the root, has `..` or `:` in it, or is taken.
     """
     if not isinstance(path, str) or not path:
         raise SpecError(
             f"mount_path is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'
         )
-    parts = path.split("/")
-    if not path.startswith("/") or not path.strip("/") or ".." in parts or ":" in path:
-        raise SpecError(f"mount_path is {path!r}; it must be an absolute path below '/'")
-    return path.rstrip("/")
+    cleaned = "/" + posixpath.normpath(path).lstrip("/")
+    is_odd = ".." in path.split("/") or ":" in path or "\0" in path
+    if not path.startswith("/") or cleaned == "/" or is_odd:
+        raise SpecError(
+            f"mount_path is {path!r}; it must be an absolute path below '/', such as '/data'"
+        )
+    if cleaned.startswith(tuple(f"{taken}/" for taken in _TAKEN)) or cleaned in _TAKEN:
+        raise SpecError(f"mount_path is {path!r}; {', '.join(_TAKEN)} are the system's own")
+    return cleaned

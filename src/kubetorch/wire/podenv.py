@@ -34,6 +34,8 @@ class PodEnv:
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
+        attachments_file: File with what is shown at absolute paths, JSON of
+            `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
     """
 
     namespace: str
@@ -46,6 +48,7 @@ class PodEnv:
     root: str
     working_dir: str
     backend: str = "local"
+    attachments_file: str = ""
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -59,6 +62,7 @@ class PodEnv:
             "KT_POD_PORT": str(self.port),
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
+            "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
             BACKEND: self.backend,
         }
 
@@ -89,4 +93,5 @@ class PodEnv:
             root=value("KT_POD_ROOT"),
             working_dir=value("KT_POD_WORKING_DIR"),
             backend=environ.get(BACKEND, "local"),
+            attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
         )

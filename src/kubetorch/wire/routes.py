@@ -12,6 +12,8 @@ SERIALIZATION = "X-Serialization"
 #: Seconds after which the agent interrupts a call made by `POST`.
 TIMEOUT = "X-Kubetorch-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
+#: Sent by a pod that passes a call on to all pods of a service: this one is to run it alone.
+ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
 #: Identity of one client's stream; the same when it reconnects.
@@ -33,6 +35,9 @@ STATUS = "/v1/status"
 STOP = "/v1/stop"
 WORKLOADS = "/v1/workloads"
 CALLS = "/v1/calls"
+SECRETS = "/v1/secrets"
+VOLUMES = "/v1/volumes"
+STORAGE_CLASS = "/v1/storage-class"
 
 
 def workloads(namespace: str) -> str:
@@ -50,6 +55,27 @@ def call(call_id: str, verb: str = "") -> str:
     """One spawned call, or a verb on it: `cancel`, `result`."""
     base = f"{CALLS}/{quote(call_id, safe='')}"
     return f"{base}/{verb}" if verb else base
+
+
+def secrets(namespace: str) -> str:
+    """All secrets of a namespace."""
+    return f"{SECRETS}/{quote(namespace, safe='')}"
+
+
+def secret(namespace: str, object_name: str, verb: str = "") -> str:
+    """One secret, or a verb on it: `values`."""
+    base = f"{secrets(namespace)}/{quote(object_name, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+def volumes(namespace: str) -> str:
+    """All volumes of a namespace."""
+    return f"{VOLUMES}/{quote(namespace, safe='')}"
+
+
+def volume(namespace: str, claim: str) -> str:
+    """One volume."""
+    return f"{volumes(namespace)}/{quote(claim, safe='')}"
 
 
 # --------------------------------------------------------------------------------------- agent

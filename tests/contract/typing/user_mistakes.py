@@ -29,5 +29,15 @@ text: str = counter.add(2)  # wrong
 kt.Compute(cpu=1)  # wrong
 kt.Compute(replicas="two")  # wrong
 kt.fn(train).to(cpus=1)  # wrong
+kt.Compute(gpus=[1])  # wrong
+kt.Compute(tolerations=[5])  # wrong
+kt.Compute().autoscale(1)  # wrong
+kt.Compute().distribute(workers=[2])  # wrong
+kt.compute(cpu=1)  # wrong
+kt.compute(cpus=1)(train)("ten")  # wrong
+pool = kt.Compute()
+pool.gpus = [1]  # wrong
+pool.replicas = "x"  # wrong
+pool.manifest = {}  # wrong
 print(kt.Imag)  # wrong
 print(kt.config.usrname)  # wrong

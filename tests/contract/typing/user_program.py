@@ -59,6 +59,37 @@ assert_type(c.add.options(timeout=3)(2), Any)
 c.teardown()
 
 
+@kt.async_
+@kt.compute(cpus="0.5", name="half", get_if_exists=True)
+@kt.autoscale(min_scale=1, max_scale=3)
+def halve(n: int) -> float:
+    return n / 2
+
+
+@kt.compute(gpus=1, tolerations=[{"key": "spot", "operator": "Exists"}])
+@kt.distribute("pytorch", workers=4)
+class Model:
+    def predict(self, text: str) -> int:
+        return len(text)
+
+
+assert_type(halve(3), float)
+assert_type(list(halve.map([1, 2])), list[float])
+assert_type(Model.deploy().predict("x"), int)
+
+pool = kt.Compute(gpus="1", gpu_type="L4", volumes=["data"], secrets=["token"], queue="batch")
+assert_type(pool.autoscale(min_scale=0, target_burst_capacity=5), kt.Compute)
+assert_type(kt.Compute().distribute("ray", workers="2", port=1234), kt.Compute)
+assert_type(kt.Compute.from_manifest({"kind": "Job"}, image=None), kt.Compute)
+assert_type(pool.cpus, str | None)
+assert_type(pool.replicas, int)
+assert_type(pool.node_selector, dict[str, str])
+pool.cpus = 0.5
+pool.gpus = None
+pool.node_selector = {"disk": "ssd"}
+pool.replicas = 3
+
+
 async def main() -> None:
     remote = await f.to_async(compute)
     assert_type(await remote(10, async_=True), dict[str, float])

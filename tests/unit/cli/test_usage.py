@@ -9,6 +9,7 @@ import pytest
 from kubetorch.cli import usage
 from kubetorch.pod import openapi
 from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
 
 FUNCTION = CallableRef(
     kind="fn", name="train", module="jobs", qualname="train", source_file="jobs.py"
@@ -29,10 +30,14 @@ class Counter:
 """
 
 
+def spec_of(callable_):
+    return WorkloadSpec("default", "service", callable_)
+
+
 def page(callable_, tmp_path):
     """What the pod says of a callable in `SOURCE`."""
     (tmp_path / "jobs.py").write_text(SOURCE)
-    return openapi.document(callable_, "service", openapi.operations(callable_, tmp_path))
+    return openapi.document(callable_, "service", openapi.operations(spec_of(callable_), tmp_path))
 
 
 def test_an_example_has_a_fitting_value_for_each_parameter_without_default(tmp_path):
@@ -64,7 +69,7 @@ def test_a_page_that_says_nothing_of_the_callable_has_no_operations(bad):
 
 
 def test_a_class_whose_source_the_pod_cannot_read_has_no_operations(tmp_path):
-    unread = openapi.document(CLASS, "service", openapi.operations(CLASS, None))
+    unread = openapi.document(CLASS, "service", openapi.operations(spec_of(CLASS), None))
     assert usage.operations(unread, CLASS) == []
 
 

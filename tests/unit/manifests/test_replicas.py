@@ -8,6 +8,7 @@ import pytest
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import kinds, reading, rendering
+from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from unit.manifests.users import Manifest, manifests
@@ -168,3 +169,9 @@ def test_several_pods_of_a_deployment_are_recreated_unless_it_says_otherwise() -
     assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "Recreate"}
     manifest["spec"]["strategy"] = {"type": "RollingUpdate"}
     assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "RollingUpdate"}
+
+
+def test_an_autoscaled_service_asks_knative_for_nothing_that_it_refuses() -> None:
+    scaled = ComputeSpec(cpus="1", autoscaling=autoscaling.parse({}, launch_timeout=300))
+    container = render(scaled)["spec"]["template"]["spec"]["containers"][0]
+    assert "securityContext" not in container

@@ -1,18 +1,25 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from kubetorch.pod import openapi
 from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
 
 
 def ref(kind: str = "fn", name: str = "f", source_file: str | None = "m.py") -> CallableRef:
     return CallableRef(kind, name, "m", name, project="p", source_file=source_file)
 
 
+def spec(**more) -> WorkloadSpec:
+    return WorkloadSpec("default", "demo", ref(**more))
+
+
 def operations(tmp_path, source: str, **more):
     (tmp_path / "m.py").write_text(source)
-    return openapi.operations(ref(**more), tmp_path)
+    return openapi.operations(spec(**more), tmp_path)
 
 
 def schema(tmp_path, annotation: str):
@@ -92,8 +99,8 @@ def test_without_a_definition_in_the_source_it_only_says_that_it_can_be_called(t
     (found,) = operations(tmp_path, source)
     assert (found.signature, found.parameters, found.is_open) == ("f(...)", (), True)
     (tmp_path / "m.py").unlink()
-    assert openapi.operations(ref(), tmp_path) == [found]
-    assert openapi.operations(ref(), None) == [found]
+    assert openapi.operations(spec(), tmp_path) == [found]
+    assert openapi.operations(spec(), None) == [found]
 
 
 def test_the_document_names_a_path_for_each_method(tmp_path):
@@ -113,3 +120,15 @@ def test_the_page_escapes_what_comes_from_the_source(tmp_path):
     assert "<script>" not in page
     assert "<img" not in page
     assert "curl -X POST http://localhost:1/f" in page
+
+
+def test_a_service_of_several_pods_answers_with_a_list(tmp_path):
+    (tmp_path / "m.py").write_text("def f(x) -> int: pass\n")
+    several = replace(spec(), compute=ComputeSpec(replicas=3))
+    (found,) = openapi.operations(several, tmp_path)
+    assert found.result == {
+        "type": "array",
+        "items": {"type": "integer"},
+        "minItems": 3,
+        "maxItems": 3,
+    }

@@ -59,7 +59,7 @@ def test_the_callers_dictionaries_are_neither_changed_nor_kept():
     compute.env_vars["D"] = "4"
 
     assert compute.env_vars == {"A": "1", "C": "3"}
-    assert compute.labels == {"team": "ml"}
+    assert compute.user_labels == {"team": "ml"}
     assert env_vars == {"A": "1", "B": "2"}
 
 

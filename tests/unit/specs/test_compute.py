@@ -17,6 +17,7 @@ import kubetorch.specs.logging
 import kubetorch.specs.secret
 import kubetorch.specs.volume
 from kubetorch.errors import ProtocolError
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -89,3 +90,9 @@ def test_workers_go_before_replicas() -> None:
     assert ComputeSpec(replicas=3).pods == 3
     assert ComputeSpec(replicas=3, distribution=DistributionSpec()).pods == 3
     assert ComputeSpec(replicas=3, distribution=DistributionSpec(workers=5)).pods == 5
+
+
+def test_an_autoscaled_service_begins_with_its_fewest_pods() -> None:
+    assert ComputeSpec(autoscaling=AutoscalingSpec()).pods == 1
+    assert ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)).pods == 1
+    assert ComputeSpec(autoscaling=AutoscalingSpec(min_scale=3)).pods == 3

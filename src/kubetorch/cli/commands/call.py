@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kubetorch.cli.args import AsJson, Namespace, json_array, json_object
+from kubetorch.cli.completing import service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import SpecError
@@ -21,7 +22,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="NAME[:METHOD]", help="A service, or a method of its class.")
+        str,
+        typer.Argument(
+            metavar="NAME[:METHOD]",
+            help="A service, or a method of its class.",
+            autocompletion=service_names,
+        ),
     ],
     args: Annotated[
         str | None, typer.Option("-a", "--args", help="Positional arguments, a JSON array.")
@@ -47,6 +53,9 @@ def run(
     # The SDK shows what a call logs on stdout, which is for the result here.
     with contextlib.redirect_stdout(sys.stderr):
         result = services.call_service(service, called, positional, keyword)
+        if isinstance(result, list) and any(isinstance(one, Iterator) for one in result):
+            _show_pods(result, output)
+            return
         if not isinstance(result, Iterator):
             _show(result, output)
             return
@@ -62,6 +71,16 @@ def _show(value: object, output: Output) -> None:
         output.value(value)
     else:
         output.text(f"Result: {value}")
+
+
+def _show_pods(results: list[object], output: Output) -> None:
+    """The values that each pod of a broadcast generates."""
+    for pod, result in enumerate(results):
+        for value in result if isinstance(result, Iterator) else [result]:
+            if output.as_json:
+                output.record({"pod": pod, "value": value})
+            else:
+                output.text(f"Result of pod {pod}: {value}")
 
 
 def _checked_method(service: WorkloadView, method: str, output: Output) -> str | None:

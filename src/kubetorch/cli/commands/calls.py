@@ -8,6 +8,7 @@ import typer
 
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.completing import service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 
@@ -29,7 +30,10 @@ def calls(context: typer.Context) -> None:
 @app.command("list")
 def list_calls(
     service: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Only calls of this service.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Only calls of this service.", autocompletion=service_names
+        ),
     ] = None,
     namespace: Namespace = None,
     as_json: AsJson = False,

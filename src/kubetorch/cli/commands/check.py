@@ -59,7 +59,7 @@ def _check_service(services: Services, service: WorkloadView) -> None:
 
 def _check_pods(services: Services, service: WorkloadView) -> None:
     del services
-    ready, wanted = views.ready_pods(service), service.spec.compute.replicas
+    ready, wanted = views.ready_pods(service), service.spec.compute.pods
     if ready < wanted:
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in service.pods]
         missing = "; ".join(reasons) or "there are no pods"

@@ -77,7 +77,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Callable": f"{kind} {spec.callable.qualname} of {spec.callable.module}",
         "Status": service.status,
         "Generation": service.generation,
-        "Pods": f"{views.ready_pods(service)} of {compute.replicas} ready",
+        "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "TTL": compute.inactivity_ttl,

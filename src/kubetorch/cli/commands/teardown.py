@@ -10,6 +10,7 @@ import typer
 
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.completing import service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
@@ -29,6 +30,7 @@ def run(  # noqa: PLR0913  # the documented options
         typer.Argument(
             metavar="TARGET",
             help="A service, or the file.py or module (file.py:name) whose services are meant.",
+            autocompletion=service_names,
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,

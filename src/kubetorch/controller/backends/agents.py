@@ -23,12 +23,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from kubetorch.controller.backends.attaching import Given
 from kubetorch.controller.backends.base import Phase, PodStatus
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spare import Spare
 from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.state import PodRecord, PodState
-from kubetorch.errors import ServiceHealthError
+from kubetorch.errors import KubetorchError, ServiceHealthError
 from kubetorch.lib import backoff, deadlines, files, identity, ports, processes, spawning
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import failures
@@ -54,7 +55,7 @@ class Pod:
     Args:
         record: What is kept of it.
         site: Where it lives.
-        environment: Variables of its container.
+        give: What it is given, told its folder.
         state: Where its record is kept.
         spares: Agents that were started before they were needed.
         clock: For back-off.
@@ -66,7 +67,7 @@ class Pod:
         record: PodRecord,
         *,
         site: Site,
-        environment: tuple[tuple[str, str], ...],
+        give: Callable[[Path], Given],
         state: PodState,
         spares: Spares,
         clock: Clock,
@@ -80,7 +81,7 @@ class Pod:
         #: It served, or may have served, what was wanted.
         self.was_ready = False
         self._site = site
-        self._environment = environment
+        self._give = give
         self._state = state
         self._spares = spares
         self._clock = clock
@@ -135,13 +136,14 @@ class Pod:
         self._cancel_restart()
         try:
             self._start()
-        except OSError as error:
+        except (OSError, KubetorchError) as error:
             self._fell(f"its agent could not be started: {error}")
 
     def _start(self) -> None:
+        given = self._give(self.folder)
         spare = self._spares.take()
         self._keep(replace(self.record, port=self._port(), pid=0, start_time=""))
-        variables = self._site.prepare(self.record, self._environment, now=self._clock.time())
+        variables = self._site.prepare(self.record, given, now=self._clock.time())
         pid = self._become(spare, variables) or self._spawn(variables)
         started, start_time = self._clock.time(), identity.start_time(pid) or ""
         self._keep(replace(self.record, pid=pid, start_time=start_time, started=started))

@@ -8,6 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from kubetorch.controller.backends.stores import Stores
+from kubetorch.specs.compute import ComputeSpec
+
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
 
@@ -54,6 +57,10 @@ class Backend(Protocol):
     def name(self) -> str:
         """What the `backend` setting calls it."""
 
+    @property
+    def stores(self) -> Stores:
+        """What keeps the secrets and volumes of its pods."""
+
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""
 
@@ -62,6 +69,13 @@ class Backend(Protocol):
 
         Args:
             manifests: What there should be; pods of anything else are ended.
+        """
+
+    def check(self, compute: ComputeSpec) -> None:
+        """Refuse what cannot run here, before anything of it is stored.
+
+        Raises:
+            KubetorchError: It cannot.
         """
 
     async def apply(self, manifest: Manifest) -> None:
@@ -88,6 +102,9 @@ class Backend(Protocol):
 
     def prepare(self) -> None:
         """A workload that does not exist yet will be applied in a moment."""
+
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+        """What whoever deploys a manifest should be told at once, one sentence each."""
 
     def notes(self, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a manifest, one sentence each."""

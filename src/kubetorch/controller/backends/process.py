@@ -19,17 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends import spare
 from kubetorch.controller.backends.agents import Pod
+from kubetorch.controller.backends.attaching import Attaching
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.state import PodRecord, PodState
+from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -60,6 +65,7 @@ class ProcessBackend:
     Args:
         site: Where pods live.
         state: Where their records are kept.
+        attaching: Finds the secrets and volumes that they are given.
         clock: For back-off.
         spare_command: What starts a spare agent; `None` where there are to be none.
         first: A spare that waits already.
@@ -70,12 +76,14 @@ class ProcessBackend:
         site: Site,
         state: PodState,
         *,
+        attaching: Attaching,
         clock: Clock,
         spare_command: tuple[str, ...] | None = None,
         first: spare.Spare | None = None,
     ) -> None:
         self._site = site
         self._state = state
+        self._attaching = attaching
         self._clock = clock
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
@@ -88,6 +96,10 @@ class ProcessBackend:
     def name(self) -> str:  # noqa: D102  # Backend's
         return "local"
 
+    @property
+    def stores(self) -> Stores:  # noqa: D102  # Backend's
+        return self._attaching.stores
+
     def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
         self._listener = listener
 
@@ -95,7 +107,7 @@ class ProcessBackend:
 
     async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
         for manifest in manifests:
-            wanted = deployment.read(manifest)
+            wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
         self._state.delete_pods(record.name for record in unknown)
@@ -147,7 +159,8 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        wanted = deployment.read(manifest)
+        wanted = self._read(manifest)
+        await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
         workload = self._workloads.setdefault(key, _Workload(wanted))
         workload.wanted = wanted
@@ -187,6 +200,22 @@ class ProcessBackend:
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
 
+    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.is_selector_only:
+            labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
+            raise ResourceNotAvailableError(
+                f"no pod matches the selector {labels}: pods of this machine are those that "
+                "services start",
+                hint="say what new pods are to have, such as kt.Compute(cpus=1)",
+            )
+
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+        if not deployment.is_autoscaled(manifest):
+            return ()
+        fewest = deployment.read(manifest).replicas
+        pods = "1 pod" if fewest == 1 else f"{fewest} pods"
+        return (f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)",)
+
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         wanted = deployment.read(manifest)
         found = []
@@ -197,7 +226,7 @@ class ProcessBackend:
             found.append(
                 f"the working directory {wanted.working_dir} is a folder of each pod's own here"
             )
-        return tuple(found)
+        return (*found, *self._attaching.notes(wanted.attached), *self.warnings(manifest))
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
@@ -213,6 +242,12 @@ class ProcessBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---------------------------------------------------------------------------------- pieces
+
+    def _read(self, manifest: Manifest) -> Wanted:
+        """What a manifest says; pods that see other values of secrets are of another template."""
+        wanted = deployment.read(manifest)
+        version = self._attaching.version(wanted.namespace, wanted.attached)
+        return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
 
     def _reconcile(self, key: tuple[str, str]) -> None:
         """Start and end pods until there is what there should be."""
@@ -253,7 +288,7 @@ class ProcessBackend:
         return Pod(
             record,
             site=self._site,
-            environment=wanted.environment,
+            give=functools.partial(self._attaching.give, wanted),
             state=self._state,
             spares=self._spares,
             clock=self._clock,

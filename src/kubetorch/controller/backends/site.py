@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from kubetorch.controller.backends.attaching import Given
 from kubetorch.controller.state import PodRecord
 from kubetorch.lib import files, ports
 from kubetorch.wire import tokens
@@ -46,14 +47,12 @@ class Site(msgspec.Struct, frozen=True):
         """A value of `MARK` that nobody has."""
         return self.marks + os.urandom(8).hex()
 
-    def prepare(
-        self, pod: PodRecord, container: Iterable[tuple[str, str]], *, now: float
-    ) -> dict[str, str]:
+    def prepare(self, pod: PodRecord, given: Given, *, now: float) -> dict[str, str]:
         """Make the folder of a pod and its credentials; the environment of its agent.
 
         Args:
             pod: The pod.
-            container: Variables of its container.
+            given: Variables of its container, and what it is shown at absolute paths.
             now: Seconds since the epoch.
 
         Raises:
@@ -68,6 +67,8 @@ class Site(msgspec.Struct, frozen=True):
         credentials = {"key": key.hex(), "session": tokens.sign(key, claims), "user": self.user}
         file = folder / "credentials.json"
         files.write_atomically(file, json.dumps(credentials).encode())
+        shown = folder / "attachments.json"
+        files.write_atomically(shown, msgspec.json.encode(given.paths))
         own = PodEnv(
             namespace=pod.namespace,
             workload=pod.workload,
@@ -78,5 +79,6 @@ class Site(msgspec.Struct, frozen=True):
             port=pod.port,
             root=str(folder),
             working_dir=str(work),
+            attachments_file=str(shown),
         )
-        return {**self.environment, **dict(container), **own.write()}
+        return {**self.environment, **given.variables, **own.write()}

@@ -67,6 +67,11 @@ class Import:
             found = getattr(found, part, None)
         return found is not None
 
+    def wants(self, definition: object) -> bool:
+        """Whether this function or class is the callable."""
+        name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", None)
+        return name == (self._module.__name__, self._qualname)
+
 
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
@@ -88,6 +93,16 @@ def is_deploying(*, is_call: bool = False) -> bool:
     if body is not None and under_way.has_body(body) and (is_call or under_way.is_defined):
         raise EndOfImport
     return True
+
+
+def is_under_way() -> bool:
+    """Whether this thread imports the deployed file."""
+    return any(each.is_here for each in _under_way)
+
+
+def is_wanted(definition: object) -> bool:
+    """Whether the import that is under way in this thread is that of this function or class."""
+    return any(each.is_here and each.wants(definition) for each in _under_way)
 
 
 def _body(frame: FrameType | None) -> FrameType | None:

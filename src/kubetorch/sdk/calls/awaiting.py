@@ -82,6 +82,11 @@ class Attempts:
             self.cancel()
             raise
 
+    def recall(self, reason: str) -> None:
+        """Ask for its end, if it has not ended, and go on waiting for it."""
+        if self._stream is not None and self._call is not None:
+            self._stream.cancel(self._call, reason, abandons=False)
+
     def cancel(self) -> None:
         """End the call, if it has not ended."""
         self.is_over = True

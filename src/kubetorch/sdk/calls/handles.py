@@ -37,6 +37,10 @@ class CallHandle:
     @classmethod
     def from_id(cls, call_id: str) -> CallHandle:
         """The handle of a call that was spawned here or elsewhere."""
+        from kubetorch.sdk.calls import handles_broadcast  # noqa: PLC0415  # it imports this module
+
+        if handles_broadcast.SEPARATOR in call_id:
+            return handles_broadcast.BroadcastHandle(call_id)
         return cls(call_id)
 
     @classmethod
@@ -80,6 +84,19 @@ class CallHandle:
             ResultExpiredError: The call is unknown, or its result is not kept any more.
             Exception: What the call raised.
         """
+        if not self.wait(timeout):
+            raise self._still_running(timeout)
+        return self._value()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the call; whether it has ended.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            ResultExpiredError: The call is unknown, or its result is not kept any more.
+        """
         following = self._following
         deadline = None if timeout is None else time.monotonic() + timeout
         awake = threading.Event()
@@ -95,11 +112,11 @@ class CallHandle:
                     continue
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise self._still_running(timeout)
+                    return False
                 awake.wait(left)
         finally:
             following.remove_waker(awake.set)
-        return self._value(following.outcome)
+        return True
 
     async def get_async(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
         """What the call returns, waiting for it.
@@ -111,6 +128,19 @@ class CallHandle:
             TimeoutError: The call has not ended by then.
             ResultExpiredError: The call is unknown, or its result is not kept any more.
             Exception: What the call raised.
+        """
+        if not await self.wait_async(timeout):
+            raise self._still_running(timeout)
+        return self._value()
+
+    async def wait_async(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the call; whether it has ended.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            ResultExpiredError: The call is unknown, or its result is not kept any more.
         """
         import asyncio  # noqa: PLC0415  # a blocking program does not need it
 
@@ -137,10 +167,10 @@ class CallHandle:
                 try:
                     await asyncio.wait_for(awake.wait(), left)
                 except (TimeoutError, asyncio.TimeoutError):
-                    raise self._still_running(timeout) from None
+                    return False
         finally:
             following.remove_waker(waker)
-        return self._value(following.outcome)
+        return True
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
         """The same as `get`, under the name that futures give it."""
@@ -152,7 +182,9 @@ class CallHandle:
     def _still_running(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"call {self.id} has not ended within {timeout:g} s; it goes on")
 
-    def _value(self, outcome: calls.Outcome) -> Any:  # noqa: ANN401  # the user's own value
+    def _value(self) -> Any:  # noqa: ANN401  # the user's own value
+        outcome = self._following.outcome
+        assert outcome is not None
         is_plain = isinstance(outcome, calls.Returned) and outcome.codec != "pickle"
         if self._modules is None and not is_plain:
             self._modules = self._find_modules()
@@ -202,6 +234,15 @@ def spawn(invocation: Invocation) -> CallHandle:
     Raises:
         KubetorchError: No pod can be reached.
     """
+    if invocation.target.broadcast is not None:
+        from kubetorch.sdk.calls import handles_broadcast  # noqa: PLC0415  # it imports this module
+
+        return handles_broadcast.spawn(invocation)
+    return spawn_one(invocation)
+
+
+def spawn_one(invocation: Invocation) -> CallHandle:
+    """As `spawn`, of a call on one pod."""
     target = invocation.target
     handle = CallHandle(invocation.id, target.name, target.modules)
     following = handle._following

@@ -6,6 +6,7 @@ do, each in its way; they hand every event to `Invocation.step` and do what it s
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ class Target:
         modules: Modules that have another name here, see `kubetorch.wire.codecs.decode`.
         allowed: Codecs that the workload allows, if that is known here.
         logging: How it logs.
+        broadcast: Number of pods that each call goes to; `None`: one of them.
     """
 
     namespace: str
@@ -70,6 +72,7 @@ class Target:
     modules: Mapping[str, str] = field(default_factory=dict)
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    broadcast: int | None = None
 
     @property
     def name(self) -> str:
@@ -143,6 +146,7 @@ class Invocation:
     #: When to stop waiting, even for the agent's own word on it.
     expires: float | None = None
     _key: str | None = None
+    _request_id: str | None = None
     _retries = 0
     _delay = _FIRST_DELAY
     _has_yielded = False
@@ -189,6 +193,26 @@ class Invocation:
             self._lines = CallLines(self.route.screen, self.target.logging)
         return self._lines
 
+    @property
+    def request_id(self) -> str:
+        """Identity of the request that the call belongs to."""
+        given = self._request_id or self.options.request_id
+        return given or _ambient_request_id() or self.id[:10]
+
+    def spread(self) -> list[Invocation]:
+        """The calls that it is made of, in pod order: one for each pod of a broadcast."""
+        if self.target.broadcast is None:
+            return [self]
+        self._request_id = self.request_id
+        return [self._on(ordinal) for ordinal in range(self.target.broadcast)]
+
+    def _on(self, ordinal: int) -> Invocation:
+        """The same on one pod; the arguments are encoded once."""
+        part = copy.copy(self)
+        part.id = calls.new_call_id()
+        part.route = self.route.pod(ordinal)
+        return part
+
     # ------------------------------------------------------------------------------- sending
 
     @property
@@ -213,7 +237,7 @@ class Invocation:
             target.callable,
             self.body,
             target.method,
-            options.request_id or _ambient_request_id() or self.id[:10],
+            self.request_id,
             timeout,
             self._key,
             options.stream_logs is not False,
@@ -254,8 +278,11 @@ class Invocation:
 
     def timed_out(self) -> CallTimeoutError:
         """The error of a call that did not end in time."""
+        ordinal = self.route.ordinal
+        where = "" if ordinal is None else f" in pod {ordinal}"
         return CallTimeoutError(
-            f"{self.target.name} did not end within its timeout of {self.options.timeout:g} s",
+            f"{self.target.name} did not end within its timeout of "
+            f"{self.options.timeout:g} s{where}",
             hint=f"kt logs {self.target.service} shows what it printed",
         )
 

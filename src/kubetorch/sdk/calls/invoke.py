@@ -1,6 +1,7 @@
 """`Caller`: one callable of one service, as something that can be called.
 
-caller(...)                       the value, or an iterator over the values of a generator
+caller(...)                       the value, or an iterator over the values of a generator;
+                                  of a broadcast a list of them, in pod order
 caller(..., async_=True)          the same, awaited
 caller.map(xs), .starmap(xs)      many calls, a window of them at a time
 caller.spawn(...)                 a call that goes on without this program
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kubetorch.sdk.calls import parallel
+from kubetorch.sdk.calls import broadcast, parallel
 from kubetorch.sdk.calls.attempts import Attempts
 from kubetorch.sdk.calls.generators import RemoteIterator
 from kubetorch.sdk.calls.invocation import Invocation, Target, Yielded
@@ -61,6 +62,8 @@ class Caller:
         options, kwargs = self._options.take_from(kwargs, target.declared)
         if options.async_:
             return self._await(options, args, kwargs)
+        if target.broadcast is not None:
+            return self._broadcast(options, args, kwargs)
         attempts = Attempts(Invocation(target, self._route, options, args, kwargs))
         if target.kind != "function":
             attempts.start()
@@ -76,10 +79,30 @@ class Caller:
             return RemoteIterator(attempts, step)
         return step.value
 
+    def _broadcast(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        invocation = Invocation(self._target, self._route, options, args, kwargs)
+        if self._target.kind != "function":
+            return broadcast.iterate(invocation)
+        done = broadcast.call(invocation)
+        if self._target.logging.shutdown_grace_period:
+            self._route.pause(self._target.logging.shutdown_grace_period)
+        if done.error is not None:
+            raise done.error
+        values: list[Any] = done.value  # type: ignore[assignment]  # as `combine` makes it
+        return values
+
     def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
         from kubetorch.sdk.calls import awaiting  # noqa: PLC0415  # asyncio is not for every program
 
         invocation = Invocation(self._target, self._route, options, args, kwargs)
+        if self._target.broadcast is not None:
+            from kubetorch.sdk.calls import broadcast_async  # noqa: PLC0415  # as above
+
+            if self._target.kind != "function":
+                return broadcast_async.iterate(invocation)
+            return broadcast_async.call(invocation)
         if self._target.kind != "function":
             return awaiting.RemoteAsyncIterator(awaiting.Attempts(invocation))
         return awaiting.call(invocation)

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from kubetorch.errors import KubetorchError
-from kubetorch.sdk.calls.awaiting import Attempts
-from kubetorch.sdk.calls.invocation import Done, Yielded
+from kubetorch.sdk.calls import broadcast_async
+from kubetorch.sdk.calls.awaiting import RemoteAsyncIterator
+from kubetorch.sdk.calls.invocation import Done
 from kubetorch.sdk.calls.parallel import Make, Manner, Results, refused_generator
 
 
@@ -48,11 +49,15 @@ async def run(invocations: Iterator[Make], manner: Manner) -> AsyncIterator[Any]
 
 async def _call(make: Make) -> Done:
     try:
-        attempts = Attempts(make())
-        step = await attempts.next()
+        invocation = make()
     except KubetorchError as error:
         return Done(None, error)
-    if isinstance(step, Yielded) or (step.is_streamed and step.error is None):
-        attempts.cancel()
-        return Done(None, refused_generator(attempts.invocation))
-    return step
+    done = await broadcast_async.gather(invocation)
+    is_list = invocation.target.broadcast is not None
+    values = done.value if is_list and isinstance(done.value, list) else [done.value]
+    iterators = [value for value in values if isinstance(value, RemoteAsyncIterator)]
+    if not iterators:
+        return done
+    for iterator in iterators:
+        iterator.close()
+    return Done(None, refused_generator(invocation))

@@ -42,6 +42,7 @@ class Route:
         resolve: Asks where it is. Called from any thread.
         location: Where it is, if that is known already.
         ping_after: See `Stream`.
+        ordinal: Number of the pod, if it is the way to one pod alone.
     """
 
     def __init__(
@@ -51,11 +52,15 @@ class Route:
         location: Location | None = None,
         *,
         ping_after: float = PING_AFTER,
+        ordinal: int | None = None,
     ) -> None:
         self.service = service
+        self.ordinal = ordinal
         self._resolve = resolve
         #: Where lines from its pods go.
         self.screen = Screen()
+        # Those to single pods, by ordinal.
+        self._pods: dict[int, Route] = {}
         self._ping_after = ping_after
         self._location = location
         self._streams: dict[str, Stream] = {}
@@ -104,7 +109,7 @@ class Route:
                     error = failed
             if not backoff.pause(self._closed):
                 raise CallRefusedError(
-                    f"no pod of {self.service} could be reached within {patience:g} s: {error}",
+                    f"{self._no_pod} could be reached within {patience:g} s: {error}",
                     hint=f"kt status {self.service}",
                 ) from error
 
@@ -136,9 +141,27 @@ class Route:
                 ).start()
             await asyncio.shield(future)
 
+    def pod(self, ordinal: int) -> Route:
+        """The way to one pod of the service, whichever it is at the time of a call."""
+        found = self._pods.get(ordinal)
+        if found is None:
+            location = self._location
+            made = Route(
+                self.service,
+                lambda: Location(*self._resolve()).of(ordinal),
+                None if location is None else _if_there(location.of(ordinal)),
+                ping_after=self._ping_after,
+                ordinal=ordinal,
+            )
+            made.screen = self.screen
+            found = self._pods.setdefault(ordinal, made)
+        return found
+
     def locate(self, location: Location | None) -> None:
         """Take this for where the service is; `None`: ask before the next connection."""
         self._location = location
+        for ordinal, pod in self._pods.items():
+            pod.locate(None if location is None else _if_there(location.of(ordinal)))
 
     def pause(self, delay: float) -> None:
         """Wait before the next attempt of a call."""
@@ -146,6 +169,8 @@ class Route:
 
     def close(self) -> None:
         """Close all streams: plain calls that run are cancelled."""
+        for pod in self._drop_pods():
+            pod.close()
         for stream in self._drop_streams():
             stream.close()
         self._closed.set()
@@ -155,14 +180,26 @@ class Route:
         self._connecting = threading.Lock()
         self._closed = threading.Event()
         self._connects.clear()
+        for pod in self._drop_pods():
+            pod.abandon()
         for stream in self._drop_streams():
             stream.abandon()
+
+    def _drop_pods(self) -> list[Route]:
+        pods = list(self._pods.values())
+        self._pods.clear()
+        return pods
 
     def _drop_streams(self) -> list[Stream]:
         streams = [*self._streams.values(), *self._leaving]
         self._streams.clear()
         self._leaving.clear()
         return streams
+
+    @property
+    def _no_pod(self) -> str:
+        where = "" if self.ordinal is None else f"with the number {self.ordinal} "
+        return f"no pod {where}of {self.service}"
 
     # ---------------------------------------------------------------------------- connecting
 
@@ -181,7 +218,7 @@ class Route:
         """Connect to every pod that there is no stream to; one of the streams."""
         location = self._location or connecting.ask(self._resolve)
         reached: dict[str, Stream] = {}
-        error: Exception = UnavailableError(f"{self.service} has no pod that is ready")
+        error: Exception = UnavailableError("none is ready")
         for url in location.urls:
             stream = self._streams.get(url)
             if stream is not None and stream.accepts_calls:
@@ -197,7 +234,7 @@ class Route:
         self._leaving = [old for old in self._leaving if old.calls]
         self._streams = reached
         # Pods that were not reached are left out until the controller is asked again.
-        self._location = location._replace(urls=tuple(reached)) if reached else None
+        self._location = location.only(reached) if reached else None
         if not reached:
             raise error
         return next(iter(reached.values()))
@@ -241,6 +278,11 @@ class Route:
             loop.call_soon_threadsafe(settle)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
+
+
+def _if_there(location: Location) -> Location | None:
+    """A location that has a URL; without one the controller is to be asked."""
+    return location if location.urls else None
 
 
 def _close(reference: weakref.ref[Route]) -> None:

@@ -45,6 +45,7 @@ def describe(
         modules=local_modules(spec.callable, is_script=source is not None and source.is_script),
         allowed=spec.compute.allowed_serialization,
         logging=logging,
+        broadcast=spec.compute.broadcast,
     )
 
 

@@ -16,9 +16,9 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
@@ -30,7 +30,7 @@ from kubetorch.errors import ControllerError, ControllerUnavailableError
 from kubetorch.sdk import services
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.controller import Controller, EventStream
-from kubetorch.sdk.deploys import imports, runtime
+from kubetorch.sdk.deploys import imports, launchable, runtime
 from kubetorch.sdk.deploys.launch import LaunchLines
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
@@ -46,6 +46,9 @@ from kubetorch.wire.messages import (
     Stage,
     WorkloadView,
 )
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.secrets.secret import Secret
 
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
@@ -63,6 +66,7 @@ class Order:
         init_args: Arguments of a class's constructor.
         stream_logs: Whether lines that the code prints while it is loaded are shown.
         existing: Names of services one of which is taken instead, if it is there.
+        secrets: Secrets of its compute.
     """
 
     source: Source
@@ -70,6 +74,7 @@ class Order:
     init_args: Mapping[str, Any] | None = None
     stream_logs: bool = True
     existing: tuple[str, ...] = ()
+    secrets: Sequence[Secret] = ()
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,13 @@ class _Bundle:
 
 
 def begin(order: Order) -> Deployment:
-    """A deploy to the controller of this process."""
+    """A deploy to the controller of this process.
+
+    Raises:
+        SpecError: The service cannot be launched.
+    """
     spec = order.spec
+    launchable.check(spec.name, spec.compute)
     screen = services.route(spec.namespace, spec.name).screen
     return Deployment(order, services.session(), screen)
 
@@ -167,6 +177,7 @@ class Deployment:
         found = self._find_existing()
         if found is not None:
             return found
+        self._provide()
         bundle = self._bundle()
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
         controller = self._session.controller()
@@ -199,6 +210,17 @@ class Deployment:
             return None
         found = self._session.find(order.spec.namespace, order.existing)
         return found if found is not None and any(pod.is_ready for pod in found.pods) else None
+
+    def _provide(self) -> None:
+        """Have the secrets and volumes that the workload is to see."""
+        order = self._order
+        if order.secrets or order.spec.compute.volumes:
+            from kubetorch.sdk.deploys import provisioning  # noqa: PLC0415  # few workloads have some
+
+            spec = self._session.ask(
+                lambda asked: provisioning.provide(asked, order.spec, order.secrets)
+            )
+            self._order = replace(order, spec=spec)
 
     def _bundle(self) -> _Bundle:
         order = self._order

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod
@@ -16,6 +16,9 @@ from kubetorch.specs.callable import CallableKind, CallableRef
 
 #: Folder to import from, dotted module, qualified name.
 Pointers = tuple[str, str, str]
+
+
+CallableT = TypeVar("CallableT")
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,13 @@ class Source:
     def _interactive_file(self) -> Path:
         ending = "cls" if self._kind == "cls" else "fn"
         return Path.cwd() / f"{self.qualname}_{ending}.py"
+
+
+def unwrapped(found: CallableT) -> CallableT:
+    """The user's own function or class, where a name stands for a handle that a decorator made."""
+    while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found
 
 
 def _main_file() -> str | None:

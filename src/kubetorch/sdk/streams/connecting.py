@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kubetorch.errors import (
@@ -35,10 +36,25 @@ class Location(NamedTuple):
     Attributes:
         urls: Base URLs of the agents of its ready pods, in the order of the pods.
         token: What calls to them carry.
+        ordinals: The number of each pod in the service, where that is known.
     """
 
     urls: tuple[str, ...]
     token: str
+    ordinals: tuple[int, ...] = ()
+
+    def only(self, urls: Iterable[str]) -> Location:
+        """The same without pods that have none of these URLs."""
+        kept = set(urls)
+        found = [one for one in itertools.zip_longest(self.urls, self.ordinals) if one[0] in kept]
+        ordinals = tuple(number for _, number in found) if self.ordinals else ()
+        return Location(tuple(url for url, _ in found), self.token, ordinals)
+
+    def of(self, ordinal: int) -> Location:
+        """Where one pod of the service is: without a URL when it is not ready."""
+        numbered = zip(self.urls, self.ordinals, strict=False)
+        here = tuple(url for url, number in numbered if number == ordinal)
+        return Location(here[:1], self.token, (ordinal,))
 
 
 #: Asks the controller where a service is; raises `ServiceNotFoundError` when it is gone.

@@ -1,6 +1,7 @@
 """Every parameter of a compute, for every kind of object that it can become.
 
-`python -m kubetorch.manifests` prints it; the files beside are what it prints.
+`python -m kubetorch.manifests examples/everything.py` prints what a deploy would apply, and of each
+field where its meaning comes from.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from kubetorch.manifests import reading
 from kubetorch.specs import autoscaling, distribution
 from kubetorch.specs.compute import ComputeSpec, Toleration
+from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.frozen import freeze
 from kubetorch.specs.image import ImageSpec, PipStep
 from kubetorch.specs.logging import LoggingConfig
@@ -75,6 +77,13 @@ def grown(path: str) -> str:
 deployment = ComputeSpec(**EVERYTHING, replicas=3, service_template=grown("spec.template.spec"))
 
 cpu_only = ComputeSpec(cpus="500m", gpu_anti_affinity=True, freeze=True)
+
+# Called are only the pods that the endpoint selects.
+selected = ComputeSpec(
+    **EVERYTHING,
+    selector=(("app", "workers"),),
+    endpoint=Endpoint(selector={"app": "workers", "role": "head"}),
+)
 
 knative = ComputeSpec(
     **EVERYTHING,

@@ -1,6 +1,6 @@
 """Lines of logs over a connection that breaks."""
 
-from kubetorch.cli.following import Known
+from kubetorch.sdk.following import Known
 from kubetorch.wire.messages import DeployLog
 
 

@@ -1,0 +1,85 @@
+"""Routes about secrets: for the user alone, and values only where they are asked for."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kubetorch.controller.backends.stores import SecretStore
+from kubetorch.controller.exchange import Exchange
+from kubetorch.controller.routes.table import Route
+from kubetorch.controller.usage import users_of_secret
+from kubetorch.controller.workloads import Workloads
+from kubetorch.errors import SecretNotFound
+from kubetorch.specs import names
+from kubetorch.specs import secret as specs
+from kubetorch.wire import routes
+from kubetorch.wire.secrets import PutSecret, SecretValues, SecretView
+
+
+class SecretRoutes:
+    """Handlers.
+
+    Args:
+        secrets: Keeps secrets.
+        workloads: Whose pods see them.
+    """
+
+    def __init__(self, secrets: SecretStore, workloads: Workloads) -> None:
+        self._secrets = secrets
+        self._workloads = workloads
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        one = f"{routes.SECRETS}/{{namespace}}/{{name}}"
+        return [
+            Route("GET", routes.SECRETS, self.list),
+            Route("GET", f"{routes.SECRETS}/{{namespace}}", self.list),
+            Route("GET", one, self.get),
+            Route("POST", one, self.put),
+            Route("DELETE", one, self.delete),
+            Route("GET", f"{one}/values", self.values),
+        ]
+
+    async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
+        """The secrets of a namespace, or of all."""
+        if namespace is not None:
+            names.check_namespace(namespace)
+        found = await self._secrets.list(namespace)
+        await exchange.respond_message([self._complete(view) for view in found])
+
+    async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """A secret without its values; `null` if there is none of that name."""
+        _check(namespace, name)
+        found = await self._secrets.get(namespace, name)
+        await exchange.respond_message(None if found is None else self._complete(found))
+
+    async def put(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """Store values."""
+        _check(namespace, name)
+        put = await exchange.message(PutSecret)
+        specs.check_name(put.draft.name)
+        for key in put.values:
+            specs.check_key(key)
+        await exchange.respond_message(await self._secrets.put(namespace, name, put))
+
+    async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """Delete a secret; pods that see it go on seeing it."""
+        _check(namespace, name)
+        if not await self._secrets.delete(namespace, name):
+            raise SecretNotFound(name, namespace)
+        await exchange.respond_message({"deleted": name})
+
+    async def values(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """The values of a secret."""
+        _check(namespace, name)
+        values = await self._secrets.values(namespace, name)
+        await exchange.respond_message(SecretValues(values=values))
+
+    def _complete(self, view: SecretView) -> SecretView:
+        users = users_of_secret(self._workloads, view.namespace, view.object_name)
+        return replace(view, used_by=users)
+
+
+def _check(namespace: str, name: str) -> None:
+    names.check_namespace(namespace)
+    specs.check_object_name(name)

@@ -1,0 +1,102 @@
+"""Routes about volumes, for the user alone."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kubetorch.controller.backends.stores import VolumeStore
+from kubetorch.controller.exchange import Exchange
+from kubetorch.controller.routes.table import Route
+from kubetorch.controller.usage import users_of_claim
+from kubetorch.controller.workloads import Workloads
+from kubetorch.errors import SpecError, VolumeInUseError, VolumeNotFoundError
+from kubetorch.specs import names
+from kubetorch.specs import volume as specs
+from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire import routes
+from kubetorch.wire.volumes import StorageClass, VolumeView
+
+#: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
+WAIT_MOST = 600.0
+WAIT = 60.0
+
+
+class VolumeRoutes:
+    """Handlers.
+
+    Args:
+        volumes: Keeps volumes.
+        workloads: Whose pods have them mounted.
+    """
+
+    def __init__(self, volumes: VolumeStore, workloads: Workloads) -> None:
+        self._volumes = volumes
+        self._workloads = workloads
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        one = f"{routes.VOLUMES}/{{namespace}}/{{claim}}"
+        return [
+            Route("GET", routes.VOLUMES, self.list),
+            Route("GET", f"{routes.VOLUMES}/{{namespace}}", self.list),
+            Route("POST", f"{routes.VOLUMES}/{{namespace}}", self.create),
+            Route("GET", one, self.get),
+            Route("DELETE", one, self.delete),
+            Route("GET", routes.STORAGE_CLASS, self.storage_class),
+        ]
+
+    async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
+        """The volumes of a namespace, or of all."""
+        if namespace is not None:
+            names.check_namespace(namespace)
+        found = await self._volumes.list(namespace)
+        await exchange.respond_message([self._complete(view) for view in found])
+
+    async def create(self, exchange: Exchange, namespace: str) -> None:
+        """Make a volume; one that exists stays as it is."""
+        names.check_namespace(namespace)
+        spec = await exchange.message(VolumeSpec)
+        specs.check_name(spec.name)
+        specs.check_mount_path(spec.mount_path)
+        if spec.claim is not None or spec.size is None:
+            raise SpecError(f"the volume {spec.name!r} has no size, so it cannot be made")
+        await exchange.respond_message(await self._volumes.create(namespace, spec))
+
+    async def get(self, exchange: Exchange, namespace: str, claim: str) -> None:
+        """A volume; `null` if there is none of that name."""
+        _check(namespace, claim)
+        found = await self._volumes.get(namespace, claim)
+        await exchange.respond_message(None if found is None else self._complete(found))
+
+    async def delete(self, exchange: Exchange, namespace: str, claim: str) -> None:
+        """Delete a volume and what is in it; `?wait=` is how long to wait until it is gone."""
+        _check(namespace, claim)
+        wait = exchange.number("wait", WAIT, least=0.0, most=WAIT_MOST)
+        if await self._volumes.get(namespace, claim) is None:
+            raise VolumeNotFoundError(
+                f"Volume {claim!r} does not exist in namespace {namespace!r}",
+                hint=f"kt volumes -n {namespace} lists those that are there",
+            )
+        users = users_of_claim(self._workloads, namespace, claim)
+        if users:
+            raise VolumeInUseError(
+                f"the volume {claim!r} is mounted by {', '.join(users)}",
+                services=users,
+                hint=f"kt teardown {users[0]} -n {namespace}",
+            )
+        gone = await self._volumes.delete(namespace, claim, wait=wait)
+        await exchange.respond_message({"gone": gone})
+
+    async def storage_class(self, exchange: Exchange) -> None:
+        """The class of a volume for which nobody names one; `?access_mode=` is its access mode."""
+        mode = specs.access_mode(exchange.query("access_mode"))
+        found = await self._volumes.storage_class(mode)
+        await exchange.respond_message(StorageClass(found))
+
+    def _complete(self, view: VolumeView) -> VolumeView:
+        return replace(view, used_by=users_of_claim(self._workloads, view.namespace, view.claim))
+
+
+def _check(namespace: str, claim: str) -> None:
+    names.check_namespace(namespace)
+    specs.check_claim(claim, parameter="the volume's name")

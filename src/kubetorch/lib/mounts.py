@@ -1,0 +1,380 @@
+"""A view of the file system that is a process's own, and that of all that it starts.
+
+`separate` gives the calling process a mount namespace. What a `View` then changes is seen by all
+processes in that namespace, also by those that run already, and by nobody else:
+
+    add       a folder, or files that lie in memory only, at an absolute path
+    shield    whatever is written from now on, at any path, stays in this view
+
+A path that does not exist is made in a mirror of the nearest folder that does: a folder of the
+view's own with all that is in that folder bound into it. So nothing is ever made on the machine.
+
+    /            ──► mirror with bin, etc, home, … of the machine, and data
+    /data        ──► the folder to be seen there
+
+Linux only. Where the user is not root it takes a user namespace too, in which they are themselves.
+Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import NamedTuple
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_MS_RDONLY = 1
+_MS_REMOUNT = 32
+_MS_BIND = 4096
+_MS_MOVE = 8192
+_MS_REC = 16384
+_MS_UNBINDABLE = 1 << 17
+_MS_PRIVATE = 1 << 18
+_MS_SLAVE = 1 << 19
+_MNT_DETACH = 2
+# Flags of a mount that a user namespace must not take away; statvfs has the same numbers.
+_KEPT = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
+_TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
+#: Folders of a machine that belong to no disk, or to all its processes together.
+SHARED = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/run", "/var/tmp")
+
+
+# Kinds of file systems that are no disk.
+_VIRTUAL = frozenset(
+    (
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts"),
+        *("devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore"),
+        *("ramfs", "rpc_pipefs", "securityfs", "sysfs", "tmpfs", "tracefs"),
+    )
+)
+
+
+class Mount(NamedTuple):
+    """A folder at a path.
+
+    Attributes:
+        source: The folder.
+        target: Absolute path at which it is seen.
+        read_only: Whether it cannot be written there.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+def separate() -> str | None:
+    """Give this process, which must have one thread, a mount namespace of its own.
+
+    What is mounted on the machine later is seen in it too.
+
+    Returns:
+        Why the machine does not allow it; `None` if all is well.
+    """
+    if sys.platform != "linux":
+        return "only Linux has mount namespaces"
+    if os.geteuid() != 0 and not _is_allowed():
+        return "this user may have no mount namespace"
+    try:
+        _unshare()
+        _mount(None, "/", _MS_REC | _MS_SLAVE)
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+class View:
+    """What the processes of a namespace see; see `separate`.
+
+    Args:
+        folder: A folder for what is theirs alone, outside of all that is mounted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        # Folders in which something can be made that the machine does not see.
+        self._mirrors: set[Path] = set()
+        self._own: list[Path] = []
+        self._is_shielded = False
+
+    def add(self, mount: Mount) -> None:
+        """Show a folder at a path.
+
+        Raises:
+            OSError: It cannot be mounted there.
+        """
+        place = self._place(mount.target)
+        _mount(mount.source, str(place), _MS_BIND | _MS_REC)
+        if mount.read_only:
+            _make_read_only(place)
+        else:
+            self._own.append(place)
+
+    def add_files(self, target: str, files: Mapping[str, bytes]) -> None:
+        """Show files at a path, which lie in memory only and nobody can change.
+
+        Args:
+            target: Absolute path of their folder.
+            files: Their content by name.
+
+        Raises:
+            OSError: They cannot be mounted there.
+        """
+        place = self._place(target)
+        _mount("tmpfs", str(place), 0, kind="tmpfs", data="mode=700")
+        for name, content in files.items():
+            path = place / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+        _make_read_only(place)
+
+    def shield(self, keep: Iterable[str] = ()) -> None:
+        """Keep all that is written from now on in this view, except in what machines share.
+
+        What processes have open already stays as it was for them.
+
+        Args:
+            keep: Further folders that are shared with the machine.
+
+        Raises:
+            OSError: The machine has no overlay file system.
+        """
+        if self._is_shielded:
+            return
+        self._is_shielded = True
+        shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
+        mounted = _mounted()
+        shared |= {place for place, kind in mounted.items() if kind in _VIRTUAL}
+        if not self._is_own(Path("/")):
+            self._mirror(Path("/"))
+        self._cover_entries(Path("/"), shared, set(mounted))
+
+    # ------------------------------------------------------------------------------------- places
+
+    def _place(self, target: str) -> Path:
+        """The folder at a path, which is made if it is not there."""
+        place = Path(os.path.realpath(target))
+        if not place.exists():
+            above = next(parent for parent in place.parents if parent.is_dir())
+            if not self._is_own(above):
+                self._mirror(above)
+            place.mkdir(parents=True)
+            self._own.append(above / place.relative_to(above).parts[0])
+        if not place.is_dir():
+            raise NotADirectoryError(f"{target} is there and is no folder")
+        return place
+
+    def _is_own(self, folder: Path) -> bool:
+        return folder in self._mirrors or any(folder.is_relative_to(one) for one in self._own)
+
+    def _new_folder(self, kind: str) -> Path:
+        self._count += 1
+        folder = self._folder / f"{kind}-{self._count}"
+        folder.mkdir(mode=0o700, parents=True)
+        return folder
+
+    # ------------------------------------------------------------------------------------ mirrors
+
+    def _mirror(self, folder: Path) -> None:
+        """Put a folder of this view alone, with the same content, in the place of a folder."""
+        mirror = self._new_folder("mirror")
+        mirror.chmod(folder.stat().st_mode)
+        _mount(str(mirror), str(mirror), _MS_BIND)
+        # So that no folder that is bound into it, and has it somewhere below, has all of it again.
+        _mount(None, str(mirror), _MS_UNBINDABLE)
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                _mirror_entry(entry, mirror / entry.name)
+        _mount(None, str(mirror), _MS_PRIVATE)
+        self._mirrors.add(folder)
+        if str(folder) == "/":
+            _change_root(mirror)
+        else:
+            _mount(str(mirror), str(folder), _MS_MOVE)
+
+    # -------------------------------------------------------------------------------------- shield
+
+    def _cover(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
+        """Let writes to a folder go elsewhere, but not those to what is shared in it."""
+        inside = {place for place in (*shared, *mounted) if folder in place.parents}
+        try:
+            self._overlay(folder, _outermost(inside))
+        except OSError as error:
+            if error.errno != errno.EINVAL or mounted.isdisjoint(inside):
+                raise
+            # In a user namespace a folder in which others have mounted something cannot be a layer.
+            self._mirror(folder)
+            self._cover_entries(folder, shared, mounted)
+
+    def _cover_entries(
+        self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]
+    ) -> None:
+        """The same for what is in a mirror."""
+        for entry in sorted(folder.iterdir()):
+            if entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
+                continue
+            if entry.is_dir():
+                self._cover(entry, shared, mounted)
+            elif entry.is_file():
+                _make_read_only(entry)
+
+    def _overlay(self, folder: Path, inside: Iterable[Path]) -> None:
+        overlay = self._new_folder("overlay")
+        try:
+            _mount_overlay(folder, self._new_folder("layer"), overlay)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # A layer cannot lie on every file system; on this one it always can.
+            layer = self._new_folder("layer")
+            _mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
+            _mount_overlay(folder, layer, overlay)
+        for place in inside:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                _mount(str(place), str(overlay / place.relative_to(folder)), _MS_BIND | _MS_REC)
+        _mount(str(overlay), str(folder), _MS_MOVE)
+        self._own.append(folder)
+
+
+def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
+    upper, work = layer / "upper", layer / "work"
+    upper.mkdir(mode=0o700)
+    upper.chmod(folder.stat().st_mode)
+    work.mkdir(mode=0o700)
+    layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    options = layers if os.geteuid() == 0 else f"{layers},userxattr"
+    _mount("overlay", str(place), 0, kind="overlay", data=options)
+
+
+def _make_read_only(place: Path) -> None:
+    _mount(None, str(place), _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _flags(place))
+
+
+def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
+    if entry.is_symlink():
+        place.symlink_to(Path(entry.path).readlink())
+        return
+    if entry.is_dir():
+        place.mkdir()
+    else:
+        place.touch()
+    try:
+        _mount(entry.path, str(place), _MS_BIND | _MS_REC)
+    except PermissionError:
+        return  # what this user cannot reach is an empty place
+
+
+def _outermost(places: Iterable[Path]) -> Iterator[Path]:
+    """Those that lie in no other one."""
+    found: set[Path] = set()
+    for place in sorted(places):
+        if found.isdisjoint(place.parents):
+            found.add(place)
+            yield place
+
+
+def _mounted() -> dict[Path, str]:
+    """Where something is mounted in this namespace, and kinds of file systems."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        about, _, kind = line.partition(" - ")
+        found[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
+    return found
+
+
+def _unescaped(text: str) -> str:
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text
+
+
+def _escaped(path: Path) -> str:
+    return "".join(f"\\{letter}" if letter in ":,\\" else letter for letter in str(path))
+
+
+# --------------------------------------------------------------------------------- system calls
+
+
+def _change_root(folder: Path) -> None:
+    working_dir = Path.cwd()
+    os.chdir(folder)
+    _check(_libc().pivot_root(b".", b"."), "pivot_root")
+    _check(_libc().umount2(b".", _MNT_DETACH), "umount")
+    os.chdir(working_dir)
+
+
+def _unshare() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        _check(_libc().unshare(_CLONE_NEWNS), "unshare")
+        return
+    _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _is_allowed() -> bool:
+    """Whether this user may mount in a user namespace; some machines give one for nothing."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            _unshare()
+            _mount(None, "/", _MS_REC | _MS_SLAVE)
+            status = 0
+        os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _flags(place: Path) -> int:
+    """Flags that a mount has and has to keep, for `mount`."""
+    found = os.statvfs(place).f_flag
+    return found & _KEPT | sum(flag for bit, flag in _TIMES if found & bit)
+
+
+def _mount(
+    source: str | None, target: str, flags: int, *, kind: str | None = None, data: str | None = None
+) -> None:
+    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    what = f"mounting {source} at {target}" if source else f"changing the mount at {target}"
+    result = _libc().mount(given[0], given[1], given[2], ctypes.c_ulong(flags), given[3])
+    _check(result, what)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+# ---------------------------------------------------------------------------------- as a program
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try it in the folder that is the only argument; the exit status."""
+    refusal = separate()
+    if refusal is None:
+        try:
+            View(Path(arguments[0])).add(Mount(arguments[0], "/kubetorch-probe"))
+        except OSError as error:
+            refusal = error.strerror or str(error)
+    sys.stdout.write(f"{refusal}\n" if refusal else "")
+    return 0 if refusal is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

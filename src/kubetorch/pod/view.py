@@ -1,0 +1,117 @@
+"""The file system as the processes of a pod see it.
+
+On Kubernetes that is the container's. On the local backend it is the machine's, in a mount
+namespace of the pod's own, in which paths can be the pod's alone. The agent goes into it when it
+starts, so all that it starts is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from kubetorch.config import environment
+from kubetorch.errors import ResourceNotAvailableError, SecretNotFound
+from kubetorch.lib import mounts
+from kubetorch.wire import messages
+from kubetorch.wire.attachments import Attachments, FilesAt, FolderAt
+from kubetorch.wire.podenv import PodEnv
+from kubetorch.wire.secrets import SecretFile
+
+
+class PodView:
+    """What a pod sees.
+
+    Args:
+        pod: Who it is.
+        refusal: What `kubetorch.lib.mounts.separate` said.
+    """
+
+    def __init__(self, pod: PodEnv, refusal: str | None) -> None:
+        self._is_container = pod.backend != "local"
+        self._refusal = refusal
+        self._home = Path(pod.controller_file).parent
+        self._lock = asyncio.Lock()
+        folder = Path(pod.root) / "view"
+        if not self._is_container:
+            # What an agent before this one had; the mounts ended with it.
+            shutil.rmtree(folder, ignore_errors=True)
+        self._view = mounts.View(folder)
+
+    def attach(self, file: str) -> None:
+        """Show what the pod is given: folders of volumes, files of secrets.
+
+        Args:
+            file: JSON of `kubetorch.wire.attachments.Attachments`; empty where there is none.
+
+        Raises:
+            ResourceNotAvailableError: The machine cannot do that.
+            SecretNotFound: A secret is gone.
+        """
+        given = messages.decode(Attachments, Path(file).read_bytes()) if file else Attachments()
+        if not (given.folders or given.files):
+            return
+        self._check()
+        # A folder within another one comes after it.
+        both: list[FolderAt | FilesAt] = [*given.folders, *given.files]
+        for one in sorted(both, key=lambda one: len(Path(one.target).parts)):
+            try:
+                self._show(one)
+            except OSError as error:
+                raise cannot(f"{one.target}: {error.strerror or error}") from error
+
+    def _show(self, one: FolderAt | FilesAt) -> None:
+        if isinstance(one, FolderAt):
+            Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._view.add(mounts.Mount(one.source, one.target, one.read_only))
+        else:
+            self._view.add_files(one.target, _values(one))
+
+    async def shield(self, keep: Iterable[str] = ()) -> None:
+        """See to it that what the pod writes at absolute paths from now on stays in the pod.
+
+        Temporary folders, the installation, its caches and the agent's interpreter are shared with
+        the machine as before. To ask again changes nothing.
+
+        Args:
+            keep: Further folders that are shared, such as environments of other interpreters.
+
+        Raises:
+            ResourceNotAvailableError: The machine cannot do that.
+        """
+        if self._is_container:
+            return
+        self._check()
+        shared = [self._home, environment.cache_dir(), sys.prefix, sys.base_prefix, *keep]
+        async with self._lock:
+            try:
+                await asyncio.to_thread(self._view.shield, [str(path) for path in shared])
+            except OSError as error:
+                raise cannot(error.strerror or str(error)) from error
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise cannot(self._refusal)
+
+
+def _values(one: FilesAt) -> dict[str, bytes]:
+    """The files of a secret."""
+    file = Path(one.secret)
+    try:
+        values = messages.decode(SecretFile, file.read_bytes()).values
+    except FileNotFoundError:
+        raise SecretNotFound(file.stem, file.parent.name) from None
+    items = one.items or tuple((key, key) for key in values)
+    return {name: values[key] for key, name in items if key in values}
+
+
+def cannot(reason: str) -> ResourceNotAvailableError:
+    """The error for a machine whose pods can have no paths of their own."""
+    return ResourceNotAvailableError(
+        f"pods of this machine cannot have absolute paths of their own: {reason}",
+        hint="that takes Linux, and root or user namespaces; paths in the working directory are "
+        "the pod's own everywhere",
+    )

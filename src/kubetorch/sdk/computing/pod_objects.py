@@ -1,0 +1,73 @@
+"""Pods as Kubernetes describes them, whatever backend runs them: dictionaries with attributes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubetorch.manifests import labels
+from kubetorch.wire.messages import PodView, WorkloadView
+
+
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes, too: `pod.status.phase`, `pod.status.pod_ip`."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any value of the object
+        if name in self:
+            return self[name]
+        # Programs for Kubernetes in Python say `pod_ip` for `podIP`.
+        plain = name.replace("_", "").lower()
+        for key, value in self.items():
+            if key.lower() == plain and not name.startswith("_"):
+                return value
+        raise AttributeError(f"there is no {name!r}; there are {', '.join(self)}")
+
+
+def of_pod(view: WorkloadView, pod: PodView) -> Attributes:
+    """One pod of a workload."""
+    spec = view.spec
+    started = _moment(pod.started)
+    is_ending = pod.phase == "Terminating"
+    metadata = {
+        "name": pod.name,
+        "namespace": spec.namespace,
+        "labels": {
+            **dict(spec.compute.labels),
+            **labels.of_pods(name=spec.name, username=spec.username),
+        },
+        "creationTimestamp": started,
+        "deletionTimestamp": _moment(view.updated) if is_ending else None,
+    }
+    status = {
+        "phase": "Running" if is_ending else pod.phase,
+        "podIP": urlsplit(pod.url).hostname,
+        "startTime": started,
+        "reason": pod.reason or None,
+        "containerStatuses": [
+            {"name": "kubetorch", "ready": pod.is_ready, "restartCount": pod.restarts}
+        ],
+    }
+    found = _attributes({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+    assert isinstance(found, Attributes)
+    return found
+
+
+def is_running(pod: Attributes) -> bool:
+    """Whether it runs, and is not about to end."""
+    return bool(pod.status.phase == "Running" and "deletionTimestamp" not in pod.metadata)
+
+
+def _moment(seconds: float) -> str | None:
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _attributes(value: object) -> object:
+    """The same with attributes; as in Kubernetes, what is not said is not there."""
+    if isinstance(value, dict):
+        return Attributes(
+            {key: _attributes(item) for key, item in value.items() if item is not None}
+        )
+    return [_attributes(item) for item in value] if isinstance(value, list) else value

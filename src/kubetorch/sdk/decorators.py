@@ -1,0 +1,192 @@
+"""`@kt.compute`, `@kt.distribute`, `@kt.autoscale` and `@kt.async_`, in any order.
+
+`@kt.compute` makes a handle of a function or class, as `kt.fn` and `kt.cls` do, which `kt deploy`
+and `.deploy()` deploy. The others, where they stand below it, wait in a `Partial` for it. In a pod
+that was started for the very function or class, the decorators leave it as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod
+from kubetorch.sdk.cls import Cls, cls
+from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.fn import Fn, P, R, Y, fn
+from kubetorch.specs import autoscaling, distribution
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from kubetorch.sdk.computing.arguments import ComputeArguments
+
+#: Where programs switch all decorators off: `kt.globals.disable_decorators = True`.
+_GLOBALS = "kubetorch.sdk.services"
+
+
+T = TypeVar("T")
+AnyT = TypeVar("AnyT")
+#: What one decorator adds to a compute.
+Change = Callable[[Compute], object]
+Handle = Fn[..., Any] | Cls[Any]
+
+
+class Decorator(Protocol):
+    """Makes a handle of a function or a class."""
+
+    @overload
+    def __call__(self, decorated: type[T]) -> Cls[T]: ...  # type: ignore[overload-overlap]  # a class can be called, too
+    @overload
+    def __call__(self, decorated: Callable[P, Coroutine[Any, Any, R]]) -> Fn[P, R]: ...
+    @overload
+    def __call__(self, decorated: Callable[P, AsyncIterator[Y]]) -> Fn[P, Iterator[Y]]: ...
+    @overload
+    def __call__(self, decorated: Callable[P, R]) -> Fn[P, R]: ...
+
+
+class Partial:
+    """A function or class whose decorators so far say how, and not yet on what, it is to run.
+
+    Args:
+        wrapped: The function or class.
+    """
+
+    _kt_partial_module = True
+
+    def __init__(self, wrapped: Callable[..., Any]) -> None:
+        self.__wrapped__ = wrapped
+        self.changes: list[Change] = []
+        self.is_async = False
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # the user's values
+        """Refuse, since nobody said what it runs on.
+
+        Raises:
+            SpecError: Always.
+        """
+        name = getattr(self.__wrapped__, "__qualname__", self.__wrapped__)
+        raise SpecError(
+            f"{name} has decorators, and @kt.compute is not among them",
+            hint="add @kt.compute(cpus=1) to say what it runs on",
+        )
+
+
+def compute(
+    get_if_exists: bool = False,
+    reload_prefixes: str | Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    **compute_kwargs: Unpack[ComputeArguments],
+) -> Decorator:
+    """Make a service of the function or class below, to be deployed by `kt deploy`.
+
+    Nothing is deployed by this. Calls find the service by its name.
+
+    Args:
+        get_if_exists: Whether a deploy takes the service as it is, if there is one.
+        reload_prefixes: Whose service it is, see `kt.fn`.
+        name: Name of the service; that of the function or class if not given.
+        compute_kwargs: What it runs on: the arguments of `kt.Compute`.
+
+    Raises:
+        SpecError: A value is impossible.
+    """
+    if not isinstance(get_if_exists, bool):
+        raise TypeError(
+            f"@kt.compute got {get_if_exists!r}; it takes arguments, as in @kt.compute(cpus=1)"
+        )
+
+    def decorate(decorated: Any) -> Any:  # noqa: ANN401  # a function, a class, or a partial one
+        if _is_off(decorated):
+            return decorated
+        if isinstance(decorated, (Fn, Cls)):
+            raise SpecError(f"{decorated.name} has @kt.compute twice, or is a handle already")
+        partial = decorated if isinstance(decorated, Partial) else Partial(decorated)
+        wrapped = partial.__wrapped__
+        handle: Handle = cls(wrapped, name) if isinstance(wrapped, type) else fn(wrapped, name)
+        handle.reload_prefixes = reload_prefixes
+        declared = Compute(**compute_kwargs)
+        for change in partial.changes:
+            change(declared)
+        handle.declare(declared, get_if_exists=get_if_exists)
+        handle.async_ = partial.is_async
+        return handle
+
+    return decorate
+
+
+def distribute(*args: Any, **kwargs: Any) -> Callable[[AnyT], AnyT]:  # noqa: ANN401  # as below
+    """Run each call of the function or class on all pods: see `kt.Compute.distribute`.
+
+    Args:
+        args: The arguments of `kt.Compute.distribute`.
+        kwargs: As `args`.
+
+    Raises:
+        SpecError: A value is impossible, or it is autoscaled.
+    """
+    if len(args) == 1 and callable(args[0]):
+        raise TypeError("@kt.distribute takes arguments; write @kt.distribute() above the function")
+    # What is impossible is an error of the decorator's own line.
+    given = dict(zip(distribution.ARGUMENTS, args, strict=False))
+    distribution.parse({**given, **kwargs})
+    return _changing("@kt.distribute", lambda declared: declared.distribute(*args, **kwargs))
+
+
+def autoscale(**kwargs: Any) -> Callable[[AnyT], AnyT]:  # noqa: ANN401  # as below
+    """Let the load decide on the number of pods: see `kt.Compute.autoscale`.
+
+    Args:
+        kwargs: The arguments of `kt.Compute.autoscale`.
+
+    Raises:
+        AutoScalingError: A value is impossible.
+        SpecError: It is distributed.
+    """
+    autoscaling.parse(kwargs, launch_timeout=1)
+    return _changing("@kt.autoscale", lambda declared: declared.autoscale(**kwargs))
+
+
+def async_(decorated: AnyT) -> AnyT:
+    """Have calls of the function or class return something to await."""
+    if _is_off(decorated):
+        return decorated
+    if isinstance(decorated, (Fn, Cls)):
+        decorated.async_ = True
+        return decorated
+    partial = _partial("@kt.async_", decorated)
+    partial.is_async = True
+    return partial  # type: ignore[return-value]  # until @kt.compute it stands for what it wraps
+
+
+def _changing(decorator: str, change: Change) -> Callable[[AnyT], AnyT]:
+    def decorate(decorated: Any) -> Any:  # noqa: ANN401  # a function, a class, or a handle
+        if _is_off(decorated):
+            return decorated
+        if isinstance(decorated, (Fn, Cls)):
+            if decorated.compute is None:
+                raise SpecError(f"{decorated.name} has no compute for {decorator} to change")
+            change(decorated.compute)
+            return decorated
+        partial = _partial(decorator, decorated)
+        partial.changes.append(change)
+        return partial
+
+    return decorate
+
+
+def _partial(decorator: str, decorated: object) -> Partial:
+    if isinstance(decorated, Partial):
+        return decorated
+    if not callable(decorated):
+        raise TypeError(f"{decorator} is for functions and classes; this is {decorated!r}")
+    return Partial(decorated)
+
+
+def _is_off(decorated: object) -> bool:
+    """Whether a function or class is to stay what it is."""
+    is_disabled = getattr(sys.modules.get(_GLOBALS), "disable_decorators", False)
+    return bool(is_disabled) or inpod.is_deployed(decorated)

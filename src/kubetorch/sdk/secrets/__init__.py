@@ -1,0 +1,1 @@
+"""Credentials of the user: declaring them, reading them, bringing them to services."""

@@ -1,0 +1,324 @@
+"""`kt.Volume`: storage that outlives the services that have it mounted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.config.settings import config
+from kubetorch.errors import SpecError, VolumeNotFoundError
+from kubetorch.sdk import advice, inpod, parameters
+from kubetorch.specs import quantity
+from kubetorch.specs import volume as specs
+from kubetorch.specs.volume import VolumeSpec
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.session import Session
+    from kubetorch.wire.volumes import VolumeView
+
+#: Seconds that `Volume.delete` waits.
+DELETE_TIMEOUT = 60.0
+_SIZE_HINT = 'kt.Volume(name="data", size="10Gi", mount_path="/data")'
+
+
+class Volume:
+    """Storage that outlives the services that have it mounted.
+
+    It is a declaration: a deploy to a `kt.Compute(volumes=[...])` makes it if it is not there.
+
+    Args:
+        name: Its name.
+        size: Its size, such as `"10Gi"`; not needed for one that exists.
+        mount_path: Absolute path in the pods.
+        storage_class: Storage class; that of the access mode, else the default one, if not given.
+        access_mode: `"ReadWriteMany"`, `"ReadWriteOnce"`, `"ReadOnlyMany"` or
+            `"ReadWriteOncePod"`; the first if not given.
+        namespace: Namespace; that of the service if not given.
+        volume_name: PersistentVolume to bind to.
+        pvc: A PersistentVolumeClaim that exists: it is mounted, and neither made nor deleted.
+        pv: The same as `volume_name`.
+
+    Raises:
+        SpecError: A value is impossible; the message names the parameter.
+    """
+
+    def __init__(  # noqa: PLR0913  # the documented constructor
+        self,
+        name: str,
+        size: str | int | None = None,
+        mount_path: str | None = None,
+        storage_class: str | None = None,
+        access_mode: str | None = None,
+        namespace: str | None = None,
+        volume_name: str | None = None,
+        *,
+        pvc: str | None = None,
+        pv: str | None = None,
+    ) -> None:
+        if volume_name is not None and pv is not None and volume_name != pv:
+            raise SpecError(f"volume_name is {volume_name!r} and pv is {pv!r}; they are the same")
+        bound = volume_name if volume_name is not None else pv
+        if pvc is None and size is None:
+            raise SpecError(
+                f"the volume {name!r} has no size",
+                hint=f"{_SIZE_HINT}; pvc= names a claim that exists",
+            )
+        if pvc is not None and bound is not None:
+            raise SpecError("pvc names a claim that exists; it is bound to a volume already")
+        self._spec = VolumeSpec(
+            name=specs.check_name(name),
+            mount_path=specs.check_mount_path(mount_path),
+            size=None if size is None else quantity.memory(size, parameter="size"),
+            storage_class=_checked_class(storage_class),
+            access_mode=specs.access_mode(access_mode),
+            namespace=None if namespace is None else parameters.namespace(namespace),
+            volume_name=None
+            if bound is None
+            else specs.check_claim(bound, parameter="volume_name"),
+            claim=None if pvc is None else specs.check_claim(pvc),
+        )
+
+    @classmethod
+    def from_name(
+        cls, name: str, namespace: str | None = None, mount_path: str | None = None
+    ) -> Volume:
+        """A volume that exists.
+
+        Args:
+            name: Its name, or that of a claim that somebody else made.
+            namespace: Its namespace; `kt.config.namespace` if not given.
+            mount_path: Where to mount it; where it was mounted before if not given, else
+                `/ktfs/<name>`.
+
+        Raises:
+            VolumeNotFoundError: There is none of that name.
+        """
+        claim = specs.check_claim(name, parameter="name")
+        where = config.namespace if namespace is None else parameters.namespace(namespace)
+        path = None if mount_path is None else specs.check_mount_path(mount_path)
+        volume = cls.__new__(cls)
+        if inpod.is_importing():
+            # A module that a pod imports must not ask anybody.
+            place = path or specs.default_mount_path(claim)
+            volume._spec = VolumeSpec(claim, place, namespace=namespace, claim=claim)
+            return volume
+        found = _get(_session(), where, claim)
+        if found is None:
+            raise missing(claim, where)
+        volume._spec = VolumeSpec(
+            name=found.spec.name,
+            mount_path=path or found.spec.mount_path,
+            size=found.spec.size,
+            storage_class=found.storage_class or None,
+            access_mode=found.spec.access_mode,
+            namespace=where,
+            volume_name=found.spec.volume_name,
+            claim=None if found.is_ours else claim,
+        )
+        return volume
+
+    # --------------------------------------------------------------------------------- questions
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._spec.name
+
+    @property
+    def pvc_name(self) -> str:
+        """Name of its PersistentVolumeClaim."""
+        return self._spec.claim_name
+
+    @property
+    def size(self) -> str | None:
+        """Its size; `None` for a claim that exists."""
+        return self._spec.size
+
+    @property
+    def mount_path(self) -> str:
+        """Absolute path in the pods."""
+        return self._spec.mount_path
+
+    @property
+    def access_mode(self) -> str:
+        """Who may mount it, in Kubernetes' words."""
+        return self._spec.access_mode
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace; without one of its own that of `kt.config`."""
+        return self._spec.namespace or config.namespace
+
+    @property
+    def volume_name(self) -> str | None:
+        """PersistentVolume that it is bound to, if one was named."""
+        return self._spec.volume_name
+
+    @property
+    def storage_class(self) -> str:
+        """Its storage class; the controller is asked if none was given.
+
+        Raises:
+            SpecError: There is none for its access mode.
+        """
+        spec = self._spec
+        if spec.storage_class is not None:
+            return spec.storage_class
+        if spec.volume_name is not None:
+            return ""
+        found = None if spec.claim is None else self._view()
+        if found is not None:
+            return found.storage_class
+        return _session().ask(lambda asked: asked.volumes.storage_class(spec.access_mode))
+
+    def exists(self) -> bool:
+        """Whether it is there."""
+        return self._view() is not None
+
+    def config(self) -> dict[str, str | None]:
+        """Its declaration, with its storage class or the volume that it is bound to."""
+        spec = self._spec
+        found = {
+            "name": spec.name,
+            "size": spec.size,
+            "access_mode": spec.access_mode,
+            "mount_path": spec.mount_path,
+            "namespace": self.namespace,
+        }
+        if spec.volume_name is not None:
+            return {**found, "volume_name": spec.volume_name}
+        return {**found, "storage_class": self.storage_class}
+
+    def pod_template_spec(self) -> dict[str, Any]:
+        """The volume as the spec of a pod has it."""
+        claim = {"claimName": self.pvc_name}
+        return {"name": self.name, "persistentVolumeClaim": claim}
+
+    def to_spec(self) -> VolumeSpec:
+        """Its frozen form."""
+        return self._spec
+
+    # ---------------------------------------------------------------------------------- changing
+
+    def create(self) -> dict[str, Any]:
+        """Make it, if it is not there; its PersistentVolumeClaim.
+
+        Raises:
+            VolumeNotFoundError: It stands for a claim that does not exist.
+            SpecError: There is no storage class for its access mode.
+        """
+        spec, where = self._spec, self.namespace
+        if spec.claim is not None:
+            found = self._view()
+            if found is None:
+                raise missing(spec.claim, where)
+        else:
+            found = _session().ask(lambda asked: asked.volumes.create(where, spec)).volume
+        return _claim(found)
+
+    def delete(self, wait: bool = True, timeout: float = DELETE_TIMEOUT) -> None:
+        """Delete it and what is in it; that there is none is only a warning.
+
+        Args:
+            wait: Whether to wait until it is gone.
+            timeout: For how many seconds; that it is still there then is a warning.
+
+        Raises:
+            VolumeInUseError: Services have it mounted.
+            SpecError: It stands for a claim that somebody else made.
+        """
+        spec, where = self._spec, self.namespace
+        if spec.claim is not None:
+            raise SpecError(
+                f"the claim {spec.claim!r} was not made as a kt.Volume, and so is not deleted",
+                hint=f"kubectl delete pvc {spec.claim} -n {where}",
+            )
+        seconds = timeout if wait else 0.0
+        try:
+            gone = _session().ask(
+                lambda asked: asked.volumes.delete(where, spec.claim_name, wait=seconds)
+            )
+        except VolumeNotFoundError as error:
+            advice.warn(error.message)
+            return
+        if wait and not gone:
+            advice.warn(f"the volume {spec.name!r} is still there after {timeout:g} s")
+
+    def ssh(self, image: str = "alpine:latest") -> None:
+        """Open a shell in it; returns when that ends.
+
+        Args:
+            image: Image of the pod that a cluster starts for it.
+
+        Raises:
+            VolumeNotFoundError: There is none of that name.
+        """
+        from kubetorch.sdk import volume_shell  # noqa: PLC0415  # starts a process
+
+        found = self._view()
+        if found is None:
+            raise missing(self.pvc_name, self.namespace)
+        volume_shell.run(found, mount_path=self.mount_path, image=image)
+
+    def _view(self) -> VolumeView | None:
+        return _get(_session(), self.namespace, self.pvc_name)
+
+    # ------------------------------------------------------------------------------- as a value
+
+    def __eq__(self, other: object) -> bool:
+        return self._spec == other._spec if isinstance(other, Volume) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._spec)
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        shown = {
+            "name": spec.name,
+            "size": spec.size,
+            "mount_path": spec.mount_path,
+            "storage_class": spec.storage_class,
+            "access_mode": None
+            if spec.access_mode == specs.DEFAULT_ACCESS_MODE
+            else spec.access_mode,
+            "namespace": spec.namespace,
+            "volume_name": spec.volume_name,
+            "pvc": spec.claim,
+        }
+        given = [f"{key}={value!r}" for key, value in shown.items() if value is not None]
+        return f"Volume({', '.join(given)})"
+
+
+def missing(claim: str, namespace: str) -> VolumeNotFoundError:
+    """The error for a volume that does not exist."""
+    return VolumeNotFoundError(
+        f"Volume {claim!r} does not exist in namespace {namespace!r}",
+        hint=f"kt volumes list -n {namespace} shows those that are there",
+    )
+
+
+def _checked_class(name: object) -> str | None:
+    if name is None or name == "":
+        return None if name is None else ""
+    return specs.check_claim(name, parameter="storage_class")
+
+
+def _session() -> Session:
+    from kubetorch.sdk import services  # noqa: PLC0415  # to declare one reaches nobody
+
+    return services.session()
+
+
+def _get(session: Session, namespace: str, claim: str) -> VolumeView | None:
+    return session.ask(lambda asked: asked.volumes.get(namespace, claim))
+
+
+def _claim(view: VolumeView) -> dict[str, Any]:
+    from kubetorch.manifests import storage  # noqa: PLC0415  # few programs look at it
+
+    return storage.claim_of(
+        view.spec,
+        namespace=view.namespace,
+        claim=view.claim,
+        storage_class=view.storage_class,
+        phase=view.phase,
+    )

@@ -1,0 +1,125 @@
+"""Messages about secrets. Values travel in two of them only, which do not show them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from kubetorch.specs.secret import MountType
+
+#: What becomes of values for a secret that exists: it stays as it is; they must be the same; they
+#: take the place of its own; they are added to its own, which must be there.
+Collision = Literal["keep", "same", "replace", "merge"]
+#: What became of them.
+Outcome = Literal["created", "unchanged", "replaced", "merged"]
+
+
+class SecretDraft(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A secret as its owner describes it.
+
+    Attributes:
+        name: Name that the user knows it by.
+        mount_type: Whether it becomes variables or files.
+        path: Folder of the files in pods.
+        renamed: Pairs of key and variable, where the variable is not called like the key.
+        provider: Whose credentials it has.
+        username: Who made it.
+        override: Whether its owner wants deploys to replace its values.
+    """
+
+    name: str
+    mount_type: MountType
+    path: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    provider: str | None = None
+    username: str | None = None
+    override: bool = False
+
+
+class _Silent(msgspec.Struct, frozen=True, kw_only=True):
+    """A message with values in it, none of which is shown."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return []
+
+
+class PutSecret(_Silent, frozen=True, kw_only=True):
+    """Body of an upload.
+
+    Attributes:
+        draft: The secret.
+        values: Its values; base64 in JSON.
+        collision: What becomes of them if it exists.
+    """
+
+    draft: SecretDraft
+    values: dict[str, bytes]
+    collision: Collision = "same"
+
+
+class SecretValues(_Silent, frozen=True, kw_only=True):
+    """The values of a secret, for its owner."""
+
+    values: dict[str, bytes]
+
+
+class SecretFile(_Silent, frozen=True, kw_only=True):
+    """Content of a file that a secret is kept in, where there is no Kubernetes.
+
+    Attributes:
+        draft: The secret.
+        values: Its values.
+        version: What changes with the values.
+        created, updated: Seconds since the epoch.
+    """
+
+    draft: SecretDraft
+    values: dict[str, bytes]
+    version: str
+    created: float
+    updated: float
+
+
+class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A secret without its values.
+
+    Attributes:
+        namespace, object_name: Its identity.
+        name: Name that the user knows it by.
+        mount_type: Whether it becomes variables or files.
+        keys: Names of its values.
+        version: What changes with the values.
+        path, renamed, provider, username, override: As in `SecretDraft`.
+        labels: Labels of the Kubernetes object.
+        type: Type of the Kubernetes object.
+        created, updated: Seconds since the epoch.
+        used_by: Names of the services that see it.
+    """
+
+    namespace: str
+    object_name: str
+    name: str
+    mount_type: MountType
+    keys: tuple[str, ...]
+    version: str
+    path: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    provider: str | None = None
+    username: str | None = None
+    override: bool = False
+    labels: dict[str, str] = {}
+    type: str = "Opaque"
+    created: float = 0.0
+    updated: float = 0.0
+    used_by: tuple[str, ...] = ()
+
+
+class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an upload."""
+
+    outcome: Outcome
+    secret: SecretView

@@ -1,0 +1,46 @@
+"""Messages about volumes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kubetorch.specs.volume import VolumeSpec
+
+
+class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A volume that exists.
+
+    Attributes:
+        namespace: Its namespace.
+        claim: Name of its claim.
+        spec: What it was made from; of a claim that somebody else made what can be read off it.
+        phase: Kubernetes' word: `Pending`, `Bound` or `Lost`.
+        storage_class: Class that it got.
+        is_ours: Whether Kubetorch made it.
+        folder: Where it lies on this machine, on the local backend.
+        created: Seconds since the epoch.
+        used_by: Names of the services that have it mounted.
+    """
+
+    namespace: str
+    claim: str
+    spec: VolumeSpec
+    phase: str = "Bound"
+    storage_class: str = ""
+    is_ours: bool = True
+    folder: str | None = None
+    created: float = 0.0
+    used_by: tuple[str, ...] = ()
+
+
+class CreatedVolume(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a creation: the volume, and whether it is new."""
+
+    is_new: bool
+    volume: VolumeView
+
+
+class StorageClass(msgspec.Struct, frozen=True):
+    """The class that a volume gets when nobody names one."""
+
+    storage_class: str

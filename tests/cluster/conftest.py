@@ -1,0 +1,144 @@
+"""The cluster that `KUBECONFIG` names; without one, or without kubectl, these tests are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import definitions
+
+Objects = list[dict[str, Any]]
+Kubectl = Callable[..., str]
+
+#: What a cluster has before anybody deploys: names that the manifests refer to.
+REQUIRED: Objects = [
+    {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "trainer", "namespace": "default"},
+    },
+    {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "high"},
+        "value": 1000,
+    },
+]
+#: What a TrainJob runs on.
+RUNTIME: Objects = [
+    {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "python"},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": 1}},
+            "template": {
+                "spec": {
+                    "replicatedJobs": [
+                        {
+                            "name": "node",
+                            "template": {
+                                "metadata": {
+                                    "labels": {
+                                        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+                                    }
+                                },
+                                "spec": {
+                                    "template": {
+                                        "spec": {
+                                            "containers": [
+                                                {"name": "node", "image": "localhost/python:3.11"}
+                                            ]
+                                        }
+                                    }
+                                },
+                            },
+                        }
+                    ]
+                }
+            },
+        },
+    }
+]
+#: What Knative refuses in a pod template unless its configuration allows it.
+KNATIVE_FEATURES = (
+    "kubernetes.podspec-nodeselector",
+    "kubernetes.podspec-tolerations",
+    "kubernetes.podspec-priorityclassname",
+    "kubernetes.podspec-schedulername",
+    "kubernetes.podspec-persistent-volume-claim",
+    "kubernetes.podspec-persistent-volume-write",
+    "kubernetes.podspec-init-containers",
+    "kubernetes.containerspec-addcapabilities",
+)
+_FEATURES = ("configmap/config-features", "--namespace", "knative-serving")
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    """Run kubectl against the cluster, and return what it prints."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on the PATH")
+
+    def run(*arguments: str, given: Objects | None = None) -> str:
+        text = None if given is None else yaml.safe_dump_all(given)
+        done = subprocess.run(
+            ["kubectl", *arguments], input=text, capture_output=True, text=True, timeout=90
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
+    """The kinds that the API server has, `Kind.group`, the test definitions among them."""
+    there = _kinds(kubectl)
+    before: dict[str, str | None] = {}
+    made = [
+        one
+        for one in definitions.of(lambda name: json.loads(_definition(kubectl, name)))
+        if f"{one['spec']['names']['kind']}.{one['spec']['group']}" not in there
+    ]
+    required = [*made, *REQUIRED]
+    kubectl("apply", "--server-side", "-f", "-", given=required)
+    for one in made:
+        name = one["metadata"]["name"]
+        kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{name}")
+    if "TrainJob.trainer.kubeflow.org" in there:
+        kubectl("apply", "--server-side", "-f", "-", given=RUNTIME)
+        required += RUNTIME
+    if "Service.serving.knative.dev" in there:
+        found = json.loads(kubectl("get", *_FEATURES, "-o", "json")).get("data") or {}
+        before = {name: found.get(name) for name in KNATIVE_FEATURES}
+        _allow(kubectl, dict.fromkeys(KNATIVE_FEATURES, "enabled"))
+    yield _kinds(kubectl)
+    kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=required)
+    if "Service.serving.knative.dev" in there:
+        _allow(kubectl, before)
+
+
+def _allow(kubectl: Kubectl, features: dict[str, str | None]) -> None:
+    """Change what Knative allows; `None` is its default."""
+    patch = json.dumps({"data": features})
+    kubectl("patch", *_FEATURES, "-p", patch)
+
+
+def _kinds(kubectl: Kubectl) -> set[str]:
+    lines = kubectl("api-resources", "--no-headers").splitlines()
+    rows = [line.split() for line in lines]
+    return {f"{row[-1]}.{row[-3].rpartition('/')[0]}" for row in rows}
+
+
+def _definition(kubectl: Kubectl, name: str) -> str:
+    return kubectl("get", "crd", name, "-o", "json")

@@ -1,0 +1,43 @@
+"""A real API server takes every golden: its schemas, and the admission of the operators."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.cluster
+
+GOLDENS = Path(__file__).parents[1] / "contract/manifests/goldens"
+FILES = sorted(GOLDENS.iterdir())
+
+
+@pytest.mark.parametrize("golden", FILES, ids=lambda path: path.stem)
+def test_the_api_server_takes_the_golden(golden, kubectl, kinds):
+    objects = list(yaml.safe_load_all(golden.read_text()))
+    for one in objects:
+        group = one["apiVersion"].rpartition("/")[0]
+        name = f"{one['kind']}.{group}"
+        if name not in kinds:
+            pytest.skip(f"the cluster has no {name}")
+        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[one])
+
+
+def test_an_unknown_field_is_refused(kubectl, kinds):
+    """So that a golden that is taken means something."""
+    manifest = next(yaml.safe_load_all((GOLDENS / "deployment.yaml").read_text()))
+    manifest["spec"]["template"]["spec"]["nodeSelektor"] = {"disk": "ssd"}
+    with pytest.raises(AssertionError, match="nodeSelektor"):
+        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[manifest])
+
+
+def test_the_queue_of_the_goldens_can_be_made(kubectl, kinds):
+    manifest = next(yaml.safe_load_all((GOLDENS / "deployment.yaml").read_text()))
+    name = manifest["metadata"]["labels"]["kai.scheduler/queue"]
+    share = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+    queue = {
+        "apiVersion": "scheduling.run.ai/v2",
+        "kind": "Queue",
+        "metadata": {"name": name},
+        "spec": {"resources": {"cpu": share, "gpu": share, "memory": share}},
+    }
+    kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[queue])

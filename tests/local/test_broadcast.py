@@ -1,0 +1,370 @@
+"""Calls of a service with several replicas: all of them answer, in pod order."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.errors import CallCancelledError, CallTimeoutError, KubetorchError, WorkerDiedError
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import asyncio, os, time
+from pathlib import Path
+
+def pid(offset=0):
+    return os.getpid() + offset
+
+def say(text):
+    print(text)
+    return os.environ["POD_NAME"]
+
+def fail_in(pods, me):
+    number = me.index(os.environ["POD_NAME"])
+    if number in pods:
+        raise ValueError(f"bad {number}")
+    return number
+
+def fail_or_sleep(pods, me, folder):
+    name = os.environ["POD_NAME"]
+    if me.index(name) in pods:
+        raise ValueError("bad")
+    try:
+        for _ in range(1000):
+            time.sleep(0.02)
+    finally:
+        Path(folder, name).touch()
+
+def sleep(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
+def die_in(pod):
+    if os.environ["POD_NAME"] == pod:
+        os.kill(os.getpid(), 9)
+    time.sleep(30)
+
+def count(n):
+    for i in range(n):
+        yield i, os.getpid()
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+    def add(self, k):
+        self.n += k
+        return self.n, os.getpid()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def jobs(service, tmp_path_factory):
+    project = UserProject(tmp_path_factory.mktemp("broadcast") / "shop")
+    yield project.module(SOURCE)
+    project.forget()
+
+
+@pytest.fixture(scope="module")
+def deployed(jobs):
+    """Services on three replicas, by the name of their callable."""
+    made = {}
+
+    def deploy(name):
+        if name not in made:
+            target = getattr(jobs, name)
+            handle = (kt.cls if isinstance(target, type) else kt.fn)(target)
+            made[name] = handle.to(kt.Compute(cpus="0.1", replicas=3))
+        return made[name]
+
+    yield deploy
+    for handle in made.values():
+        handle.teardown()
+
+
+def pod_names(handle):
+    pods = handle.service_config["pods"]
+    return [pod["name"] for pod in sorted(pods, key=lambda pod: pod["ordinal"])]
+
+
+def test_all_pods_answer_and_their_answers_come_in_pod_order(deployed):
+    say = deployed("say")
+    first = say("hello")
+    assert len(set(first)) == 3
+    assert first == pod_names(say)
+    assert say("again") == first
+
+
+def test_lines_carry_the_name_of_their_pod(deployed, capsys):
+    say = deployed("say")
+    names = say("hello out there", stream_logs=True)
+    shown = capsys.readouterr().out
+    assert all(f"({name}) hello out there" in shown for name in names)
+
+
+def test_a_coroutine_gets_the_same_list(deployed):
+    say = deployed("say")
+
+    async def both():
+        return await asyncio.gather(say("a", async_=True), say("b", async_=True))
+
+    assert asyncio.run(both()) == [say("c")] * 2
+
+
+def test_one_that_is_asked_for_answers_with_a_scalar(jobs):
+    handle = kt.fn(jobs.pid, name="alone").to(kt.Compute(cpus="0.1", replicas=1))
+    try:
+        assert isinstance(handle(), int)
+    finally:
+        handle.teardown()
+
+
+def test_each_item_of_a_map_is_a_list(deployed):
+    say = deployed("say")
+    names = pod_names(say)
+    assert list(say.map(["x"] * 20, window=4)) == [names] * 20
+
+    async def collect():
+        return [value async for value in say.map_async(["x"] * 5)]
+
+    assert asyncio.run(collect()) == [names] * 5
+
+
+def test_every_pod_has_an_instance_of_its_own(deployed):
+    counter = deployed("Counter")
+    first, second = counter.add(2), counter.add(3)
+    assert [n for n, _ in first] == [2, 2, 2]
+    assert [n for n, _ in second] == [5, 5, 5]
+    assert len({pid for _, pid in second}) == 3
+
+
+def test_a_generator_is_a_list_of_iterators(deployed):
+    count = deployed("count")
+    iterators = count(3)
+    assert len(iterators) == 3
+    values = [list(iterator) for iterator in iterators]
+    assert [[n for n, _ in pod] for pod in values] == [[0, 1, 2]] * 3
+    assert len({pid for pod in values for _, pid in pod}) == 3
+    unknown = kt.fn(name=count.service_name, get_if_exists=True)
+    assert [next(iterator)[0] for iterator in unknown(10_000)] == [0, 0, 0]
+
+    async def collect():
+        taken = []
+        for iterator in await count(2, async_=True):
+            taken.append([n async for n, _ in iterator])
+        return taken
+
+    assert asyncio.run(collect()) == [[0, 1]] * 3
+
+
+def test_the_first_error_in_pod_order_carries_the_others(deployed):
+    fail_in = deployed("fail_in")
+    names = pod_names(fail_in)
+    assert fail_in([], names) == [0, 1, 2]
+    with pytest.raises(ValueError, match="bad 1") as caught:
+        fail_in([1, 2], names)
+    error = caught.value
+    assert error.pod_name == names[1]
+    assert [str(other) for other in error.other_errors] == ["bad 2"]
+    assert error.__notes__ == [
+        f"raised in pod 1 ({names[1]}); the call went to 3 pods\n"
+        f"also in pod 2 ({names[2]}): ValueError: bad 2"
+    ]
+    (result,) = fail_in.map([[0]], [names], return_exceptions=True)
+    assert str(result) == "bad 0"
+    with pytest.raises(ValueError, match="bad 0"):
+        asyncio.run(_await(fail_in, [0, 1, 2], names))
+
+
+async def _await(remote, *args):
+    return await remote(*args, async_=True)
+
+
+@pytest.mark.parametrize("how", ["blocking", "awaited"])
+def test_an_error_in_one_pod_ends_the_calls_on_the_others(deployed, tmp_path, how):
+    remote = deployed("fail_or_sleep")
+    names = pod_names(remote)
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="bad") as caught:
+        if how == "awaited":
+            asyncio.run(_await(remote, [1], names, str(tmp_path)))
+        else:
+            remote([1], names, str(tmp_path))
+    assert time.monotonic() - begun < 5
+    assert caught.value.other_errors == ()
+    deadline = time.monotonic() + 5
+    while {path.name for path in tmp_path.iterdir()} != {names[0], names[2]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_timeout_ends_the_call_on_all_pods(deployed):
+    remote = deployed("sleep")
+    begun = time.monotonic()
+    with pytest.raises(CallTimeoutError) as caught:
+        remote.options(timeout=0.3)(20)
+    assert time.monotonic() - begun < 5
+    assert [type(other) for other in caught.value.other_errors] == [CallTimeoutError] * 2
+
+
+def test_a_worker_that_is_killed_fails_the_call_and_names_its_pod(deployed):
+    remote = deployed("die_in")
+    names = pod_names(remote)
+    begun = time.monotonic()
+    with pytest.raises(WorkerDiedError) as caught:
+        remote(names[1])
+    assert time.monotonic() - begun < 5
+    assert caught.value.pod_name == names[1]
+
+
+def test_an_agent_that_is_killed_fails_the_call_and_is_back_for_the_next_one(deployed):
+    remote = deployed("sleep")
+    pod = remote.service_config["pods"][1]
+    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
+    killer.start()
+    begun = time.monotonic()
+    with pytest.raises(KubetorchError) as caught:
+        remote(20)
+    assert time.monotonic() - begun < 8
+    assert "raised in pod 1" in caught.value.__notes__[0]
+    killer.join()
+    # It was started again; what was asked for decides, so the next call waits for it.
+    assert len(set(remote(0))) == 3
+
+
+def test_a_spawned_call_has_one_handle_for_all_pods(deployed):
+    say = deployed("say")
+    names = pod_names(say)
+    handle = say.spawn("spawned")
+    assert handle.get(timeout=20) == names
+    assert handle.done()
+    assert handle.status() == "succeeded"
+    again = pickle.loads(pickle.dumps(handle))
+    assert again.result(timeout=20) == names
+    assert asyncio.run(_get(kt.CallHandle.from_id(handle.id))) == names
+
+
+async def _get(handle):
+    return await handle
+
+
+def test_a_spawned_call_that_fails_on_one_pod_goes_on_on_the_others(deployed):
+    fail_in = deployed("fail_in")
+    handle = fail_in.spawn([1], pod_names(fail_in))
+    with pytest.raises(ValueError, match="bad 1") as caught:
+        handle.get(timeout=20)
+    assert caught.value.other_errors == ()
+    assert handle.status() == "failed"
+    assert [call.status() for call in handle.calls] == ["succeeded", "failed", "succeeded"]
+
+
+def test_a_spawned_call_is_cancelled_on_all_pods(deployed):
+    handle = deployed("sleep").spawn(30)
+    with pytest.raises(TimeoutError, match="it goes on"):
+        handle.get(timeout=0.1)
+    assert handle.status() == "running"
+    handle.cancel()
+    with pytest.raises(CallCancelledError):
+        handle.get(timeout=20)
+
+
+def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
+    remote = deployed("fail_or_sleep")
+    names = pod_names(remote)
+    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        remote([], names, str(tmp_path))
+    deadline = time.monotonic() + 5
+    while {path.name for path in tmp_path.iterdir()} != set(names):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def post(handle, *args, method=None, headers=(), **kwargs):
+    """What curl gets: the status, and the body."""
+    request = urllib.request.Request(
+        handle.endpoint(method),
+        json.dumps({"args": args, "kwargs": kwargs}).encode(),
+        {**handle.request_headers, **dict(headers)},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_post_gets_a_list(deployed):
+    say = deployed("say")
+    assert post(say, "hello") == (200, json.dumps(pod_names(say)).replace(" ", "").encode())
+    counter = deployed("Counter")
+    status, body = post(counter, 1, method="add")
+    assert status == 200
+    assert len(json.loads(body)) == 3
+
+
+def test_a_post_that_fails_on_a_pod_says_how_it_failed_on_the_others(deployed):
+    fail_in = deployed("fail_in")
+    names = pod_names(fail_in)
+    status, body = post(fail_in, [1, 2], names)
+    assert status == 400
+    failure = json.loads(body)
+    assert (failure["error_type"], failure["message"]) == ("ValueError", "bad 1")
+    assert failure["pod_name"] == names[1]
+    assert [other["message"] for other in failure["other_errors"]] == ["bad 2"]
+
+
+def test_a_post_that_fails_on_a_pod_ends_the_calls_on_the_others(deployed, tmp_path):
+    remote = deployed("fail_or_sleep")
+    names = pod_names(remote)
+    begun = time.monotonic()
+    assert post(remote, [1], names, str(tmp_path))[0] == 400
+    assert time.monotonic() - begun < 5
+    deadline = time.monotonic() + 5
+    while {path.name for path in tmp_path.iterdir()} != {names[0], names[2]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_post_to_a_generator_gets_lines_with_the_number_of_their_pod(deployed):
+    status, body = post(deployed("count"), 2)
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert status == 200
+    for pod in range(3):
+        own = [line for line in lines if line["pod"] == pod]
+        assert [line["yield"][0] for line in own if "yield" in line] == [0, 1]
+        assert own[-1] == {"pod": pod, "return": None}
+
+
+def test_a_post_has_a_timeout_on_all_pods(deployed):
+    status, body = post(deployed("sleep"), 20, headers=[("X-Kubetorch-Timeout", "0.3")])
+    failure = json.loads(body)
+    assert (status, failure["error_type"]) == (504, "CallTimeoutError")
+    assert len(failure["other_errors"]) == 2
+
+
+def test_a_post_fails_when_an_agent_is_killed(deployed):
+    remote = deployed("sleep")
+    remote(0)
+    pod = kt.fn(name=remote.service_name).service_config["pods"][2]
+    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
+    killer.start()
+    status, body = post(remote, 20)
+    killer.join()
+    assert (status, json.loads(body)["pod_name"]) == (503, pod["name"])
+    status, body = post(remote, 0)
+    assert (status, len(set(json.loads(body)))) == (200, 3)

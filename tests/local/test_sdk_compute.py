@@ -1,0 +1,153 @@
+"""What a `kt.Compute` says, on running pods."""
+
+import pytest
+
+import kubetorch as kt
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os
+
+def where():
+    print("asked")
+    return os.environ["KT_SERVICE_NAME"], os.environ["POD_NAME"], os.environ.get("STAGE")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    yield project.module(SOURCE)
+    project.forget()
+
+
+@pytest.fixture
+def deployed(jobs):
+    """Deploys, and tears down at the end."""
+    handles = []
+
+    def deploy(compute, **keywords):
+        handles.append(kt.fn(jobs.where))
+        return handles[-1].to(compute, **keywords)
+
+    yield deploy
+    for handle in handles:
+        handle.teardown()
+
+
+def test_an_autoscaled_service_runs_on_fixed_pods_and_says_so_once(deployed, capsys):
+    remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=2, max_scale=5))
+
+    shown = capsys.readouterr().out
+    assert shown.count("there is no Knative here") == 1
+    assert "it runs on 2 pods (min_scale)" in shown
+    assert len(remote.service_config["pods"]) == 2
+    assert remote()[0] == "where"
+    assert any("no Knative" in note for note in remote.service_config["notes"])
+
+
+def test_a_service_that_may_scale_to_zero_runs_on_one_pod(deployed, capsys):
+    remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=0))
+
+    assert len(remote.service_config["pods"]) == 1
+    assert "it runs on 1 pod (min_scale)" in capsys.readouterr().out
+
+
+def test_a_distributed_service_is_refused_before_anything_is_sent(deployed):
+    with pytest.raises(kt.SpecError, match=r"where cannot be launched.*pytorch.*still to come"):
+        deployed(kt.Compute(cpus="0.1").distribute("pytorch", workers=2))
+
+    assert kt.globals.controller_client().list_workloads() == []
+
+
+def test_a_selector_of_pods_that_are_nowhere_starts_none(deployed):
+    with pytest.raises(kt.ResourceNotAvailableError, match="no pod matches the selector app=mine"):
+        deployed(kt.Compute(selector={"app": "mine"}))
+
+    assert kt.globals.controller_client().list_workloads() == []
+
+
+def test_a_dry_run_of_a_distributed_service_shows_its_manifest(deployed):
+    remote = deployed(kt.Compute(cpus="0.1").distribute("ray", workers=2), dryrun=True)
+
+    assert remote.compute.manifest["kind"] == "RayCluster"
+
+
+def test_a_users_manifest_runs_under_its_own_name(deployed):
+    container = {"name": "app", "image": "x", "env": [{"name": "STAGE", "value": "mine"}]}
+    template = {"metadata": {"labels": {"app": "mine"}}, "spec": {"containers": [container]}}
+    compute = kt.Compute.from_manifest(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "of-mine"},
+            "spec": {"selector": {"matchLabels": {"app": "mine"}}, "template": template},
+        }
+    )
+
+    remote = deployed(compute)
+
+    name, pod, stage = remote()
+    assert (name, stage) == ("of-mine", "mine")
+    assert pod.startswith("of-mine")
+    assert remote.compute.endpoint == remote.base_endpoint
+
+
+def test_the_pods_of_a_compute_are_described_as_kubernetes_does(deployed):
+    compute = kt.Compute(cpus="0.1", replicas=2, labels={"team": "ml"})
+    assert (compute.pods(), compute.pod_names(), compute.is_up()) == ([], [], False)
+
+    deployed(compute)
+
+    pods = compute.pods()
+    assert [pod.metadata.name for pod in pods] == compute.pod_names()
+    assert len(pods) == 2
+    assert compute.is_up()
+    (first, _) = pods
+    assert first.metadata == first["metadata"]
+    assert (first.kind, first.status.phase, first.status.pod_ip) == ("Pod", "Running", "127.0.0.1")
+    assert first.metadata.labels["team"] == "ml"
+    assert first.status.containerStatuses[0].ready is True
+    with pytest.raises(AttributeError, match="there are phase"):
+        _ = first.status.fase
+
+
+def test_a_compute_whose_service_is_gone_has_no_pods(deployed):
+    compute = kt.Compute(cpus="0.1")
+    handle = deployed(compute)
+
+    handle.teardown()
+
+    assert (compute.pods(), compute.is_up()) == ([], False)
+    with pytest.raises(kt.ServiceNotFoundError):
+        compute.logs()
+
+
+def test_logs_of_a_compute_are_shown(deployed, capsys):
+    compute = kt.Compute(cpus="0.1")
+    remote = deployed(compute, stream_logs=False)
+    remote(stream_logs=False)
+    capsys.readouterr()
+
+    compute.logs(tail=5)
+
+    (name,) = compute.pod_names()
+    assert f"({name}) asked" in capsys.readouterr().out
+    with pytest.raises(kt.SpecError, match=f"'absent'.*has no such pod(?s:.*){name}"):
+        compute.logs(pod="absent")
+    with pytest.raises(kt.SpecError, match="nothing was deployed"):
+        kt.Compute().logs()
+
+
+def test_each_service_of_one_compute_has_pods_of_its_own(jobs, deployed):
+    compute = kt.Compute(cpus="0.1")
+    first = deployed(compute)
+    second = kt.fn(jobs.where, name="second").to(compute)
+
+    assert first.compute.pod_names() != second.compute.pod_names()
+    second.teardown()

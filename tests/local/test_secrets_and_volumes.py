@@ -1,0 +1,258 @@
+"""Secrets and volumes of services on the local backend."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.lib import mounts as mounts_module
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os
+from pathlib import Path
+
+def variable(name):
+    return os.environ.get(name)
+
+def listing(path):
+    place = Path(os.path.expanduser(path))
+    return {str(p.relative_to(place)): oct(p.stat().st_mode & 0o777) for p in place.rglob("*")}
+
+def content(path):
+    return Path(os.path.expanduser(path)).read_text()
+
+def write(path, text):
+    Path(os.path.expanduser(path)).write_text(text)
+
+def shout(name):
+    print("the value is", "set" if os.environ[name] else "empty")
+"""
+#: So that no file has it by accident, nor the compiled source of this test.
+MARK = "-".join(["quince", "marmalade", str(os.getpid())])
+
+
+@pytest.fixture
+def home(service_home: Path) -> Path:
+    return service_home
+
+
+@pytest.fixture
+def jobs(home: Path, tmp_path: Path) -> Any:
+    project = UserProject(tmp_path / "shop")
+    yield project.module(SOURCE)
+    project.forget()
+
+
+@pytest.fixture
+def _mounts(tmp_path: Path) -> None:
+    """Skips where pods can have no paths of their own."""
+    import subprocess
+    import sys
+
+    probe = [sys.executable, "-m", mounts_module.__name__, str(tmp_path)]
+    if subprocess.run(probe, capture_output=True, timeout=20).returncode != 0:
+        pytest.skip("this machine allows no mount namespaces")
+
+
+def _on(**parameters: Any) -> kt.Compute:
+    return kt.Compute(cpus="0.1", **parameters)
+
+
+def _files_with(folder: Path, value: str) -> list[Path]:
+    """Files in which a value can be found, plain or encoded."""
+    encoded = base64.b64encode(value.encode()).rstrip(b"=")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [p for p in files if any(v in p.read_bytes() for v in (value.encode(), encoded))]
+
+
+# ------------------------------------------------------------------------------------- secrets
+
+
+def test_a_secret_of_variables_is_in_the_environment_and_nowhere_else(
+    home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUINCE", MARK)
+    compute = _on(secrets=[kt.secret("quince", env_vars=["QUINCE"])])
+    seen = kt.fn(jobs.variable).to(compute)
+    loud = kt.fn(jobs.shout).to(_on(secrets=["quince"]))
+    assert seen("QUINCE") == MARK
+    loud("QUINCE")
+    out, err = capfd.readouterr()
+    assert "the value is set" in out + err
+    assert MARK not in out + err
+    assert MARK not in repr(compute) + repr(compute.manifest) + repr(compute.secrets)
+    (found,) = _files_with(home, MARK)
+    assert found.is_relative_to(home / "secrets")
+    assert found.stat().st_mode & 0o777 == 0o600
+    assert found.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_files_of_a_secret_are_at_their_path_in_pods_and_not_on_the_machine(
+    home: Path, jobs: ModuleType
+) -> None:
+    secret = kt.Secret("files", values={"credentials": MARK, "config": "x"}, path="~/.tool")
+    on = _on(secrets=[secret])
+    assert kt.fn(jobs.listing).to(on)("~/.tool") == {"credentials": "0o600", "config": "0o600"}
+    assert kt.fn(jobs.content).to(on)("~/.tool/credentials") == MARK
+    with pytest.raises(OSError, match="Read-only"):
+        kt.fn(jobs.write).to(on)("~/.tool/credentials", "other")
+    assert not (Path.home() / ".tool").exists()
+    (found,) = _files_with(home, MARK)
+    assert found.is_relative_to(home / "secrets")
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_files_of_a_provider_are_where_they_were(jobs: ModuleType) -> None:
+    aws = Path.home() / ".aws"
+    aws.mkdir()
+    (aws / "credentials").write_text("[default]")
+    on = _on(secrets=["aws"])
+    assert kt.fn(jobs.content).to(on)("~/.aws/credentials") == "[default]"
+    (aws / "credentials").write_text("changed here")
+    (aws / "new").write_text("")
+    assert kt.fn(jobs.content).to(on)("~/.aws/credentials") == "[default]"
+    assert list(kt.fn(jobs.listing).to(on)("~/.aws")) == ["credentials"]
+
+
+def test_variables_of_a_provider_have_the_names_that_its_programs_look_for(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    on = _on(secrets=["openai"])
+    assert kt.fn(jobs.variable).to(on)("OPENAI_API_KEY") == "key"
+
+
+def test_a_secret_with_other_values_needs_to_be_overridden(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = kt.fn(jobs.variable)
+    monkeypatch.setenv("QUINCE", "one")
+    seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    monkeypatch.setenv("QUINCE", "two")
+    with pytest.raises(kt.SecretConflictError, match="override"):
+        seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    assert seen("QUINCE") == "one", "the pods that were there went away"
+    seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"], override=True)]))
+    assert seen("QUINCE") == "two", "pods keep values that were replaced"
+
+
+def test_a_secret_that_exists_is_used_by_its_name(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token")
+    kt.fn(jobs.variable).to(_on(secrets=[kt.Secret("hf-token", env_var="HF_TOKEN")]))
+    monkeypatch.delenv("HF_TOKEN")
+    other = kt.fn(jobs.variable, name="other")
+    assert other.to(_on(secrets=[kt.Secret("hf-token", env_var="HF_TOKEN")]))("HF_TOKEN") == "token"
+    assert other.to(_on(secrets=["hf-token"]))("HF_TOKEN") == "token"
+    found = kt.secret("hf-token")
+    assert found is not None
+    assert found.values == {"HF_TOKEN": "token"}
+    assert kt.secret("no-such-secret") is None
+
+
+def test_a_secret_that_does_not_exist_is_said_before_anything_runs(jobs: ModuleType) -> None:
+    with pytest.raises(kt.SecretNotFound) as raised:
+        kt.fn(jobs.variable).to(_on(secrets=["no-such-secret"]))
+    assert (raised.value.secret_name, raised.value.namespace) == ("no-such-secret", "default")
+
+
+def test_a_secret_is_one_of_its_namespace(jobs: ModuleType) -> None:
+    secret = kt.Secret("quince", values={"Q": "1"}, namespace="other")
+    with pytest.raises(kt.SpecError, match="namespace 'other'"):
+        kt.fn(jobs.variable).to(_on(secrets=[secret]))
+
+
+# ------------------------------------------------------------------------------------- volumes
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_a_volume_is_shared_by_services_and_outlives_them(home: Path, jobs: ModuleType) -> None:
+    volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data")
+    on = _on(volumes=[volume])
+    writer, reader = kt.fn(jobs.write).to(on), kt.fn(jobs.content).to(_on(volumes=[volume]))
+    writer("/kubetorch-data/x", "one")
+    assert reader("/kubetorch-data/x") == "one"
+    assert not Path("/kubetorch-data").exists(), "the machine has the path of a pod"
+    with pytest.raises(kt.VolumeInUseError) as raised:
+        volume.delete()
+    assert set(raised.value.services) == {writer.service_name, reader.service_name}
+    writer.teardown()
+    reader.teardown()
+    again = kt.fn(jobs.content).to(_on(volumes=[kt.Volume.from_name("data")]))
+    assert again("/kubetorch-data/x") == "one"
+    again.teardown()
+    volume.delete()
+    assert not volume.exists()
+    assert not _files_with(home / "volumes", "one")
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_a_volume_by_its_name_is_where_it_was_declared(jobs: ModuleType) -> None:
+    kt.Volume("data", size="1Gi", mount_path="/kubetorch-data").create()
+    kt.fn(jobs.write).to(_on(volumes=["data"]))("/kubetorch-data/x", "one")
+    elsewhere = kt.Volume.from_name("data", mount_path="/kubetorch-other")
+    assert kt.fn(jobs.content).to(_on(volumes=[elsewhere]))("/kubetorch-other/x") == "one"
+    claimed = kt.Volume("mine", pvc="data", mount_path="/kubetorch-mine")
+    assert kt.fn(jobs.content).to(_on(volumes=[claimed]))("/kubetorch-mine/x") == "one"
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_a_volume_for_readers_cannot_be_written(jobs: ModuleType) -> None:
+    volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data", access_mode="ROX")
+    with pytest.raises(OSError, match="Read-only"):
+        kt.fn(jobs.write).to(_on(volumes=[volume]))("/kubetorch-data/x", "one")
+
+
+def test_a_volume_that_does_not_exist_is_said_before_anything_runs(jobs: ModuleType) -> None:
+    with pytest.raises(kt.VolumeNotFoundError, match="'nowhere'"):
+        kt.fn(jobs.content).to(_on(volumes=["nowhere"]))
+    with pytest.raises(ValueError, match="'nowhere'"):
+        kt.Volume.from_name("nowhere")
+    with pytest.warns(UserWarning, match="'nowhere'"):
+        kt.Volume("nowhere", size="1Gi", mount_path="/data").delete()
+
+
+def test_a_volume_tells_about_itself(service_home: Path) -> None:
+    volume = kt.Volume("data", "10Gi", "/data")
+    assert not volume.exists()
+    claim = volume.create()
+    assert volume.create() == claim
+    assert volume.exists()
+    assert claim["metadata"]["annotations"] == {"kubetorch.com/mount-path": "/data"}
+    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+    assert volume.config() == {
+        "name": "data",
+        "size": "10Gi",
+        "access_mode": "ReadWriteMany",
+        "mount_path": "/data",
+        "namespace": "default",
+        "storage_class": "local",
+    }
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_volumes_of_the_settings_are_those_of_every_compute(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kt.Volume("data", size="1Gi", mount_path="/kubetorch-data").create()
+    monkeypatch.setenv("KT_VOLUMES", "data")
+    kt.fn(jobs.write).to(_on())("/kubetorch-data/x", "one")
+
+
+def test_a_handle_keeps_its_secrets_when_it_is_deployed_again(
+    jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUINCE", "one")
+    seen = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    assert [getattr(one, "name", one) for one in seen.compute.secrets] == ["quince"]
+    seen.deploy()
+    assert seen("QUINCE") == "one"

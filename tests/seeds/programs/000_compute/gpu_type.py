@@ -1,0 +1,13 @@
+"""`gpu_type`: a value of the label nvidia.com/gpu.product, or a full string of another."""
+
+import kubetorch as kt
+
+assert kt.Compute(gpus=1, gpu_type="L4").pod_spec["nodeSelector"] == {
+    "nvidia.com/gpu.product": "L4"
+}
+assert kt.Compute(gpus=1, gpu_type="nvidia.com/gpu.product: L4").pod_spec["nodeSelector"] == {
+    "nvidia.com/gpu.product": "L4"
+}
+assert kt.Compute(gpus=1, gpu_type="cloud.google.com/gke-accelerator: l4").pod_spec[
+    "nodeSelector"
+] == {"cloud.google.com/gke-accelerator": "l4"}

@@ -1,0 +1,18 @@
+"""Scale on memory utilization."""
+
+import kubetorch as kt
+
+# --- the example
+compute = kt.Compute(cpus="2", memory="16Gi").autoscale(
+    autoscaler_class="hpa.autoscaling.knative.dev",
+    metric="memory",
+    target=70,  # Scale up at 70% memory utilization
+    min_scale=1,
+    max_scale=10,
+)
+
+# --- what is said of it
+annotations = compute.pod_template["metadata"]["annotations"]
+assert annotations["autoscaling.knative.dev/class"] == "hpa.autoscaling.knative.dev"
+assert annotations["autoscaling.knative.dev/metric"] == "memory"
+assert annotations["autoscaling.knative.dev/target"] == "70"

@@ -1,0 +1,90 @@
+"""Every example of the documents that say what users write, as a program that asserts their words.
+
+A program in `programs` has its example between comments: `# --- the example` and `# --- what is
+said of it`. Before and between stand the names that the document leaves out; after it assertions,
+on the manifest, and on the running service where the embedded backend can show it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+INDEX = yaml.safe_load((HERE / "index.yaml").read_text())
+EXAMPLES = [
+    (f"{document}/{name}", about)
+    for document, examples in INDEX.items()
+    for name, about in examples.items()
+]
+#: The documents, where a checkout has them beside it.
+DOCUMENTS = next(
+    (folder / "shared/seeds" for folder in HERE.parents if (folder / "shared/seeds").is_dir()), None
+)
+
+
+def test_no_example_is_left_out():
+    files = {str(path.relative_to(PROGRAMS).with_suffix("")) for path in PROGRAMS.rglob("*.py")}
+    assert files == {name for name, _ in EXAMPLES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(offline, shared_service_home):
+    return shared_service_home
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "about"),
+    [(number, *example) for number, example in enumerate(EXAMPLES)],
+    ids=[name for name, _ in EXAMPLES],
+)
+def test_the_example_does_what_its_document_says(number, name, about, tmp_path, record_property):
+    record_property("example", (number, name, about))
+    program = shutil.copy(PROGRAMS / f"{name}.py", tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -------------------------------------------------------------- the programs and the documents
+
+
+def words(text):
+    """A text without what layout and formatters change, names of results, and what is left out."""
+    text = re.sub(r"\b\w+ = (?=kt\.Compute|compute\.logs)|\*\*left_out", "", text)
+    return re.sub(r"[^A-Za-z0-9_]", "", text)
+
+
+def examples_of(program):
+    """The parts of a program that are the document's."""
+    text = program.read_text()
+    parts = re.findall(
+        r"^ *# --- the example\n(.*?)(?=^ *# --- what is said of it$|\Z)", text, re.M | re.S
+    )
+    return [words(part) for part in parts]
+
+
+@pytest.mark.skipif(DOCUMENTS is None, reason="the documents are not beside this checkout")
+@pytest.mark.parametrize("document", INDEX)
+def test_the_examples_are_those_of_the_document(document):
+    text = words(next(DOCUMENTS.glob(f"{document[:3]}_*")).read_text())
+    for name in INDEX[document]:
+        for example in examples_of(PROGRAMS / document / f"{name}.py"):
+            if name == "constructor":  # a signature, which is no program: only its names are
+                continue
+            assert example in text, f"{document}/{name}: {example}"
+            text = text.replace(example, " ", 1)

@@ -1,0 +1,85 @@
+"""`service_template` over a manifest: what it says holds, what it does not say stays."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from kubetorch.manifests import overlay, rendering
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.place import named
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import freeze
+from unit.specs.strategies import OBJECTS
+
+
+def render(template: Manifest, **settings: Any) -> Manifest:
+    spec = ComputeSpec(service_template=freeze(template, parameter="service_template"), **settings)
+    return rendering.render(spec, namespace="ns", name="mine")
+
+
+def pods(**spec: Any) -> Manifest:
+    return {"spec": {"template": {"spec": spec}}}
+
+
+@given(OBJECTS, OBJECTS)
+def test_merging_again_changes_nothing(under: Manifest, over: Manifest) -> None:
+    once = overlay.merge(under, over)
+    assert overlay.merge(once, over) == once
+
+
+@given(OBJECTS, OBJECTS)
+def test_merging_changes_neither_of_the_two(under: Manifest, over: Manifest) -> None:
+    before = copy.deepcopy((under, over))
+    overlay.merge(under, over)
+    assert (under, over) == before
+
+
+@given(OBJECTS, OBJECTS)
+def test_what_is_laid_over_holds_and_the_rest_stays(under: Manifest, over: Manifest) -> None:
+    merged = overlay.merge(under, over)
+    assert set(merged) == {*under, *over}
+    for key, value in merged.items():
+        if key not in over:
+            assert value == under[key]
+        elif not isinstance(over[key], dict):
+            assert value == over[key]
+
+
+@given(OBJECTS)
+def test_merging_with_nothing_or_with_itself_changes_nothing(manifest: Manifest) -> None:
+    assert overlay.merge(manifest, {}) == manifest
+    assert overlay.merge({}, manifest) == manifest
+    assert overlay.merge(manifest, manifest) == manifest
+
+
+def test_a_list_replaces_the_list() -> None:
+    toleration = {"key": "spot", "operator": "Exists"}
+    found = render(pods(tolerations=[toleration]), gpus="1")
+    assert found["spec"]["template"]["spec"]["tolerations"] == [toleration]
+
+
+def test_containers_of_a_template_stand_beside_the_agents() -> None:
+    found = render(pods(containers=[{"name": "sidecar", "image": "x"}]), cpus="1")
+    containers = found["spec"]["template"]["spec"]["containers"]
+    assert [one["name"] for one in containers] == ["kubetorch", "sidecar"]
+    assert containers[0]["resources"] == {"requests": {"cpu": "1"}}
+
+
+@pytest.mark.parametrize("name", [{}, {"name": "kubetorch"}])
+def test_a_container_without_a_name_or_with_ours_is_the_agents(name: dict[str, str]) -> None:
+    limits = {"resources": {"limits": {"memory": "64Mi"}}}
+    found = render(pods(containers=[{**name, **limits}]), cpus="1")
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": "64Mi"}}
+    assert container["command"] == ["/bin/bash", "-c"]
+
+
+def test_volumes_that_the_agent_mounts_outlive_a_list_of_volumes() -> None:
+    found = render(pods(volumes=[{"name": "mine", "emptyDir": {}}]), cpus="1")
+    volumes = found["spec"]["template"]["spec"]["volumes"]
+    assert {one["name"] for one in volumes} == {"mine", "dshm"}
+    assert named(volumes, "mine") == {"name": "mine", "emptyDir": {}}
