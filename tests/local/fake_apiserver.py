@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import trustme
 
 from kubetorch.k8s.access import Access, Cluster, Pem, User
+from kubetorch.lib import websocket
 
 Handler = Callable[["Exchange"], Awaitable[None]]
 
@@ -234,3 +235,56 @@ def script(folder: Path, text: str) -> str:
     file = Path(tempfile.mkstemp(dir=folder, suffix=".py")[1])
     file.write_text(text)
     return str(file)
+
+
+class ServerChannels:
+    """The server's end of a WebSocket with channels."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._parser = websocket.Parser(self, masked=True, max_message=1024**2)
+
+    @classmethod
+    async def accept(cls, exchange: Exchange, subprotocol: str) -> ServerChannels:
+        key = exchange.request.header("sec-websocket-key")
+        assert key is not None
+        exchange.writer.write(
+            b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            + f"Sec-WebSocket-Protocol: {subprotocol}\r\n".encode()
+            + f"Sec-WebSocket-Accept: {websocket.accept_key(key)}\r\n\r\n".encode()
+        )
+        await exchange.writer.drain()
+        return cls(exchange)
+
+    async def send(self, channel: int, data: bytes) -> None:
+        payload = bytes([channel]) + data
+        header = websocket.frame_header(websocket.BINARY, len(payload), masked=False)
+        self._exchange.writer.write(header + payload)
+        await self._exchange.writer.drain()
+
+    async def receive(self) -> bytes | None:
+        """Channel and content of the next message; `None` when the client has gone."""
+        while self._messages.empty():
+            data = await self._exchange.reader.read(65536)
+            if not data:
+                return None
+            self._parser.feed(data)
+        return self._messages.get_nowait()
+
+    def end(self) -> None:
+        header = websocket.frame_header(websocket.CLOSE, 2, masked=False)
+        self._exchange.writer.write(header + websocket.close_payload(websocket.NORMAL))
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        self._messages.put_nowait(bytes(payload))
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self._messages.put_nowait(head + bytes(rest))
+
+    def on_control(self, opcode: int, payload: bytes) -> None:
+        if opcode == websocket.CLOSE:
+            self._messages.put_nowait(None)
