@@ -73,17 +73,19 @@ def test_standard_input_is_written_and_ends_where_the_server_can(subprotocol):
         await exchange.hang()
 
     async def scenario():
-        async with client_of(handler) as (client, _):
-            async with await execs.start(client, WEB, ["cat"], stdin=True) as process:
-                data = bytes(range(256)) * 400
-                await process.write(data)
-                if subprotocol == V4:
-                    with pytest.raises(errors.KubernetesError, match=V5):
-                        process.end_input()
-                    return
-                process.end_input()
-                assert b"".join([piece async for _, piece in process.output()]) == data
-                assert await process.wait() == 0
+        async with (
+            client_of(handler) as (client, _),
+            await execs.start(client, WEB, ["cat"], stdin=True) as process,
+        ):
+            data = bytes(range(256)) * 400
+            await process.write(data)
+            if subprotocol == V4:
+                with pytest.raises(errors.KubernetesError, match=V5):
+                    process.end_input()
+                return
+            process.end_input()
+            assert b"".join([piece async for _, piece in process.output()]) == data
+            assert await process.wait() == 0
 
     asyncio.run(scenario())
 
@@ -165,17 +167,19 @@ def test_output_that_nobody_reads_stops_the_sender():
             channels.end()
             await exchange.hang()
 
-        async with client_of(handler) as (client, _):
-            async with await execs.start(client, WEB, ["yes"]) as process:
-                before = -1
-                while before != sent:
-                    before = sent
-                    await asyncio.sleep(0.2)
-                assert sent < total / 2
-                received = 0
-                async for _, data in process.output():
-                    received += len(data)
-                assert received == total
+        async with (
+            client_of(handler) as (client, _),
+            await execs.start(client, WEB, ["yes"]) as process,
+        ):
+            before = -1
+            while before != sent:
+                before = sent
+                await asyncio.sleep(0.2)
+            assert sent < total / 2
+            received = 0
+            async for _, data in process.output():
+                received += len(data)
+            assert received == total
 
     asyncio.run(scenario())
 

@@ -50,9 +50,12 @@ class Script:
 
 @contextlib.asynccontextmanager
 async def watching(script, on_change=None):
-    async with FakeApiServer(script) as server, Client(server.access(), variables={}) as client:
-        async with Informer(client, TEAM, on_change) as informer:
-            yield informer, server
+    async with (
+        FakeApiServer(script) as server,
+        Client(server.access(), variables={}) as client,
+        Informer(client, TEAM, on_change) as informer,
+    ):
+        yield informer, server
 
 
 class Told:
