@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import os
+import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from kubetorch.k8s.resources import PODS, Ref, Resource, Selection
 
 pytestmark = pytest.mark.cluster
 
+SOURCES = Path(__file__).parents[2] / "src/kubetorch"
 IMAGE = "localhost/python:3.11"
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -314,6 +317,47 @@ def test_a_full_quota_is_told_from_a_missing_permission(access: Access) -> None:
     asyncio.run(scenario())
 
 
+#: What a pod runs to find its cluster and ask who it is.
+WHO_AM_I = """
+import asyncio, os
+from kubetorch.k8s import locating
+from kubetorch.k8s.client import Client
+async def main():
+    async with Client(locating.find()) as client:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = await client.create(review)
+        print(client.access.namespace, answer["status"]["userInfo"]["username"])
+asyncio.run(main())
+"""
+
+
+def test_in_a_pod_the_client_is_its_service_account(access: Access, web: Ref) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(SOURCES, "kubetorch", filter=_without_cache)
+
+    async def scenario() -> None:
+        async with Client(access) as client:
+            install = ["pip", "install", "-q", "httptools", "msgspec", "pyyaml"]
+            done = await execs.run(client, web, install, timeout=100)
+            assert done.exit_code == 0, done
+            unpack = ["tar", "-xzf", "-", "-C", "/tmp"]
+            async with await execs.start(client, web, unpack, stdin=True) as process:
+                await process.write(packed.getvalue())
+                process.end_input()
+                assert await process.wait() == 0
+            ask = ["env", "PYTHONPATH=/tmp", "python", "-c", WHO_AM_I]
+            done = await execs.run(client, web, ask, timeout=30)
+            name = access.namespace
+            assert done.stdout.decode().split() == [name, f"system:serviceaccount:{name}:default"]
+
+    asyncio.run(scenario())
+
+
+def _without_cache(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in info.name else info
+
+
 # ------------------------------------------------------------------------------------ watches
 
 
@@ -347,20 +391,53 @@ def test_an_informer_follows_what_happens(access: Access) -> None:
 
 
 def test_a_version_that_is_too_old_is_410(access: Access) -> None:
+    """The server knows the history of a kind since it has the kind."""
+    group = f"{access.namespace}.example.com"
+    definitions = Resource(
+        "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False
+    )
+    schema = {"openAPIV3Schema": {"type": "object"}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    names = {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"}
+    spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [version]}
+    name = f"things.{group}"
+
     async def scenario() -> None:
         async with Client(access) as client:
-            events = client.watch(Selection(CONFIGMAPS), "1", seconds=5.0)
+            await client.create(manifest(definitions, name, spec=spec))
             try:
-                event = await anext(events)
-            except errors.KubernetesRequestError as error:
-                assert error.status_code == 410
-            else:
-                assert event["type"] == "ERROR"
-                assert event["object"]["code"] == 410
+                resource = await served(client, f"{group}/v1", "Thing")
+                listing = await client.list(Selection(resource))
+                assert await first_event(client, resource, listing.resource_version) is None
+                assert await first_event(client, resource, "1") == 410
             finally:
-                await events.aclose()
+                await client.delete(Ref(definitions, name))
 
     asyncio.run(scenario())
+
+
+async def served(client: Client, api_version: str, kind: str) -> Resource:
+    """A kind that was just defined, when its path answers."""
+    for _ in range(100):
+        with contextlib.suppress(errors.KubernetesNotFoundError):
+            resource = await client.discovery.find(api_version, kind)
+            await client.list(Selection(resource))
+            return resource
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{kind} is not served")
+
+
+async def first_event(client: Client, resource: Resource, version: str) -> int | None:
+    """The status of the error that a watch begins with, or that it is refused with."""
+    events = client.watch(Selection(resource), version, seconds=1.0)
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                if event["type"] == "ERROR":
+                    return int(event["object"]["code"])
+        except errors.KubernetesRequestError as error:
+            return error.status_code
+    return None
 
 
 # ------------------------------------------------------------------------------------ streams

@@ -156,11 +156,15 @@ class Client:
         action = self.action_on("watch", selection)
         path = selection.resource.path(namespace=selection.namespace)
         call = Call(action, "GET", path, tuple(query.items()))
-        async with await self.session.send(call, patience=0.0) as answer:
+        # Should the server forget to end it, the connection is given up.
+        deadline = seconds + 30.0
+        async with (
+            await self.session.send(call, patience=0.0) as answer,
+            contextlib.aclosing(answer.lines(limit=LINE_LIMIT, timeout=deadline)) as lines,
+        ):
             on_open()
             try:
-                # Should the server forget to end it, the connection is given up.
-                async for line in answer.lines(limit=LINE_LIMIT, timeout=seconds + 30.0):
+                async for line in lines:
                     if line:
                         yield self._decode(action, line)
             except (httppool.BrokenError, httppool.SilentError) as error:

@@ -13,7 +13,12 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 
-from kubetorch.errors import KubernetesRequestError, KubernetesUnavailableError, KubetorchError
+from kubetorch.errors import (
+    KubernetesError,
+    KubernetesRequestError,
+    KubernetesUnavailableError,
+    KubetorchError,
+)
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Selection
 from kubetorch.k8s.watching import Change, Key, WatchFrom, WatchState
@@ -138,9 +143,11 @@ class Informer:
                     self._tell(state.listed(listing.items, listing.resource_version))
                     self._heard()
             except KubetorchError as error:
-                state.failed(error, loop.time() - begun)
-                self.error = error
-                self._changes.notify()
+                self._failed(error, loop.time() - begun)
+            except Exception as error:  # a defect must not end the watch for good
+                _logger.exception("cannot %s", self._action)
+                wrapped = KubernetesError(f"cannot {self._action}: {error!r}")
+                self._failed(wrapped, loop.time() - begun)
 
     async def _watch(self, resource_version: str) -> None:
         seconds = random.uniform(*self._watch_seconds)
@@ -151,6 +158,11 @@ class Informer:
             async for event in events:
                 self._tell(self._state.told(event))
                 self._heard()
+
+    def _failed(self, error: KubetorchError, seconds: float) -> None:
+        self._state.failed(error, seconds)
+        self.error = error
+        self._changes.notify()
 
     def _heard(self) -> None:
         self.error = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
@@ -82,10 +83,14 @@ async def follow(
         KubernetesUnavailableError: The connection broke.
     """
     call = _call(client, pod, options or LogOptions(), follow=True)
-    async with await client.session.send(call) as answer:
+    async with (
+        await client.session.send(call) as answer,
+        # It may rightly be silent for days.
+        contextlib.aclosing(answer.pieces(timeout=None)) as pieces,
+    ):
         pending = bytearray()
         try:
-            async for piece in answer.pieces(timeout=None):  # it may rightly be silent for days
+            async for piece in pieces:
                 pending += piece
                 *lines, rest = bytes(pending).split(b"\n")
                 pending = bytearray(rest)

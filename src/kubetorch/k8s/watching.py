@@ -24,6 +24,9 @@ from kubetorch.lib import backoff
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 #: A watch that lasted so many seconds was a healthy one: whatever ends it starts pauses anew.
 HEALTHY_SECONDS = 5.0
+#: Servers send a bookmark each minute. One that said nothing for so long waits for a version that
+#: it never had (etcd was restored), and would for ever.
+SILENT_SECONDS = 150.0
 
 ADDED, MODIFIED, DELETED = "added", "modified", "deleted"
 
@@ -75,6 +78,7 @@ class WatchState:
         self.pause = 0.0
         self._action = action
         self._version = ""
+        self._is_silent = True
         self._pauses: Iterator[float] | None = None
 
     @property
@@ -89,6 +93,7 @@ class WatchState:
         gone = [known for known in self.objects if known not in present]
         changes += [Change(DELETED, old, old) for old in map(self.objects.pop, gone)]
         self._version = resource_version
+        self._is_silent = True
         self.is_listed = True
         self._rest()
         return changes
@@ -106,6 +111,7 @@ class WatchState:
         if not isinstance(item, dict) or not version(item):
             raise failures.garbled(self._action, "the API server", f"{event!r:.80}")
         self._version = version(item)
+        self._is_silent = False
         if kind == "BOOKMARK":
             return []
         if kind == "DELETED":
@@ -115,6 +121,9 @@ class WatchState:
 
     def ended(self, seconds: float) -> None:
         """The watch ended after so many seconds, as each does sooner or later."""
+        if self._is_silent and seconds >= SILENT_SECONDS:
+            self._version = ""
+        self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
             self._rest()
         else:
@@ -122,6 +131,7 @@ class WatchState:
 
     def failed(self, error: KubetorchError, seconds: float = 0.0) -> None:
         """The list or the watch failed after so many seconds."""
+        self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
             self._rest()
         refused = error if isinstance(error, KubernetesRequestError) else None

@@ -112,6 +112,19 @@ def test_a_moment_that_never_was_is_listed_anew() -> None:
     assert machine.step == ListAll()
 
 
+def test_a_watch_that_never_said_anything_is_followed_by_a_list() -> None:
+    machine = state()
+    listed(machine, 500)
+    machine.ended(240.0)
+    assert machine.step == ListAll()
+    listed(machine, 7)
+    machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}))
+    machine.ended(240.0)
+    assert machine.step == WatchFrom("7")
+    machine.ended(10.0)
+    assert machine.step == WatchFrom("7"), "too short to be suspicious"
+
+
 def test_a_broken_watch_goes_on_where_it_was() -> None:
     machine = state()
     listed(machine, 5)
