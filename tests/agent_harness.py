@@ -273,6 +273,7 @@ class AgentProcess:
             port=self.port,
             root=str(self.root),
             working_dir=str(self.work),
+            environments=str(folder / "environments"),
         )
         env = {k: v for k, v in os.environ.items() if not k.startswith("KT_")}
         self.log_file = folder / "agent.log"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import DataStoreError as DataStoreError
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
     from kubetorch.errors import ImagePullError as ImagePullError
+    from kubetorch.errors import ImageStepError as ImageStepError
     from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
     from kubetorch.errors import KubernetesConflictError as KubernetesConflictError
     from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
+    from kubetorch.sdk import images as images
     from kubetorch.sdk import services as globals
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.decorators import distribute as distribute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
+    from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.progress import progress as progress
     from kubetorch.sdk.secrets.secret import Secret as Secret
@@ -103,7 +106,9 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "EXCEPTION_REGISTRY",
     "Fn",
     "ForeignOriginError",
+    "Image",
     "ImagePullError",
+    "ImageStepError",
     "KnativeServiceConflictError",
     "KubernetesConflictError",
     "KubernetesCredentialsError",
@@ -154,6 +159,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "distribute",
     "fn",
     "globals",
+    "images",
     "progress",
     "secret",
 ]
@@ -164,18 +170,20 @@ _MODULES = {
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
     "Fn": "kubetorch.sdk.fn",
+    "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
     "Secret": "kubetorch.sdk.secrets.secret",
+    "Volume": "kubetorch.sdk.volume",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
-    "Volume": "kubetorch.sdk.volume",
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
     "distribute": "kubetorch.sdk.decorators",
     "fn": "kubetorch.sdk.fn",
     "globals": "kubetorch.sdk.services",
+    "images": "kubetorch.sdk.images",
     "progress": "kubetorch.sdk.progress",
     "secret": "kubetorch.sdk.secrets.secret",
 }
@@ -185,7 +193,7 @@ if not TYPE_CHECKING:
 
     def _load(name):
         module = __import__(_MODULES.get(name, "kubetorch.errors"), fromlist=[name])
-        return module if name == "globals" else getattr(module, name)
+        return module if name in ("globals", "images") else getattr(module, name)
 
     class _Package(type(sys)):
         """This package: its `config` is the settings, not the subpackage of that name."""

@@ -365,6 +365,19 @@ class ServiceHealthError(StartupError):
     code = "service_health"
 
 
+class ImageStepError(StartupError):
+    """A step of an image failed.
+
+    Attributes:
+        step: The step, as a Dockerfile has it.
+        exit_code: What its command ended with.
+    """
+
+    code = "image_step"
+    step: str = ""
+    exit_code: int | None = None
+
+
 class ImagePullError(ServiceHealthError):
     """An image failed to pull."""
 
@@ -446,9 +459,20 @@ class WorkerDiedError(WorkloadError):
 
 
 class OutOfMemoryError(WorkerDiedError, MemoryError):
-    """The kernel killed the process that ran the call for its memory."""
+    """The process that ran the call was killed for its memory.
+
+    Attributes:
+        limit_bytes: What its pod may use, where that is known.
+        used_bytes: What its pod used.
+    """
 
     code = "out_of_memory"
+    limit_bytes: int | None = None
+    used_bytes: int | None = None
+
+    def __new__(cls, *args: object, **_: object) -> OutOfMemoryError:
+        """That of `MemoryError`, which goes first, makes no objects of a subclass like this."""
+        return Exception.__new__(cls, *args)
 
 
 class WorkerRecycledError(WorkerDiedError):

@@ -48,9 +48,18 @@ EXPECTED = {
     "generator_progress.py": "".join(
         f"{{'epoch': {epoch}, 'loss': {0.5**epoch}}}\n" for epoch in range(1, 6)
     ),
+    "secret_and_volume.py": "Secret(name='dataset-token', env_vars=['DATASET_TOKEN'], "
+    "override=True)\nfetched numbers with a token of 16 characters\ntotal: 6\n"
+    "the volume is still there: True\n",
     "map_200.py": "results: 200 of which failed: 1 13 is not scored\n"
     "first: [0, 1, 4, 9, 16] last: 39601\n"
     f"sum: {sum(n * n for n in range(200) if n != 13)}\n",
+    "three_replicas.py": "thrown: [20000, 20000, 20000]\nthrown: [40000, 40000, 40000]\n"
+    "pi is about 3.1\nfailed: the darts fell in pod 1\n",
+    "idle_stop.py": "a call of 7 s: done\n2 s later: slow is there\n"
+    "stopped after 5 s without a call: True\n",
+    "memory_limit.py": "within the limit: 10485760\ntoo much: 314572800 True\n"
+    "a new worker serves: 10485760\n",
 }
 
 

@@ -155,6 +155,29 @@ def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
         outside.rmdir()
 
 
+def test_a_folder_that_is_frozen_is_seen_as_it_is_and_cannot_be_written(folder: Path) -> None:
+    outside = Path("/var/lib/kubetorch-test-frozen")
+    try:
+        outside.mkdir()
+    except OSError:
+        pytest.skip("this user owns no folder outside of the temporary ones")
+    try:
+        (outside / "source").write_text("old")
+        program = """
+            outside = Path("/var/lib/kubetorch-test-frozen")
+            view.shield(frozen=[str(outside)])
+            before = (outside / "source").read_text()
+            try:
+                (outside / "new").write_text("")
+            except OSError as error:
+                print(json.dumps([before, error.strerror]))
+        """
+        assert _run(folder, program) == ["old", "Read-only file system"]
+        assert [path.name for path in outside.iterdir()] == ["source"]
+    finally:
+        shutil.rmtree(outside)
+
+
 def test_a_mount_after_a_shield_and_one_in_another_are_possible(folder: Path) -> None:
     (folder / "source").mkdir()
     program = """

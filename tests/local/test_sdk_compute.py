@@ -151,3 +151,40 @@ def test_each_service_of_one_compute_has_pods_of_its_own(jobs, deployed):
 
     assert first.compute.pod_names() != second.compute.pod_names()
     second.teardown()
+
+
+def test_a_manifest_of_a_file_is_needed_only_where_it_is_deployed(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    container = "{name: app, image: x, env: [{name: STAGE, value: file}]}"
+    project.write(
+        "deployment.yaml",
+        f"""
+        apiVersion: apps/v1
+        kind: Deployment
+        metadata: {{name: of-file}}
+        spec:
+          template:
+            spec: {{containers: [{container}]}}
+        """,
+    )
+    project.write(
+        "program.py",
+        """
+        import os
+        import kubetorch as kt
+
+        compute = kt.Compute.from_manifest("deployment.yaml")
+        compute.replicas = 1
+
+        def stage():
+            return os.environ["STAGE"]
+
+        remote = kt.fn(stage).to(compute)
+        print(remote(), remote.service_name)
+        remote.teardown()
+        """,
+    )
+
+    done = project.run("program.py")
+
+    assert done.stdout.splitlines()[-1:] == ["file of-file"], done.stderr

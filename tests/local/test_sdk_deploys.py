@@ -308,3 +308,28 @@ def test_deploys_and_calls_go_on_after_the_local_service_was_killed(project, job
     project.module(SOURCE.replace("lr / steps", "lr * steps"))
     assert deployed(handle)(2) == {"loss": 0.2}
     assert lifetime.status().running.pid != running.pid
+
+
+def test_filters_of_the_environment_say_what_travels(project, monkeypatch):
+    jobs = project.module(
+        """
+        import os
+
+        def files():
+            return sorted(os.listdir(os.path.dirname(__file__)))
+        """
+    )
+    (project.folder / ".gitignore").write_text("*.log\n")
+    for name in ("weights.bin", "run.log"):
+        (project.folder / name).write_text("x")
+    listed = kt.fn(jobs.files)
+    plain = listed.to(kt.Compute(cpus="0.1"))()
+    assert "weights.bin" in plain
+    assert "run.log" not in plain
+    monkeypatch.setenv("KT_RSYNC_FILTERS", "--exclude=*.bin")
+    filtered = listed.to(kt.Compute(cpus="0.1"))()
+    assert "weights.bin" not in filtered
+    assert "run.log" in filtered
+    monkeypatch.setenv("KT_RSYNC_FILTERS", "--delete")
+    with pytest.raises(kt.SpecError, match="KT_RSYNC_FILTERS"):
+        listed.to(kt.Compute(cpus="0.1"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,9 +56,6 @@ def jobs(home: Path, tmp_path: Path) -> Any:
 @pytest.fixture
 def _mounts(tmp_path: Path) -> None:
     """Skips where pods can have no paths of their own."""
-    import subprocess
-    import sys
-
     probe = [sys.executable, "-m", mounts_module.__name__, str(tmp_path)]
     if subprocess.run(probe, capture_output=True, timeout=20).returncode != 0:
         pytest.skip("this machine allows no mount namespaces")
@@ -256,3 +256,53 @@ def test_a_handle_keeps_its_secrets_when_it_is_deployed_again(
     assert [getattr(one, "name", one) for one in seen.compute.secrets] == ["quince"]
     seen.deploy()
     assert seen("QUINCE") == "one"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
+@pytest.mark.usefixtures("home")
+def test_a_machine_without_namespaces_says_so_and_runs_the_rest(tmp_path: Path) -> None:
+    project = UserProject(tmp_path / "shop")
+    program = project.write(
+        "program.py",
+        """
+        import kubetorch as kt
+
+        def hello():
+            return "hello"
+
+        if __name__ == "__main__":
+            variables = kt.Secret("quince", values={"QUINCE": "1"})
+            print(kt.fn(hello).to(kt.Compute(cpus="0.1", secrets=[variables]))())
+            volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data")
+            try:
+                kt.fn(hello, name="second").to(kt.Compute(cpus="0.1", volumes=[volume]))
+            except kt.ResourceNotAvailableError as error:
+                print(error)
+        """,
+    )
+    wrapper = Path(__file__).with_name("without_namespaces.py")
+    done = project.run(wrapper, sys.executable, str(program))
+    assert done.returncode == 0, done.stderr
+    first, *error = done.stdout.splitlines()
+    assert first == "hello"
+    assert "mount namespace, which this machine does not allow" in error[0]
+    assert "hint:" in error[-1]
+    assert not Path("/kubetorch-data").exists()
+
+
+def test_pods_that_saw_a_secret_outlive_it_and_the_service(
+    home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubetorch.local import lifetime
+
+    monkeypatch.setenv("QUINCE", "one")
+    seen = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    before = seen.compute.pod_names()
+    (home / "secrets/default/kt.secret.global.quince.json").unlink()
+    running = lifetime.status().running
+    assert running is not None
+    os.kill(running.pid, signal.SIGKILL)
+    assert seen("QUINCE") == "one"
+    again = kt.fn(name=seen.service_name)
+    assert again("QUINCE") == "one"
+    assert again.compute.pod_names() == before

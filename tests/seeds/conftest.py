@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.local import wheels as builder
 
 #: Stand-ins for packages of hundreds of megabytes: what the examples use of them.
 PACKAGES = {
@@ -30,16 +31,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that pip and uv find the stand-ins in."""
     folder = tmp_path_factory.mktemp("wheels")
     for name, code in PACKAGES.items():
-        info = f"{name}-1.0.dist-info"
-        files = {
-            f"{name}.py": code,
-            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        }
-        record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-            for path, text in {**files, f"{info}/RECORD": record}.items():
-                wheel.writestr(path, text)
+        builder.build(folder, name, "1.0", code)
     return folder
 
 
@@ -47,9 +39,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def offline(wheels: Path) -> Iterator[None]:
     """Installers take packages from that folder, and from nowhere else."""
     with pytest.MonkeyPatch.context() as patch:
-        for tool in ("PIP", "UV"):
-            patch.setenv(f"{tool}_FIND_LINKS", str(wheels))
-            patch.setenv(f"{tool}_NO_INDEX", "1")
+        patch.setenv("UV_FIND_LINKS", str(wheels))
+        patch.setenv("UV_OFFLINE", "1")
         yield
 
 

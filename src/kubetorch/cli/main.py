@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "teardown": "Delete services and their pods.",
     "calls": "List, inspect, cancel and await spawned calls.",
     "token": "Print a token that may call one service.",
+    "secrets": "List, create, update, delete or describe secrets.",
+    "volumes": "List, create or delete volumes, or open a shell in one.",
     "config": "Show or change settings.",
     "local": "Start, stop or inspect the local service.",
 }

@@ -38,6 +38,11 @@ def service_json(service: WorkloadView) -> Json:
         "cpus": spec.compute.cpus,
         "memory": spec.compute.memory,
         "inactivity_ttl": spec.compute.inactivity_ttl,
+        "volumes": [
+            {"name": volume.name, "mount_path": volume.mount_path}
+            for volume in spec.compute.volumes
+        ],
+        "secrets": [secret.name for secret in spec.compute.secrets],
         "creator": spec.username,
         "url": service.url or None,
         "created": service.created or None,
@@ -129,7 +134,7 @@ def service_row(service: WorkloadView) -> list[str]:
         mode(service),
         service.status,
         str(len(service.pods)),
-        None,
+        ", ".join(volume.name for volume in spec.compute.volumes),
         moment(service.updated),
         spec.compute.inactivity_ttl,
         spec.username,

@@ -40,6 +40,11 @@ def gpu_anti_affinity() -> bool | None:
         raise ConfigError(f"KT_GPU_ANTI_AFFINITY is {given!r}: {error}") from error
 
 
+def rsync_filters() -> str | None:
+    """Which files of a project travel, in the words of rsync, instead of what ignore files say."""
+    return os.environ.get("KT_RSYNC_FILTERS") or None
+
+
 def kubeconfig() -> Path:
     """The kubeconfig of this machine: the first of `KUBECONFIG`, or `~/.kube/config`."""
     first = (os.environ.get("KUBECONFIG") or "").partition(":")[0]

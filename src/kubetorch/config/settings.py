@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 INSTALL_NAMESPACE = "kubetorch"
 DEFAULT_NAMESPACE = "default"
+DEFAULT_IMAGE = "ghcr.io/kubetorch/pod:latest"
 DEFAULT_FILE = "~/.kt/config.yaml"
 
 
@@ -101,10 +102,18 @@ class KubetorchConfig:
     install_url = Setting[str | None](values.text, None, "What pods install Kubetorch from.")
     stream_logs = Setting(values.boolean, True, "Whether calls and deploys show logs of pods.")
     stream_metrics = Setting(values.boolean, True, "Whether calls show the pods' use of resources.")
-    volumes = Setting[list[str] | None](values.names, None, "Volumes of every `kt.Compute`.")
+    volumes = Setting[list[str] | None](values.claims, None, "Volumes of every `kt.Compute`.")
     api_url = Setting[str | None](values.url, None, "Where the controller answers.")
     cluster_config = Setting[dict[str, Plain]](values.mapping, {}, "Settings of the cluster.")
     queue = Setting[str | None](values.text, None, "Queue that workloads wait in.")
+    default_image = Setting(
+        values.reference, DEFAULT_IMAGE, "Container image of pods where nobody names one."
+    )
+    package_managers = Setting(
+        values.boolean,
+        False,
+        "Whether image steps run the system's package manager in pods of this machine.",
+    )
     backend = Setting[Backend](values.backend, "auto", "Where pods run: auto, local or kubernetes.")
 
     def __init__(self, environ: Mapping[str, str], file: Path | None = None) -> None:

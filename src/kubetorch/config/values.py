@@ -22,6 +22,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def username(value: object) -> str:
@@ -63,6 +64,14 @@ def url(value: object) -> str:
     return found.rstrip("/")
 
 
+def reference(value: object) -> str:
+    """The reference of a container image."""
+    found = text(value)
+    if any(character.isspace() for character in found):
+        raise ValueError("must be the reference of a container image, such as python:3.12-slim")
+    return found
+
+
 def boolean(value: object) -> bool:
     """True or false, also as text."""
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
@@ -79,6 +88,18 @@ def names(value: object) -> list[str]:
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError("must be a list of names, or text with commas between them")
     return [text(item) for item in value]
+
+
+def claims(value: object) -> list[str]:
+    """Names of volumes, also as text with commas."""
+    found = names(value)
+    for name in found:
+        if not _CLAIM.fullmatch(name):
+            raise ValueError(
+                f"has {name!r}; the name of a volume is at most 253 lower-case letters, digits, "
+                "'-' and '.', and begins and ends with a letter or digit"
+            )
+    return list(dict.fromkeys(found))
 
 
 def mapping(value: object) -> dict[str, Plain]:

@@ -1,4 +1,4 @@
-"""Whether the blobs that a generation needs are here: its tree, the files in it, its init args.
+"""Whether the blobs that a generation needs are here: its trees, the files in them, its init args.
 
 The files of the tree that was checked last for a workload are remembered, so an edit of one file
 of five thousand costs one look at the disk.
@@ -35,19 +35,21 @@ class Completeness:
         Raises:
             DataStoreError: What should be a tree is none, or one that must not be materialised.
         """
-        roots = [digest for digest in (spec.tree, spec.init_args) if digest is not None]
-        missing = self._blobs.missing(roots)
-        if spec.tree is not None and spec.tree not in missing:
-            missing += self._missing_files(spec.tree)
+        arguments = [] if spec.init_args is None else [spec.init_args]
+        missing = self._blobs.missing([*spec.trees, *arguments])
+        here = [tree for tree in spec.trees if tree not in missing]
+        for tree in here:
+            missing += self._missing_files(tree)
         return missing
 
     def needed(self, specs: Iterable[WorkloadSpec]) -> set[str]:
         """All blobs of these generations that are here or should be."""
         found: set[str] = set()
         for spec in specs:
-            found.update(digest for digest in (spec.tree, spec.init_args) if digest is not None)
-            if spec.tree is not None and self._blobs.has(spec.tree):
-                found |= self._files_of(spec.tree)
+            found.update(spec.trees if spec.init_args is None else (*spec.trees, spec.init_args))
+            for tree in spec.trees:
+                if self._blobs.has(tree):
+                    found |= self._files_of(tree)
         return found
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Raised when the tables change; an older file is brought up to date when it is opened.
-SCHEMA = 1
+SCHEMA = 2
 
 _TABLES = """
 create table if not exists workloads (
@@ -26,10 +26,11 @@ create table if not exists generations (
     primary key (namespace, name, number)
 ) without rowid;
 create table if not exists pods (
-    namespace text not null, workload text not null, name text not null primary key,
+    namespace text not null, workload text not null, name text not null,
     ordinal integer not null, port integer not null, template text not null, mark text not null,
     pid integer not null, start_time text not null, restarts integer not null,
-    started real not null
+    started real not null, devices text not null,
+    primary key (namespace, name)
 ) without rowid;
 create table if not exists calls (
     id text not null primary key, namespace text not null, workload text not null,
@@ -37,6 +38,14 @@ create table if not exists calls (
     started real not null, ended real, result text, result_bytes integer not null
 ) without rowid;
 """
+
+#: What brings an older file up to date, by its schema: before the tables are made, and after.
+_MOVES = {
+    1: (
+        "alter table pods rename to old_pods;",
+        "insert into pods select *, '' from old_pods; drop table old_pods;",
+    )
+}
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -53,7 +62,10 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.executescript("pragma journal_mode=wal; pragma synchronous=normal;")
         (version,) = connection.execute("pragma user_version").fetchone()
         if version < SCHEMA:
-            connection.executescript(f"begin; {_TABLES} pragma user_version={SCHEMA}; commit")
+            before, after = _MOVES.get(version, ("", ""))
+            connection.executescript(
+                f"begin; {before} {_TABLES} {after} pragma user_version={SCHEMA}; commit"
+            )
     except sqlite3.Error as error:
         raise failure(path, error) from error
     if version > SCHEMA:

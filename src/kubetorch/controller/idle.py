@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kubetorch.lib.clock import Clock, Timer
+from kubetorch.specs import quantity
 from kubetorch.wire.messages import Activity
+
+#: Seconds that the news of a call may take to get here; a service is given them beyond its time.
+REPORTING = 0.5
+#: Seconds: how exactly the time of the last call is kept.
+STEP = 1.0
+
+
+def patience(ttl: str) -> float:
+    """Seconds after which a workload with this `inactivity_ttl` is torn down."""
+    return quantity.seconds(ttl) + REPORTING
 
 
 def active_until(activities: Iterable[Activity | None], *, since: float) -> float | None:

@@ -8,17 +8,22 @@ called from the event loop.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
 
 from kubetorch.controller import database
+from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
+
+_log = logging.getLogger(__name__)
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class WorkloadRecord(msgspec.Struct, frozen=True):
@@ -63,6 +68,7 @@ class PodRecord(msgspec.Struct, frozen=True):
         pid, start_time: Its agent (`kubetorch.lib.identity.start_time`); 0 when none was started.
         restarts: How often its agent was started again.
         started: Seconds since the epoch of its agent's start.
+        devices: Numbers of the GPUs that are its own, with commas.
     """
 
     namespace: str
@@ -76,6 +82,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     start_time: str = ""
     restarts: int = 0
     started: float = 0.0
+    devices: str = ""
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -109,8 +116,8 @@ class PodState(Protocol):
     def put_pod(self, pod: PodRecord) -> None:
         """Add or replace a pod."""
 
-    def delete_pods(self, names: Iterable[str]) -> None:
-        """Forget pods."""
+    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:
+        """Forget pods, by namespace and name."""
 
 
 class CallState(Protocol):
@@ -180,11 +187,15 @@ class SqliteState:
         for namespace, name, number, spec in self._query(
             "select namespace, name, number, spec from generations order by number"
         ):
-            generation = Generation(number, messages.decode(WorkloadSpec, spec))
+            try:
+                generation = Generation(number, messages.decode(WorkloadSpec, spec))
+            except (msgspec.MsgspecError, ProtocolError) as error:
+                _log.error("generation of %s/%s cannot be read: %s", namespace, name, error)
+                continue
             key = (namespace, name)
             generations[key] = (*generations.get(key, ()), generation)
         rows = self._query("select * from workloads order by namespace, name")
-        return Contents(tuple(WorkloadRecord(*row) for row in rows), generations)
+        return Contents(tuple(self._records(WorkloadRecord, rows)), generations)
 
     def put_workload(  # noqa: D102  # State's
         self,
@@ -227,19 +238,20 @@ class SqliteState:
     # ------------------------------------------------------------------------------------ pods
 
     def pods(self) -> list[PodRecord]:  # noqa: D102  # PodState's
-        return [PodRecord(*row) for row in self._query("select * from pods order by ordinal")]
+        return self._records(PodRecord, self._query("select * from pods order by ordinal"))
 
     def put_pod(self, pod: PodRecord) -> None:  # noqa: D102  # PodState's
         self._transaction([(_replace("pods", PodRecord), astuple(pod))])
 
-    def delete_pods(self, names: Iterable[str]) -> None:  # noqa: D102  # PodState's
-        self._transaction([("delete from pods where name = ?", (name,)) for name in names])
+    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:  # noqa: D102  # PodState's
+        where = "delete from pods where namespace = ? and name = ?"
+        self._transaction([(where, pod) for pod in pods])
 
     # ----------------------------------------------------------------------------------- calls
 
     def call(self, call_id: str) -> CallRecord | None:  # noqa: D102  # CallState's
         rows = self._query("select * from calls where id = ?", call_id)
-        return CallRecord(*rows[0]) if rows else None
+        return self._records(CallRecord, rows[:1])[0] if rows else None
 
     def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:  # noqa: D102
         rows = self._query(
@@ -247,7 +259,7 @@ class SqliteState:
             " order by started desc",
             *(namespace, namespace, workload, workload),
         )
-        return [CallRecord(*row) for row in rows]
+        return self._records(CallRecord, rows)
 
     def count_calls(self) -> tuple[int, int]:  # noqa: D102  # CallState's
         ((count, size),) = self._query("select count(*), total(result_bytes) from calls")
@@ -260,6 +272,15 @@ class SqliteState:
         self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
 
     # ---------------------------------------------------------------------------------- SQLite
+
+    def _records(self, record: type[_Record], rows: Sequence[tuple[Any, ...]]) -> list[_Record]:
+        try:
+            return [record(*row) for row in rows]
+        except TypeError as error:
+            raise ControllerError(
+                f"{self._path} cannot be used: its tables are those of another version",
+                hint=f"move {self._path} away to begin with an empty state",
+            ) from error
 
     def _query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kubetorch.controller import rollout
@@ -11,6 +12,8 @@ from kubetorch.errors import KubetorchError, StartupError
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import failures
 from kubetorch.wire.messages import DeployEvent, Failed, Ready
+
+_log = logging.getLogger(__name__)
 
 
 class Waiting:
@@ -78,3 +81,14 @@ class Waiting:
 def describe(error: KubetorchError) -> Failure:
     """An error of our own as a failure; where in our code it was raised is of no use to users."""
     return failures.describe(error).to_dict() | {"traceback": error.remote_traceback or ""}
+
+
+def not_applied(service: str, error: Exception) -> KubetorchError:
+    """The error of a deploy whose manifest was not applied; a fault of ours is logged."""
+    if isinstance(error, KubetorchError):
+        return error
+    _log.error("manifest not applied workload=%s", service, exc_info=error)
+    return StartupError(
+        f"the manifest of {service} could not be applied: {type(error).__name__}: {error}",
+        hint="this is a fault of Kubetorch; the log of the service has its traceback",
+    )

@@ -22,12 +22,11 @@ from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import Heard
-from kubetorch.controller.waiting import Waiting, describe
+from kubetorch.controller.waiting import Waiting, describe, not_applied
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
-from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
     Accepted,
@@ -203,8 +202,8 @@ class Workload:
         if accepted.changed or not self._is_served():
             try:
                 await backend.apply(manifest)
-            except KubetorchError as error:
-                self._give_up(progress, error)
+            except Exception as error:  # noqa: BLE001  # others may have joined this deploy
+                self._give_up(progress, not_applied(self.record.name, error))
         # Only now: pods that the backend replaces are not told to load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(accepted.generation))
@@ -286,7 +285,7 @@ class Workload:
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(stage=message.stage, message=message.message, pod=pod)
+        event = Stage(message.stage, message.message, pod, warning=message.warning)
         self._waiting.tell(event, message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:
@@ -303,7 +302,7 @@ class Workload:
     def active(self, pod: str, message: Activity) -> None:
         """A pod says how busy it is."""
         self._heard[pod] = replace(self._heard[pod], activity=message)
-        if message.last > self.record.active and message.calls == 0:
+        if message.last > self.record.active + idle.STEP and message.calls == 0:
             self._keep(replace(self.record, active=message.last))
         self._idle.update()
 
@@ -397,4 +396,4 @@ class Workload:
         heard = [self._heard.get(pod.name) for pod in self.pods]
         activities = [None if one is None else one.activity for one in heard]
         now = self._with.clock.time()
-        return idle.seconds_left(activities, ttl=quantity.seconds(ttl), since=self._since, now=now)
+        return idle.seconds_left(activities, ttl=idle.patience(ttl), since=self._since, now=now)

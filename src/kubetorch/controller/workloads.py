@@ -89,12 +89,20 @@ class Workloads:
     async def start(self) -> None:
         """Take up what an earlier controller left."""
         contents = self._state.contents()
+        manifests = []
         for record in contents.workloads:
             key = (record.namespace, record.name)
-            generations = contents.generations[key]
-            self._workloads[key] = Workload(record, generations, self._surroundings)
+            generations = contents.generations.get(key, ())
+            workload = Workload(record, generations, self._surroundings)
+            try:
+                self._backend.check(workload.spec.compute)
+                manifests.append(deployment.of_workload(workload.spec))
+            except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
+                _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)
+                self._state.delete_workload(*key)
+            else:
+                self._workloads[key] = workload
         self._backend.watch(self._on_pods)
-        manifests = [deployment.of_workload(one.spec) for one in self._workloads.values()]
         await self._backend.start(manifests)
         for workload in self._workloads.values():
             workload.pods_changed()
@@ -165,6 +173,7 @@ class Workloads:
             raise SpecError(f"launch_timeout is {spec.compute.launch_timeout}; it must be above 0")
         if spec.compute.inactivity_ttl is not None:
             quantity.seconds(spec.compute.inactivity_ttl)
+        deployment.of_workload(spec)
         self._backend.check(spec.compute)
         if (namespace, name) not in self._workloads:
             self._backend.prepare()

@@ -91,6 +91,10 @@ class Scan:
             for file in (*folder.files, *folder.followed)
         }
 
+    def has(self, digest: str) -> bool:
+        """Whether it is the tree, or a file of it."""
+        return digest == self.digest or digest in self._files
+
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
         """Length and pieces of a file, or of the tree itself; the source of an upload.
 

@@ -75,6 +75,10 @@ class HttpClient:
         self._process = os.getpid()
         self._is_closed = False
 
+    def of(self, base_url: str) -> HttpClient:
+        """A client of another server, with the same token."""
+        return HttpClient(base_url, self._token, timeout=self._timeout, hint=self._hint)
+
     def __enter__(self) -> HttpClient:
         return self
 

@@ -12,7 +12,8 @@ view's own with all that is in that folder bound into it. So nothing is ever mad
     /            ──► mirror with bin, etc, home, … of the machine, and data
     /data        ──► the folder to be seen there
 
-Linux only. Where the user is not root it takes a user namespace too, in which they are themselves.
+Linux only. Where the user is not root, or is root without the right, it takes a user namespace too,
+in which they are themselves.
 Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
 """
 
@@ -80,10 +81,11 @@ def separate() -> str | None:
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
-    if os.geteuid() != 0 and not _is_allowed():
-        return "this user may have no mount namespace"
     try:
-        _unshare()
+        if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNS) != 0:
+            if not _is_allowed():
+                return "this user may have no mount namespace"
+            _unshare_user()
         _mount(None, "/", _MS_REC | _MS_SLAVE)
     except OSError as error:
         return error.strerror
@@ -104,6 +106,7 @@ class View:
         self._mirrors: set[Path] = set()
         self._own: list[Path] = []
         self._is_shielded = False
+        self._frozen: set[Path] = set()
 
     def add(self, mount: Mount) -> None:
         """Show a folder at a path.
@@ -137,13 +140,15 @@ class View:
             path.write_bytes(content)
         _make_read_only(place)
 
-    def shield(self, keep: Iterable[str] = ()) -> None:
+    def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
         """Keep all that is written from now on in this view, except in what machines share.
 
-        What processes have open already stays as it was for them.
+        What processes have open already stays as it was for them. Files that the machine changes
+        later may be seen as they were.
 
         Args:
             keep: Further folders that are shared with the machine.
+            frozen: Folders that are always seen as the machine has them, and cannot be written.
 
         Raises:
             OSError: The machine has no overlay file system.
@@ -151,7 +156,9 @@ class View:
         if self._is_shielded:
             return
         self._is_shielded = True
+        self._frozen = {Path(os.path.realpath(path)) for path in frozen}
         shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
+        shared |= self._frozen
         mounted = _mounted()
         shared |= {place for place, kind in mounted.items() if kind in _VIRTUAL}
         if not self._is_own(Path("/")):
@@ -220,9 +227,11 @@ class View:
     ) -> None:
         """The same for what is in a mirror."""
         for entry in sorted(folder.iterdir()):
-            if entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
+            if entry in self._frozen:
+                _make_read_only(entry)
+            elif entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
                 continue
-            if entry.is_dir():
+            elif entry.is_dir():
                 self._cover(entry, shared, mounted)
             elif entry.is_file():
                 _make_read_only(entry)
@@ -239,8 +248,11 @@ class View:
             _mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
             _mount_overlay(folder, layer, overlay)
         for place in inside:
+            inner = overlay / place.relative_to(folder)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _mount(str(place), str(overlay / place.relative_to(folder)), _MS_BIND | _MS_REC)
+                _mount(str(place), str(inner), _MS_BIND | _MS_REC)
+                if place in self._frozen:
+                    _make_read_only(inner)
         _mount(str(overlay), str(folder), _MS_MOVE)
         self._own.append(folder)
 
@@ -251,7 +263,9 @@ def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
     upper.chmod(folder.stat().st_mode)
     work.mkdir(mode=0o700)
     layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    options = layers if os.geteuid() == 0 else f"{layers},userxattr"
+    # What an overlay notes about files has to be an attribute of users where they are the root.
+    whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+    options = layers if whole else f"{layers},userxattr"
     _mount("overlay", str(place), 0, kind="overlay", data=options)
 
 
@@ -312,11 +326,8 @@ def _change_root(folder: Path) -> None:
     os.chdir(working_dir)
 
 
-def _unshare() -> None:
+def _unshare_user() -> None:
     uid, gid = os.geteuid(), os.getegid()
-    if uid == 0:
-        _check(_libc().unshare(_CLONE_NEWNS), "unshare")
-        return
     _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -329,7 +340,7 @@ def _is_allowed() -> bool:
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            _unshare()
+            _unshare_user()
             _mount(None, "/", _MS_REC | _MS_SLAVE)
             status = 0
         os._exit(status)

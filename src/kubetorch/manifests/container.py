@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.manifests import labels
 from kubetorch.manifests.parameter import Parameter
 from kubetorch.manifests.place import Place, assign, entry
@@ -10,8 +11,6 @@ from kubetorch.specs.image import ImageSpec
 
 COMMAND = ("/bin/bash", "-c")
 START = "exec python -m kubetorch.pod"
-#: Image of a pod when the user names none.
-DEFAULT_IMAGE = "ghcr.io/kubetorch/pod:latest"
 #: Service account of a pod when the user names none.
 SERVICE_ACCOUNT = "kubetorch-service-account"
 

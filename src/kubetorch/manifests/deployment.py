@@ -8,13 +8,17 @@ from typing import Any
 import msgspec
 
 from kubetorch.manifests import attached as attaching
-from kubetorch.manifests import kinds, knative, locating, pod, replicas
+from kubetorch.manifests import knative, locating, pod, replicas
 from kubetorch.manifests.attached import Attached
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
 from kubetorch.manifests.rendering import of_workload, render
 
 __all__ = ["Wanted", "of_workload", "read", "render"]
+
+
+# Kinds whose pods have names of their own, which no two of them can have at a time.
+_NAMED = ("Pod", "StatefulSet")
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -26,6 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
         template: Fingerprint of the pod template: pods with another one are replaced.
         environment: Variables of the container.
         working_dir: Working directory of the container, if it says so.
+        kind: Kind of the object.
         is_recreated: Whether old pods end before new ones start.
         requests: Resources that the container asks for.
         limits: Resources that the container may not exceed.
@@ -38,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True):
     template: str
     environment: tuple[tuple[str, str], ...]
     working_dir: str | None
+    kind: str
     is_recreated: bool
     requests: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, str], ...] = ()
@@ -62,17 +68,12 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         template=pod.fingerprint(primary.template),
         environment=tuple((one["name"], str(one.get("value", ""))) for one in variables),
         working_dir=container.get("workingDir"),
-        is_recreated=(spec.get("strategy") or {}).get("type") == "Recreate",
+        kind=kind.kind,
+        is_recreated=kind.kind in _NAMED or (spec.get("strategy") or {}).get("type") == "Recreate",
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
         attached=attaching.read(primary.pod, container),
     )
-
-
-def is_autoscaled(manifest: Manifest) -> bool:
-    """Whether somebody else than the manifest decides on the number of pods."""
-    known = kinds.find(manifest)
-    return known is not None and known.is_autoscaled
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:

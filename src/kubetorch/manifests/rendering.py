@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.manifests import (
     container,
@@ -29,7 +30,6 @@ from kubetorch.manifests import (
     replicas,
     trainjob,
 )
-from kubetorch.manifests.container import DEFAULT_IMAGE
 from kubetorch.manifests.kinds import KINDS, Kind, Manifest
 from kubetorch.manifests.parameter import Parameter
 from kubetorch.manifests.parameters import PARAMETERS

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 from kubetorch.errors import CallRefusedError, KubetorchError
-from kubetorch.pod import http
+from kubetorch.pod import commands, http
 from kubetorch.pod.asgi import (
     NDJSON,
     ClientGoneError,
@@ -22,6 +22,7 @@ from kubetorch.pod.asgi import (
 )
 from kubetorch.pod.auth import Guard
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.members import Membership
 from kubetorch.pod.supervisor import Supervisor
@@ -45,6 +46,7 @@ class App:
         guard: Decides who may ask.
         calls: Runs calls.
         members: Knows the other pods of the service.
+        images: Runs steps in the pod.
         supervisor: Knows what is served.
         log: The pod's log.
     """
@@ -56,6 +58,7 @@ class App:
         guard: Guard,
         calls: Calls,
         members: Membership,
+        images: Images,
         supervisor: Supervisor,
         log: PodLog,
     ) -> None:
@@ -63,6 +66,7 @@ class App:
         self._guard = guard
         self._calls = calls
         self._members = members
+        self._images = images
         self._supervisor = supervisor
         self._log = log
         self._routes: dict[str, _Route] = {
@@ -100,6 +104,10 @@ class App:
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
         if request.path not in ("/", routes.HEALTH):
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
+        if request.path == routes.RUN and request.method == "POST":
+            self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
+            await commands.run(request, respond, self._images)
+            return
         if request.method == "POST":
             name, method = _target(request.path)
             spec = self._calls.spec

@@ -113,6 +113,19 @@ class Guard:
         claims = tokens.verify(self._credentials.key, token, audience=self._audience, now=now)
         self._remember(token, claims.expires)
 
+    def check_user(self, authorization: str | None) -> None:
+        """Refuse a request with any token but the user's own.
+
+        Args:
+            authorization: The `Authorization` header.
+
+        Raises:
+            UnauthorizedError: It has another one.
+        """
+        token = (authorization or "").strip().partition(" ")[2].strip()
+        if not hmac.compare_digest(tokens.fingerprint(token), self._credentials.user):
+            raise UnauthorizedError("this needs the user's own token; one for calls is not enough")
+
     def _remember(self, token: str, expires: float) -> None:
         if len(self._known) >= _CACHE_SIZE:
             self._known.clear()

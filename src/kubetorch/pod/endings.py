@@ -77,7 +77,8 @@ def died(
         error = OutOfMemoryError(
             f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}",
             exit_code=status,
-            hint='ask for more: kt.Compute(memory="...")',
+            hint="a limit in the manifest, or in service_template (resources.limits.memory), is "
+            "what a pod may use; without one the machine had no more",
         )
     else:
         error = WorkerDiedError(

@@ -6,9 +6,11 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.pod.workers import WorkerSpec
+from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import BACKEND, PodEnv
 
@@ -16,6 +18,21 @@ from kubetorch.wire.podenv import BACKEND, PodEnv
 INTERNAL = "KT_POD_"
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the workers of a generation start with, once its image is there.
+
+    Attributes:
+        python: Their interpreter.
+        env: Their environment.
+        path: Entries to import from, outside of the deployed code.
+    """
+
+    python: str
+    env: dict[str, str]
+    path: tuple[str, ...] = ()
 
 
 def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
@@ -58,7 +75,7 @@ def worker_spec(
     spec: WorkloadSpec,
     *,
     pod: PodEnv,
-    env: Mapping[str, str],
+    prepared: Prepared,
     code: Path | None,
     init_args: str | None,
 ) -> WorkerSpec:
@@ -68,11 +85,12 @@ def worker_spec(
         generation: The generation.
         spec: The workload.
         pod: Who the pod is.
-        env: As `worker_env` has it.
+        prepared: What it starts with.
         code: Folder with the project, when one is synced.
         init_args: JSON object of the constructor's arguments.
     """
     ref = spec.callable
+    level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
     entries: list[str] = []
     if code is not None:
         entries += [str(code / ref.root), str(code), *(str(code / root) for root in ref.roots)]
@@ -81,15 +99,15 @@ def worker_spec(
     return WorkerSpec(
         generation=generation,
         ref=ref,
-        python=interpreter(spec),
-        sys_path=_unique([*entries, *spec.runtime.path]),
+        python=prepared.python,
+        sys_path=_unique([*entries, *prepared.path]),
         cwd=pod.working_dir,
-        env=tuple(env.items()),
+        env=tuple(prepared.env.items()),
         init_args=init_args,
         preload=spec.runtime.preload,
-        log_level=spec.compute.logging.level,
+        log_level=level if level in LEVELS else spec.compute.logging.level,
         modules=(("__main__", ref.module),) if ref.is_script else (),
-        library_path=spec.runtime.path,
+        library_path=prepared.path,
     )
 
 

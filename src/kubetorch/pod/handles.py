@@ -161,7 +161,7 @@ class Worker:
             error.pod_name = self._pod_name
             raise error from None
         except asyncio.CancelledError:
-            self._kill(None)
+            self.condemn(None)
             raise
         self._has_loaded = True
 
@@ -248,7 +248,7 @@ class Worker:
             "another call on it could not be interrupted"
         )
         error.pod_name = self._pod_name
-        self._kill(error)
+        self.condemn(error)
 
     # ------------------------------------------------------------------------------------- end
 
@@ -274,7 +274,7 @@ class Worker:
         """End the process and all that it started, now."""
         self._is_asked = True
         if self._ending is None:
-            self._kill(self._stopped())
+            self.condemn(self._stopped())
         async with deadlines.timeout(KILL_TIMEOUT):
             await self._ended.wait()
             assert self._ending is not None
@@ -287,7 +287,8 @@ class Worker:
         error.pod_name = self._pod_name
         return error
 
-    def _kill(self, reason: WorkerDiedError | None) -> None:
+    def condemn(self, reason: WorkerDiedError | None) -> None:
+        """Kill the process; the calls on it get this error, or one that says how it ended."""
         self._reason = self._reason or reason
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -296,7 +297,7 @@ class Worker:
 
     def _on_socket_end(self) -> None:
         # The process is about to end, or user code closed the socket: nothing more can come.
-        self._kill(None)
+        self.condemn(None)
 
     def _end(self) -> None:
         """The process has ended."""

@@ -36,7 +36,8 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
         time: Seconds since the epoch.
         pod: Name of the pod.
         text: The line without its end.
-        source: `stdout`, `stderr`, `logger`, or `agent` for lines of the agent itself.
+        source: `stdout`, `stderr`, `logger`, `image` for steps of an image, or `agent` for lines
+            of the agent itself.
         level: Level of a logger's line, such as `INFO`.
         request: Identity of the request that it belongs to.
         generation: Generation of the worker that wrote it.

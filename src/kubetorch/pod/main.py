@@ -24,6 +24,8 @@ from kubetorch.pod.app import App
 from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.code import Code
+from kubetorch.pod.image.images import Images
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
@@ -162,17 +164,30 @@ class Agent:
             on_change=self._session.activity_changed,
             clock=time.monotonic,
         )
+        host = WorkerHost(
+            pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
+        )
+        self._limit = None
+        if pod.memory_limit is not None:
+            from kubetorch.pod.memory_limit import MemoryLimit  # noqa: PLC0415  # few pods have one
+
+            self._limit = MemoryLimit(
+                pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
+            )
+        images = Images(
+            pod=pod,
+            store=store,
+            blobs=self._transfers,
+            view=view,
+            reporter=self._session,
+            on_line=self._on_step_line,
+        )
         self._supervisor = Supervisor(
             pod=pod,
             environ=environ,
-            host=WorkerHost(
-                pod_name=pod.pod,
-                on_line=self._on_line,
-                on_exit=self._on_exit,
-                zygote=zygote,
-            ),
-            store=store,
-            blobs=self._transfers,
+            host=host,
+            code=Code(root, Path(pod.working_dir), store, self._transfers),
+            images=images,
             calls=self._calls,
             reporter=self._session,
         )
@@ -190,6 +205,7 @@ class Agent:
             guard=guard,
             calls=self._calls,
             members=self._members,
+            images=images,
             supervisor=self._supervisor,
             log=self._log,
         )
@@ -217,11 +233,15 @@ class Agent:
         # What is here now stays: the collector need not look at it again and again.
         gc.freeze()
         gc.enable()
+        if self._limit is not None:
+            self._limit.start()
         try:
             reason, grace = await self._stopped
             await self._drain(reason, grace)
         finally:
             orphans.stop()
+            if self._limit is not None:
+                self._limit.stop()
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
             logging.getLogger("kubetorch").removeHandler(lines)
@@ -292,6 +312,10 @@ class Agent:
             )
         )
         self._supervisor.on_line(line, worker)
+
+    def _on_step_line(self, text: str, generation: int) -> None:
+        line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
+        self._log.write(line, echo=False)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
         self._supervisor.on_exit(worker, error)

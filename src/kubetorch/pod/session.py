@@ -84,7 +84,8 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        self._had_calls = False
+        # What the controller was told last: whether calls run, when one began or ended.
+        self._said = False, 0.0
         self._logs_left = 0
 
     # --------------------------------------------------------------------------------- to send
@@ -122,8 +123,9 @@ class Session:
     def _send_edge(self) -> None:
         self._edge = None
         activity = self._activity()
-        if bool(activity.calls) != self._had_calls:
-            self._had_calls = bool(activity.calls)
+        # A call that began and ended since then counts as well: its service was used.
+        if (bool(activity.calls), activity.last) != self._said:
+            self._said = bool(activity.calls), activity.last
             self._send(activity)
 
     def _send(self, message: FromAgent) -> bool:
@@ -176,7 +178,7 @@ class Session:
         try:
             while not link.is_closed:
                 activity = self._activity()
-                self._had_calls = bool(activity.calls)
+                self._said = bool(activity.calls), activity.last
                 link.send(activity)
                 self._forget_settled()
                 await link.wait_closed(HEARTBEAT)

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kubetorch.datastore import slots, trees
-from kubetorch.datastore.blobs import BlobStore
-from kubetorch.datastore.slots import CodeSlots, Slot
-from kubetorch.errors import CallRefusedError, DataStoreError, KubetorchError
+from kubetorch.datastore.slots import Slot
+from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.pod import environment, reload
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.code import Code
+from kubetorch.pod.environment import Prepared
+from kubetorch.pod.image.images import Images
 from kubetorch.pod.lines import Line
 from kubetorch.pod.workers import LoadFailed, Worker, WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
@@ -32,13 +33,6 @@ DRAINING_LIMIT = 2
 PRUNE_DELAY = 10.0
 
 _log = logging.getLogger(__name__)
-
-
-class Blobs(Protocol):
-    """Brings blobs into the pod's store."""
-
-    async def fetch(self, digests: Iterable[str]) -> int:
-        """Have these blobs in the store; how many had to be fetched."""
 
 
 class Reporter(Protocol):
@@ -71,8 +65,8 @@ class Supervisor:
         pod: Who the pod is.
         environ: The agent's own environment.
         host: Starts workers; see `on_line` and `on_exit`.
-        store: The pod's blobs.
-        blobs: Brings blobs there.
+        code: Brings code into the pod.
+        images: Runs the steps of images.
         calls: Told which worker runs calls.
         reporter: Told what happens.
     """
@@ -83,19 +77,18 @@ class Supervisor:
         pod: PodEnv,
         environ: Mapping[str, str],
         host: WorkerHost,
-        store: BlobStore,
-        blobs: Blobs,
+        code: Code,
+        images: Images,
         calls: Calls,
         reporter: Reporter,
     ) -> None:
         self._pod = pod
         self._environ = environ
         self._host = host
-        self._store = store
-        self._blobs = blobs
+        self._code = code
+        self._images = images
         self._calls = calls
         self._reporter = reporter
-        self._slots = CodeSlots(Path(pod.root) / "code")
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: failures.Failure | None = None
@@ -162,7 +155,7 @@ class Supervisor:
         if serving is None or serving.worker is not worker or self._is_closing:
             return
         self._serving = None
-        self._release(serving.slot)
+        self._code.release(serving.slot)
         lived = time.monotonic() - serving.loaded
         had_calls = self._calls.lost_with == worker.pid
         self._handle(reload.Died(worker.generation, lived, had_calls))
@@ -183,6 +176,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._draining, return_exceptions=True)
         await self._host.close()
+        await self._images.close()
 
     # ---------------------------------------------------------------------------------- effects
 
@@ -239,11 +233,7 @@ class Supervisor:
             # Also when this is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(old.worker.kill())
-            self._release(old.slot)
-
-    def _release(self, slot: Slot | None) -> None:
-        if slot is not None:
-            self._slots.release(slot)
+            self._code.release(old.slot)
 
     def _refusal(self, generation: int) -> KubetorchError:
         failure = self._failure
@@ -278,89 +268,55 @@ class Supervisor:
         self._handle(reload.Failed(generation))
 
     async def _make(self, generation: int, spec: WorkloadSpec) -> _Serving:
-        env = environment.worker_env(self._environ, self._pod, spec)
-        prewarming = asyncio.get_running_loop().create_task(
-            self._prewarm(generation, spec, tuple(env.items()))
-        )
+        loop = asyncio.get_running_loop()
+        preparing: asyncio.Task[Prepared] | None = None
         slot: Slot | None = None
         worker: Worker | None = None
         try:
+            if self._images.has_run(generation, spec):
+                preparing = loop.create_task(self._prepare(generation, spec))
             async with self._storing:
-                init_args = await self._fetch(generation, spec)
-                slot = await self._materialise(spec)
-            await prewarming
+                self._report_stage(generation, "fetching")
+                init_args = await self._code.fetch(spec)
+                slot = await self._code.materialise(spec)
+            if preparing is None:  # steps find the project as it will be
+                await self._code.show(slot)
+                preparing = loop.create_task(self._prepare(generation, spec))
             wanted = environment.worker_spec(
                 generation,
                 spec,
                 pod=self._pod,
-                env=env,
+                prepared=await preparing,
                 code=slot.path if slot is not None else None,
                 init_args=init_args,
             )
             worker = await self._host.start(wanted, self._stage(generation))
             self._report_stage(generation, "importing")
             await worker.load(float(spec.compute.launch_timeout))
-            if slot is not None:
-                await asyncio.to_thread(self._show, slot)
+            await self._code.show(slot)
         except BaseException:
-            prewarming.cancel()
+            if preparing is not None:
+                preparing.cancel()
             if worker is not None:
                 await asyncio.shield(worker.kill())
-            self._release(slot)
+            self._code.release(slot)
+            if self._serving is not None:
+                await asyncio.shield(self._code.show(self._serving.slot))
             raise
         return _Serving(worker, spec, slot, time.monotonic())
 
-    async def _prewarm(
-        self, generation: int, spec: WorkloadSpec, env: tuple[tuple[str, str], ...]
-    ) -> None:
-        """Import what the project imports while its files are on their way."""
-        runtime = spec.runtime
-        if not self._machine.serving and runtime.preload:
-            self._report_stage(generation, "preloading", ", ".join(runtime.preload))
-        await self._host.prewarm(environment.interpreter(spec), env, runtime.path, runtime.preload)
-
-    async def _fetch(self, generation: int, spec: WorkloadSpec) -> str | None:
-        """Have everything that the generation consists of; its constructor's arguments."""
-        self._report_stage(generation, "fetching")
-        first = [digest for digest in (spec.tree, spec.init_args) if digest is not None]
-        await self._blobs.fetch(first)
-        if spec.tree is not None:
-            tree = await asyncio.to_thread(self._tree, spec.tree)
-            await self._blobs.fetch(tree.digests())
-        if spec.init_args is None:
-            return None
-        return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
-
-    async def _materialise(self, spec: WorkloadSpec) -> Slot | None:
-        """A code slot with the project in it, held for one worker."""
-        if spec.tree is None or spec.callable.project is None:
-            return None
-        update = asyncio.ensure_future(
-            asyncio.to_thread(self._update_slot, spec.tree, spec.callable.project)
+    async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
+        """Run the image's steps; then import what the project imports, for the workers."""
+        env = environment.worker_env(self._environ, self._pod, spec)
+        python = environment.interpreter(spec)
+        prepared = await self._images.prepare(generation, spec, python, env)
+        preload = spec.runtime.preload
+        if not self._machine.serving and preload:
+            self._report_stage(generation, "preloading", ", ".join(preload))
+        await self._host.prewarm(
+            prepared.python, tuple(prepared.env.items()), prepared.path, preload
         )
-        try:
-            return await asyncio.shield(update)
-        except asyncio.CancelledError:
-            # The thread goes on, and holds a slot that nobody will use.
-            update.add_done_callback(self._release_unused)
-            raise
-
-    def _release_unused(self, update: asyncio.Future[Slot]) -> None:
-        if not update.cancelled() and update.exception() is None:
-            self._release(update.result())
-
-    def _update_slot(self, digest: str, project: str) -> Slot:
-        return self._slots.update(self._tree(digest), self._store.stream, project)
-
-    def _tree(self, digest: str) -> trees.Tree:
-        return trees.decode(self._store.read(digest))
-
-    def _show(self, slot: Slot) -> None:
-        """Let the project be seen in the working directory, for relative paths and shells."""
-        try:
-            slots.switch(Path(self._pod.working_dir) / slot.path.name, slot)
-        except DataStoreError as error:
-            _log.warning("project not shown error=%s", error.message)
+        return prepared
 
     def _stage(self, generation: int) -> Callable[[str, str], None]:
         return lambda stage, message: self._report_stage(generation, stage, message)
@@ -379,15 +335,4 @@ class Supervisor:
     async def _prune(self) -> None:
         await asyncio.sleep(PRUNE_DELAY)
         async with self._storing:
-            await asyncio.to_thread(self._prune_store, list(self._specs.values()))
-
-    def _prune_store(self, keep: Iterable[WorkloadSpec]) -> None:
-        needed: set[str] = set()
-        for spec in keep:
-            needed.update(digest for digest in (spec.tree, spec.init_args) if digest is not None)
-            if spec.tree is not None and self._store.has(spec.tree):
-                needed.update(self._tree(spec.tree).digests())
-        for blob in self._store.iterate():
-            if blob.digest not in needed:
-                self._store.delete(blob.digest)
-        self._store.sweep()
+            await asyncio.to_thread(self._code.prune, list(self._specs.values()))

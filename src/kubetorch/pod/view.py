@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -70,14 +69,15 @@ class PodView:
         else:
             self._view.add_files(one.target, _values(one))
 
-    async def shield(self, keep: Iterable[str] = ()) -> None:
+    async def shield(self, frozen: Iterable[str] = ()) -> None:
         """See to it that what the pod writes at absolute paths from now on stays in the pod.
 
-        Temporary folders, the installation, its caches and the agent's interpreter are shared with
-        the machine as before. To ask again changes nothing.
+        Temporary folders, the installation and its caches are shared with the machine as before.
+        To ask again changes nothing.
 
         Args:
-            keep: Further folders that are shared, such as environments of other interpreters.
+            frozen: Folders whose changes on the machine are to be seen, and that the pod only
+                reads, such as sources that it imports.
 
         Raises:
             ResourceNotAvailableError: The machine cannot do that.
@@ -85,10 +85,10 @@ class PodView:
         if self._is_container:
             return
         self._check()
-        shared = [self._home, environment.cache_dir(), sys.prefix, sys.base_prefix, *keep]
+        shared = [str(self._home), str(environment.cache_dir())]
         async with self._lock:
             try:
-                await asyncio.to_thread(self._view.shield, [str(path) for path in shared])
+                await asyncio.to_thread(self._view.shield, shared, tuple(frozen))
             except OSError as error:
                 raise cannot(error.strerror or str(error)) from error
 

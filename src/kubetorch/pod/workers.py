@@ -61,6 +61,11 @@ class WorkerHost:
         self._workers: set[Worker] = set()
 
     @property
+    def alive(self) -> list[Worker]:
+        """The workers that live."""
+        return [worker for worker in self._workers if worker.is_alive]
+
+    @property
     def zygote_pid(self) -> int | None:
         """The process that workers are forked from at present."""
         return self._zygotes.pid

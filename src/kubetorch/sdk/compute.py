@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk import parameters
+from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.computing import attached, consistency, objects
-from kubetorch.sdk.computing.attached import Image, Volume
-from kubetorch.sdk.computing.pods import Pods
+from kubetorch.sdk.computing.commands import Commands
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -22,7 +21,9 @@ from kubetorch.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from kubetorch.sdk.image import Image
     from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.sdk.volume import Volume
 
 #: The parameters.
 _PARAMETERS = (
@@ -38,10 +39,10 @@ _FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affini
 #: Parameters that are added, and have no setter.
 _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 #: Parameters that `kt.config` may say, if nobody else does.
-_CONFIGURED = frozenset({"volumes", "queue"})
+_CONFIGURED = frozenset({"volumes", "queue", "image"})
 
 
-class Compute(Pods):
+class Compute(Commands):
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several
@@ -202,6 +203,9 @@ class Compute(Pods):
         """
         from kubetorch.sdk.computing import manifests  # noqa: PLC0415  # not to declare resources
 
+        if inpod.is_worker() and not manifests.is_here(manifest):
+            # A module that a pod imports names files of the machine that it was deployed from.
+            return cls()
         found = manifests.load(manifest)
         labels = None if selector is None else objects.selector(selector)
         compute = cls.__new__(cls)

@@ -53,6 +53,10 @@ class Controller:
         """Close its idle connections."""
         self._http.close()
 
+    def client_of(self, url: str) -> HttpClient:
+        """A client of a pod's agent, with the user's own token."""
+        return self._http.of(url)
+
     def get_status(self) -> StatusView:
         """The controller itself."""
         return self._get(StatusView, routes.STATUS)
@@ -141,6 +145,13 @@ class Controller:
         """Store blobs, as `datastore.transfer.compressed` has them."""
         headers = {"Content-Type": blobs.CONTENT_TYPE}
         self._call("POST", routes.BLOBS, body=packed, headers=headers)
+
+    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
+        """Those of these blobs that the controller lacks."""
+        body = json.dumps({"blobs": list(digests)}).encode()
+        answer = self._call("POST", routes.BLOBS_MISSING, body=body)
+        missing: list[str] = json.loads(answer)["missing"]
+        return missing
 
     def get_blob(self, digest: str) -> bytes:
         """A small blob.
@@ -233,7 +244,7 @@ class Controller:
         if 200 <= response.status < 300:
             return response
         with response:
-            raise _refusal(method, self.base_url + path, response.status, response.read())
+            raise refusal(method, self.base_url + path, response.status, response.read())
 
 
 class EventStream:
@@ -263,7 +274,8 @@ def _chain(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield from pieces
 
 
-def _refusal(method: str, url: str, status: int, body: bytes) -> Exception:
+def refusal(method: str, url: str, status: int, body: bytes) -> Exception:
+    """The error for an answer that says what is wrong."""
     failure = failures.parse_json(body)
     if failure.code is not None:
         error = failures.rebuild(failure)

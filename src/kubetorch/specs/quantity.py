@@ -64,6 +64,15 @@ def memory(value: object, *, parameter: str = "memory") -> str:
     return text
 
 
+def size_bytes(value: object, *, parameter: str = "memory") -> int:
+    """An amount of bytes, rounded up, as Kubernetes does.
+
+    Raises:
+        SpecError: It is no amount.
+    """
+    return math.ceil(_amount(_text(value, parameter, _MEMORY_HINT), value, parameter, _MEMORY_HINT))
+
+
 def seconds(value: object, *, parameter: str = "inactivity_ttl") -> int:
     """A duration such as `30m`, in seconds.
 

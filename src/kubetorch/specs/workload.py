@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.image import CopyStep
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,16 @@ class RuntimeSpec:
         path: Entries of the caller's `sys.path` outside the project that the interpreter would
             not have by itself, such as those of `PYTHONPATH`.
         preload: Third-party modules that the project imports, for the zygote.
+        site: Folders that its packages are installed in.
+        package_managers: Whether steps of an image may call the system's package manager.
     """
 
     python: str | None = None
     version: str | None = None
     path: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    site: tuple[str, ...] = ()
+    package_managers: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class WorkloadSpec:
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
-        instance: Identity of the deploy of a class: each makes a new instance, also when nothing
-            else has changed. `None` for a function.
+        instance: Identity of a deploy that is to have an effect also when nothing else has changed:
+            that of a class makes a new instance, and forced steps of an image run. Else `None`.
     """
 
     namespace: str
@@ -52,6 +57,13 @@ class WorkloadSpec:
     runtime: RuntimeSpec = field(default_factory=RuntimeSpec)
     username: str | None = None
     instance: str | None = None
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Digests of the trees that it consists of: the project, and what its image copies."""
+        steps = self.compute.image.steps if self.compute.image is not None else ()
+        copied = [step.digest for step in steps if isinstance(step, CopyStep) and step.digest]
+        return tuple(dict.fromkeys([*([self.tree] if self.tree else []), *copied]))
 
     def is_like(self, other: WorkloadSpec) -> bool:
         """Whether both are the same, but for the instance."""

@@ -76,11 +76,13 @@ class StageReport(Message, tag="stage", frozen=True):
         generation: The generation that is being reached.
         stage: One word.
         message: For the user, such as why a fresh interpreter is used.
+        warning: Whether the user should see it even when progress is not shown.
     """
 
     generation: int
     stage: str
     message: str = ""
+    warning: bool = False
 
 
 class LogReport(Message, tag="log", frozen=True):

@@ -18,6 +18,8 @@ BACKEND = "KT_BACKEND"
 #: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
 #: workers do not get.
 MARK = "KT_PROCESS_MARK"
+#: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
+MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,11 @@ class PodEnv:
         host, port: Where it listens.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
+        environments: Folder with environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
         attachments_file: File with what is shown at absolute paths, JSON of
             `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
+        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
     """
 
     namespace: str
@@ -47,8 +51,10 @@ class PodEnv:
     port: int
     root: str
     working_dir: str
+    environments: str
     backend: str = "local"
     attachments_file: str = ""
+    memory_limit: int | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -63,7 +69,9 @@ class PodEnv:
             "KT_POD_ROOT": self.root,
             "KT_POD_WORKING_DIR": self.working_dir,
             "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
+            "KT_POD_ENVIRONMENTS": self.environments,
             BACKEND: self.backend,
+            **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
 
     @classmethod
@@ -82,6 +90,7 @@ class PodEnv:
         port = value("KT_POD_PORT")
         if not port.isdigit():
             raise ConfigError(f"KT_POD_PORT is {port!r}; it must be a number")
+        limit = environ.get(MEMORY_LIMIT, "")
         return cls(
             namespace=value("KT_POD_NAMESPACE"),
             workload=value("KT_POD_WORKLOAD"),
@@ -92,6 +101,8 @@ class PodEnv:
             port=int(port),
             root=value("KT_POD_ROOT"),
             working_dir=value("KT_POD_WORKING_DIR"),
+            environments=value("KT_POD_ENVIRONMENTS"),
             backend=environ.get(BACKEND, "local"),
             attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
+            memory_limit=int(limit) if limit.isdigit() else None,
         )

@@ -86,6 +86,7 @@ OPENAPI = "/openapi.json"
 DOCS = "/docs"
 STREAM = "/v1/stream"
 LOGS = "/v1/logs"
+RUN = "/v1/run"
 
 
 def callable_path(callable_name: str, method: str | None = None) -> str:

@@ -45,6 +45,8 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
         "api_url": None,
         "cluster_config": {},
         "queue": None,
+        "default_image": "ghcr.io/kubetorch/pod:latest",
+        "package_managers": False,
         "backend": "auto",
     }
     assert not file.exists()
@@ -119,6 +121,7 @@ def test_text_becomes_the_settings_type_wherever_it_comes_from(
         ("volumes", 3, "must be a list"),
         ("volumes", ",", "must be a list"),
         ("volumes", [1], "must be text"),
+        ("volumes", "data,My Data", "has 'My Data'"),
         ("api_url", "localhost:80", "must be a URL"),
         ("api_url", "ftp://x", "must be a URL"),
         ("api_url", "http://[", "must be a URL"),
@@ -220,6 +223,34 @@ def test_write_keeps_what_it_does_not_name(file: Path) -> None:
     again = made(file)
     assert (again.queue, again.username, again.stream_logs) == (None, "bob", False)
     assert again.cluster_config == {"a": [1, "ö"]}
+
+
+ROUND = {
+    "username": ["alice", "on", "y"],
+    "namespace": ["team-ml", "1e3"],
+    "install_namespace": ["kt", "007"],
+    "install_url": ["git+https://example.com/x?a=b#c", "null-ish: yes", "#1"],
+    "stream_logs": [True, False],
+    "stream_metrics": [False],
+    "volumes": [["data"], ["data", "models.v1"]],
+    "api_url": ["http://[::1]:8080/base"],
+    "cluster_config": [{}, {"a": {"ö": [1, 1.5, None, "no", {"b": True}]}}],
+    "queue": ["0x10", "- a"],
+    "backend": ["auto", "local"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, one) for key in ROUND for one in ROUND[key]])
+def test_what_is_written_is_what_is_read_and_can_be_written_again(
+    file: Path, key: str, value: object
+) -> None:
+    made(file).write({key: value})
+    read = KubetorchConfig({"KUBECONFIG": "/nowhere"}, file).get(key)
+    assert read == value
+    assert type(read) is type(value)
+    before = file.read_bytes()
+    made(file).write({key: read})
+    assert file.read_bytes() == before
 
 
 def test_write_without_values_writes_what_this_program_set(file: Path) -> None:

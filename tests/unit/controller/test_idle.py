@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.idle import IdleWatch, seconds_left
+from kubetorch.controller.idle import REPORTING, IdleWatch, patience, seconds_left
 from kubetorch.lib.clock import ManualClock
 from kubetorch.wire.messages import Activity
 
@@ -21,6 +21,10 @@ def test_the_time_counts_from_the_deploy_when_there_was_no_call() -> None:
 
 def test_nothing_is_left_when_it_was_idle_for_long() -> None:
     assert left(Activity(calls=0, last=10.0)) == 0.0
+
+
+def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
+    assert patience("1m") == 60.0 + REPORTING
 
 
 def test_a_running_call_is_not_idle() -> None:

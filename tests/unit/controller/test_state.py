@@ -91,7 +91,7 @@ def test_pods_are_replaced_and_deleted_by_name(state: SqliteState) -> None:
     state.put_pod(POD)
     state.put_pod(replace(POD, pid=7))
     assert [pod.pid for pod in state.pods()] == [7]
-    state.delete_pods(["f-1", "unknown"])
+    state.delete_pods([("ns", "f-1"), ("ns", "unknown"), ("other", "f-2")])
     assert state.pods() == []
 
 
@@ -124,3 +124,64 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(VersionMismatchError, match="newer version"):
         database.open_database(path)
+
+
+_FIRST = """
+create table workloads (
+    namespace text not null, name text not null, generation integer not null,
+    good integer not null, failure text not null, epoch integer not null,
+    created real not null, updated real not null, active real not null,
+    primary key (namespace, name)
+) without rowid;
+create table pods (
+    namespace text not null, workload text not null, name text not null primary key,
+    ordinal integer not null, port integer not null, template text not null, mark text not null,
+    pid integer not null, start_time text not null, restarts integer not null,
+    started real not null
+) without rowid;
+insert into pods values ('ns', 'f', 'f-1', 0, 18000, 'template', 'mark', 7, 'now', 2, 1.5);
+pragma user_version=1;
+"""
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(_FIRST)
+    connection.close()
+    state = opened(path)
+    old = replace(POD, mark="mark", pid=7, start_time="now", restarts=2, started=1.5)
+    assert state.pods() == [old]
+    state.put_pod(replace(POD, namespace="other"))
+    assert len(state.pods()) == 2
+    state.close()
+    again = opened(path)
+    assert len(again.pods()) == 2
+    again.close()
+
+
+def test_a_generation_that_cannot_be_read_is_left_out(state: SqliteState, tmp_path: Path) -> None:
+    state.put_workload(WORKLOAD, generation=Generation(1, SPEC))
+    connection = sqlite3.connect(tmp_path / "state.sqlite")
+    connection.execute("insert into generations values ('ns', 'f', 2, '{\"broken\": 1}')")
+    connection.execute("insert into generations values ('ns', 'f', 3, 'no JSON')")
+    connection.commit()
+    connection.close()
+    contents = state.contents()
+    assert contents.workloads == (WORKLOAD,)
+    assert contents.generations == {("ns", "f"): (Generation(1, SPEC),)}
+
+
+def test_tables_of_another_version_are_an_error_that_says_what_to_do(
+    state: SqliteState, tmp_path: Path
+) -> None:
+    connection = sqlite3.connect(tmp_path / "state.sqlite")
+    connection.execute("alter table pods add column more text")
+    connection.execute(
+        "insert into pods values ('a', 'b', 'c', 0, 1, '', '', 1, '', 0, 0.0, '', 'more')"
+    )
+    connection.commit()
+    connection.close()
+    with pytest.raises(ControllerError, match="tables are those of another version") as caught:
+        state.pods()
+    assert "move" in str(caught.value)

@@ -20,6 +20,7 @@ POD = PodEnv(
     port=1,
     root="/root",
     working_dir="/work",
+    environments="/environments",
 )
 
 
@@ -75,7 +76,8 @@ def test_earlier_variables_are_visible_to_later_ones():
 
 
 def worker(spec: WorkloadSpec, code: Path | None):
-    return environment.worker_spec(3, spec, pod=POD, env={"A": "1"}, code=code, init_args="{}")
+    prepared = environment.Prepared(environment.interpreter(spec), {"A": "1"}, spec.runtime.path)
+    return environment.worker_spec(3, spec, pod=POD, prepared=prepared, code=code, init_args="{}")
 
 
 def test_root_and_project_come_first_and_libraries_last():
@@ -92,6 +94,15 @@ def test_code_of_the_container_is_found_relative_to_the_working_directory():
     assert worker(spec(remote_dir="/opt/app"), None).sys_path == ("/opt/app",)
     assert worker(spec(), None).sys_path == ()
     assert worker(spec(), None).python == sys.executable
+
+
+def test_a_level_that_an_image_sets_is_that_of_the_worker():
+    for level, found in (("DEBUG", "debug"), ("loud", "warning")):
+        prepared = environment.Prepared("/py", {"KT_LOG_LEVEL": level})
+        wanted = environment.worker_spec(
+            1, spec(), pod=POD, prepared=prepared, code=None, init_args=None
+        )
+        assert wanted.log_level == found
 
 
 def test_names_in_pickles_of_a_script_are_translated():

@@ -1,5 +1,10 @@
 """Failures: exceptions as they arrive at the other end."""
 
+import pickle
+
+import pytest
+
+from kubetorch import errors
 from kubetorch.errors import ServiceHealthError
 from kubetorch.wire import failures
 
@@ -22,3 +27,12 @@ def test_an_error_that_was_raised_brings_its_traceback():
 
     assert "raise ServiceHealthError" in described.traceback
     assert failures.rebuild(described).__cause__ is not None
+
+
+@pytest.mark.parametrize("cls", sorted(errors.BY_CODE.values(), key=lambda cls: cls.__name__))
+def test_every_error_of_our_own_arrives_as_its_class(cls):
+    error = cls() if cls is errors.WorkerMembershipChanged else cls.from_state("the message", {})
+    rebuilt = failures.rebuild(failures.describe(error, pod_name="demo-0"))
+    assert type(rebuilt) is cls
+    assert rebuilt.pod_name == "demo-0"
+    assert type(pickle.loads(pickle.dumps(error))) is cls

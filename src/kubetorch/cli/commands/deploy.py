@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kubetorch.cli import targets, views
+from kubetorch.cli import images, targets, views
 from kubetorch.cli.args import AsJson, Namespace, json_object
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
@@ -21,6 +21,7 @@ from kubetorch.errors import SpecError
 from kubetorch.sdk.cls import Cls, cls
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.fn import Fn, fn
+from kubetorch.sdk.image import Image
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -28,7 +29,7 @@ Handle = Fn[..., Any] | Cls[Any]
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913  # the documented options
     wanted: Annotated[
         list[str],
         typer.Argument(
@@ -41,6 +42,14 @@ def run(
             "-c",
             "--compute",
             help="Arguments of kt.Compute, a JSON object. Needed unless @kt.compute says them.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "-i",
+            "--image",
+            help="Image: a preset such as python:3.12, a reference, or a JSON object.",
         ),
     ] = None,
     init_args: Annotated[
@@ -62,6 +71,7 @@ def run(
     output = Output(as_json=as_json)
     options = _Options(
         compute=None if compute is None else json_object(compute, "--compute"),
+        image=None if image is None else images.parse(image),
         init_args=None if init_args is None else json_object(init_args, "--init-args"),
         distribute=None if distribute is None else json_object(distribute, "--distribute"),
         autoscale=None if autoscale is None else json_object(autoscale, "--autoscale"),
@@ -89,6 +99,7 @@ class _Options:
     """What the options of the command say; `None` for those that were not given."""
 
     compute: dict[str, Any] | None
+    image: Image | None
     init_args: dict[str, Any] | None
     distribute: dict[str, Any] | None
     autoscale: dict[str, Any] | None
@@ -114,6 +125,8 @@ def _handle(target: targets.Target, found: Any, options: _Options) -> Handle:  #
     assert declared is not None
     if options.namespace is not None:
         declared.namespace = options.namespace
+    if options.image is not None:
+        declared.image = options.image
     if options.distribute is not None:
         _compute("--distribute", partial(declared.distribute, **options.distribute))
     if options.autoscale is not None:

@@ -80,6 +80,8 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
         "CPUs": compute.cpus,
         "Memory": compute.memory,
+        "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
+        "Secrets": ", ".join(one.name for one in compute.secrets),
         "TTL": compute.inactivity_ttl,
         "Creator": spec.username,
         "Created": views.moment(service.created),

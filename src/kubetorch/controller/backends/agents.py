@@ -182,7 +182,9 @@ class Pod:
         self._on_change()
 
     def _port(self) -> int:
-        taken = {pod.port for pod in self._state.pods() if pod.name != self.record.name}
+        own = (self.record.namespace, self.record.name)
+        others = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != own)
+        taken = {pod.port for pod in others}
         port = self.record.port
         is_usable = port and port not in taken and ports.is_free(port)
         return port if is_usable else ports.choose(taken)
@@ -244,7 +246,7 @@ class Pod:
         """Forget it, once it has ended: remove its record and its folder."""
         import shutil  # noqa: PLC0415  # costs 3 ms of each start
 
-        self._state.delete_pods([self.record.name])
+        self._state.delete_pods([(self.record.namespace, self.record.name)])
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # other pods of the namespace are in it
             self.folder.parent.rmdir()

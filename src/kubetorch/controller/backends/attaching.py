@@ -80,9 +80,14 @@ class Attaching:
             await self._check_mounts()
 
     def version(self, namespace: str, attached: Attached) -> str:
-        """What changes when pods have to be replaced to see other values; empty without secrets."""
-        views = (self._secrets.view(namespace, name) for name in attached.all_secrets)
+        """What changes when pods have to be replaced to see other values.
+
+        Empty without secrets, and when one is missing: pods that saw it go on as they are.
+        """
+        views = [self._secrets.view(namespace, name) for name in attached.all_secrets]
         versions = [view.version for view in views if view is not None]
+        if len(versions) < len(views):
+            return ""
         return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:8] if versions else ""
 
     def give(self, wanted: Wanted, folder: Path) -> Given:
@@ -117,6 +122,10 @@ class Attaching:
             source = folder / "empty" / str(number)
             folders.append(FolderAt(str(source), path_of_machine(path, home)))
         return Attachments(tuple(folders), tuple(files))
+
+    def sweep(self) -> None:
+        """Remove what a service that was killed left of volumes that were deleted."""
+        self._volumes.sweep()
 
     def notes(self, attached: Attached) -> tuple[str, ...]:
         """What pods are not given, one sentence each."""

@@ -1,10 +1,11 @@
 """Pods as processes of this machine.
 
-It reads the Deployment manifest that a cluster would get, and keeps one agent per replica. What a
-Deployment promises holds here too: pods keep their names while they live; a changed template
-replaces them, old ones first where the strategy is `Recreate`, else new ones first; an agent that
-ends is started again. `command` and `image` have no meaning here: an agent always runs on the
-interpreter of the controller, and the user's code on the one that deployed it.
+It reads the manifest that a cluster would get, and keeps one agent per replica. What a Deployment
+promises holds here too: pods keep their names while they live; a changed template replaces them,
+old ones first where the strategy is `Recreate`, else new ones first; an agent that ends is started
+again. Pods of a StatefulSet have its name and their number, and a Pod its own. `command` and
+`image` have no meaning here: an agent always runs on the interpreter of the controller, and the
+user's code on the one that deployed it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller.backends import spare
+from kubetorch.controller.backends import container, honouring, spare
 from kubetorch.controller.backends.agents import Pod
-from kubetorch.controller.backends.attaching import Attaching
+from kubetorch.controller.backends.attaching import Attaching, Given
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.devices import Devices
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.backends.stores import Stores
@@ -35,6 +37,7 @@ from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import thaw
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -44,6 +47,8 @@ STOP_GRACE = 5.0
 
 # What a spare says before it is a pod goes where the controller's own lines go.
 _STANDARD_ERROR = 2
+# Between the fingerprint of a template and that of the values of its secrets.
+_AND = "+"
 # As Kubernetes: no vowels and nothing that looks like another one.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -88,6 +93,7 @@ class ProcessBackend:
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
         self._spares = Spares(start, clock=clock, first=first)
+        self._devices = Devices.of_machine(site.environment)
         self._workloads: dict[tuple[str, str], _Workload] = {}
         self._listener: Listener = _ignore
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +116,7 @@ class ProcessBackend:
             wanted = self._read(manifest)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
-        self._state.delete_pods(record.name for record in unknown)
+        self._state.delete_pods((record.namespace, record.name) for record in unknown)
         for key in list(self._workloads):
             self._reconcile(key)
         self._run(self._sweep())
@@ -121,7 +127,7 @@ class ProcessBackend:
             return False
         pod = self._pod(record, workload.wanted)
         workload.pods.append(pod)
-        pod.is_retiring = record.template != workload.wanted.template
+        pod.is_retiring = not _is_of(record, workload.wanted)
         # What it served before the controller stopped is not known; so it is not thrown away.
         pod.was_ready = True
         if not pod.adopt():
@@ -131,7 +137,8 @@ class ProcessBackend:
     async def _sweep(self) -> None:
         """End processes, and remove folders, of pods that nobody knows."""
         self._kill_strays(await asyncio.to_thread(identity.processes_with, MARK))
-        await asyncio.to_thread(self._remove_strays, {pod.name for pod in self._state.pods()})
+        pods = {(pod.namespace, pod.name) for pod in self._state.pods()}
+        await asyncio.to_thread(self._remove_strays, pods)
 
     def _kill_strays(self, found: Mapping[int, str]) -> None:
         # On the loop: between being a spare and being a pod, no agent is a stray.
@@ -144,17 +151,19 @@ class ProcessBackend:
     def _known_marks(self) -> set[str]:
         return {pod.record.mark for pod in self._all_pods()} | self._spares.marks
 
-    def _remove_strays(self, known: set[str]) -> None:
+    def _remove_strays(self, known: set[tuple[str, str]]) -> None:
         import shutil  # noqa: PLC0415  # rarely needed, and costs 3 ms of each start
 
         pods = self._site.home / "pods"
         for namespace in pods.iterdir() if pods.exists() else ():
             for folder in namespace.iterdir():
-                if folder.name not in known and not self._is_known(folder.name):
+                key = (namespace.name, folder.name)
+                if key not in known and not self._is_known(*key):
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _is_known(self, name: str) -> bool:
-        return any(pod.record.name == name for pod in self._all_pods())
+    def _is_known(self, namespace: str, name: str) -> bool:
+        pods = (pod.record for pod in self._all_pods())
+        return any((pod.namespace, pod.name) == (namespace, name) for pod in pods)
 
     # ------------------------------------------------------------------------------- workloads
 
@@ -162,10 +171,16 @@ class ProcessBackend:
         wanted = self._read(manifest)
         await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
+        self._devices.check(
+            wanted.name,
+            each=container.gpus(wanted),
+            pods=wanted.replicas,
+            taken=self._taken_devices(but=key),
+        )
         workload = self._workloads.setdefault(key, _Workload(wanted))
         workload.wanted = wanted
         for pod in workload.pods:
-            pod.is_retiring = pod.record.template != wanted.template
+            pod.is_retiring = not _is_of(pod.record, wanted)
             if not pod.is_retiring:
                 pod.retry()
         self._reconcile(key)
@@ -175,7 +190,7 @@ class ProcessBackend:
         if workload is None:
             return
         # First the records: should the controller die, its successor ends what is unknown.
-        self._state.delete_pods(pod.record.name for pod in workload.pods)
+        self._state.delete_pods((namespace, pod.record.name) for pod in workload.pods)
         await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:  # noqa: D102  # Backend's
@@ -201,6 +216,8 @@ class ProcessBackend:
         self._spares.prepare()
 
     def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        if compute.manifest is not None:
+            honouring.refuse(thaw(compute.manifest))
         if compute.is_selector_only:
             labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
             raise ResourceNotAvailableError(
@@ -210,23 +227,11 @@ class ProcessBackend:
             )
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        if not deployment.is_autoscaled(manifest):
-            return ()
-        fewest = deployment.read(manifest).replicas
-        pods = "1 pod" if fewest == 1 else f"{fewest} pods"
-        return (f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)",)
+        return honouring.warnings(manifest)
 
     def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        wanted = deployment.read(manifest)
-        found = []
-        if wanted.requests:
-            asked = ", ".join(f"{name} {quantity}" for name, quantity in wanted.requests)
-            found.append(f"the requests ({asked}) reserve nothing on this machine")
-        if wanted.working_dir is not None:
-            found.append(
-                f"the working directory {wanted.working_dir} is a folder of each pod's own here"
-            )
-        return (*found, *self._attaching.notes(wanted.attached), *self.warnings(manifest))
+        attached = self._attaching.notes(deployment.read(manifest).attached)
+        return (*honouring.notes(manifest), *attached)
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"
@@ -247,7 +252,11 @@ class ProcessBackend:
         """What a manifest says; pods that see other values of secrets are of another template."""
         wanted = deployment.read(manifest)
         version = self._attaching.version(wanted.namespace, wanted.attached)
-        return replace(wanted, template=f"{wanted.template}-{version}") if version else wanted
+        return replace(wanted, template=f"{wanted.template}{_AND}{version}") if version else wanted
+
+    def _give(self, wanted: Wanted, record: PodRecord, folder: Path) -> Given:
+        given = self._attaching.give(wanted, folder)
+        return given._replace(variables=given.variables | container.variables(wanted, record))
 
     def _reconcile(self, key: tuple[str, str]) -> None:
         """Start and end pods until there is what there should be."""
@@ -261,7 +270,7 @@ class ProcessBackend:
             if (pod.is_retiring and is_useless) or is_surplus:
                 self._retire(pod)
         if wanted.is_recreated and any(
-            pod.is_leaving and pod.record.template != wanted.template for pod in workload.pods
+            pod.is_leaving and not _is_of(pod.record, wanted) for pod in workload.pods
         ):
             return  # called again when one has ended
         there = {pod.record.ordinal for pod in workload.current()}
@@ -274,21 +283,37 @@ class ProcessBackend:
         record = PodRecord(
             namespace=wanted.namespace,
             workload=wanted.name,
-            name=_pod_name(wanted),
+            name=_pod_name(wanted, ordinal),
             ordinal=ordinal,
             port=0,
             template=wanted.template,
+            devices=self._choose_devices(workload),
         )
         pod = self._pod(record, wanted)
         workload.pods.append(pod)
         pod.start()
+
+    def _choose_devices(self, workload: _Workload) -> str:
+        wanted = workload.wanted
+        count = container.gpus(wanted)
+        if not count:
+            return ""
+        # Those of pods that it replaces are free soon.
+        staying = [pod.record.devices for pod in workload.current()]
+        key = (wanted.namespace, wanted.name)
+        return self._devices.choose(count, [*self._taken_devices(but=key), *staying])
+
+    def _taken_devices(self, *, but: tuple[str, str]) -> list[str]:
+        """GPUs of the pods of other services."""
+        pods = (pod.record for pod in self._all_pods())
+        return [pod.devices for pod in pods if pod.devices and (pod.namespace, pod.workload) != but]
 
     def _pod(self, record: PodRecord, wanted: Wanted) -> Pod:
         key = (wanted.namespace, wanted.name)
         return Pod(
             record,
             site=self._site,
-            give=functools.partial(self._attaching.give, wanted),
+            give=functools.partial(self._give, wanted, record),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
@@ -331,10 +356,19 @@ class ProcessBackend:
         return spare.start(self._spare_command, environment, mark=mark, log=_STANDARD_ERROR)
 
 
-def _pod_name(wanted: Wanted) -> str:
-    """A name as a Deployment's pods have: workload, template, and something random."""
+def _pod_name(wanted: Wanted, ordinal: int) -> str:
+    """A name as pods of the kind have: mostly workload, template, and something random."""
+    if wanted.kind == "Pod":
+        return wanted.name
+    if wanted.kind == "StatefulSet":
+        return f"{wanted.name}-{ordinal}"
     suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))
     return f"{wanted.name}-{wanted.template[:5]}-{suffix}"
+
+
+def _is_of(record: PodRecord, wanted: Wanted) -> bool:
+    """Whether a pod was made from the template, whatever its secrets had, if that is not known."""
+    return wanted.template in (record.template, record.template.partition(_AND)[0])
 
 
 def _ignore(namespace: str, name: str) -> None:

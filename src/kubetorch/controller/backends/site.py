@@ -80,5 +80,6 @@ class Site(msgspec.Struct, frozen=True):
             root=str(folder),
             working_dir=str(work),
             attachments_file=str(shown),
+            environments=str(self.home / "environments"),
         )
         return {**self.environment, **given.variables, **own.write()}

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypedDict
 
-from kubetorch.sdk.computing.attached import Image, Volume
+from kubetorch.sdk.image import Image
 from kubetorch.sdk.secrets.secret import Secret
+from kubetorch.sdk.volume import Volume
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.logging import LoggingConfig
 

@@ -7,34 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 from kubetorch.errors import SpecError
 from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.image import CopyStep, Step
 from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
 
 if TYPE_CHECKING:
+    from kubetorch.sdk.image import Image
     from kubetorch.sdk.secrets.secret import Secret
-
-
-class Image(Protocol):
-    """An image as users declare it."""
-
-    @property
-    def image_id(self) -> str | None:
-        """Reference of the container image."""
-
-    def to_spec(self) -> ImageSpec:
-        """Its frozen form."""
-
-
-class Volume(Protocol):
-    """A volume as users declare it."""
-
-    def to_spec(self) -> VolumeSpec:
-        """Its frozen form."""
 
 
 def image(value: object) -> Image:
@@ -43,12 +26,14 @@ def image(value: object) -> Image:
     Raises:
         AttributeError: It is none, in the words that programs expect.
     """
-    if not hasattr(value, "image_id"):
+    from kubetorch.sdk.image import Image  # noqa: PLC0415  # few computes have one
+
+    if not isinstance(value, Image):
         raise AttributeError(
             f"{type(value).__name__!r} object has no attribute 'image_id': image is {value!r}; it "
             f"must be a kt.Image, for example kt.Image(image_id={value!r})"
         )
-    return cast("Image", value)
+    return value
 
 
 def volumes(value: object) -> tuple[VolumeSpec, ...]:
@@ -67,12 +52,14 @@ def _volume(value: object) -> VolumeSpec:
     if isinstance(value, str):
         claim = check_claim(value, parameter="volumes")
         return VolumeSpec(claim, default_mount_path(claim), claim=claim)
-    if not hasattr(value, "to_spec"):
+    from kubetorch.sdk.volume import Volume  # noqa: PLC0415  # few computes have some
+
+    if not isinstance(value, Volume):
         raise SpecError(
             f"volumes has {value!r}; each must be a kt.Volume, or the name of a claim that exists",
             hint='for example kt.Volume(name="data", size="10Gi", mount_path="/data")',
         )
-    return cast("Volume", value).to_spec()
+    return value.to_spec()
 
 
 def secrets(value: object) -> list[Secret]:
@@ -99,9 +86,16 @@ def _secret(value: object) -> Secret:
 
 
 def declared(spec: ComputeSpec) -> ComputeSpec:
-    """The spec without what a deploy finds out about secrets and claims."""
+    """The spec without what a deploy finds out about secrets, claims and files to copy."""
     bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
     volumes = tuple(
         one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
     )
-    return replace(spec, secrets=bare, volumes=volumes)
+    image = spec.image
+    if image is not None:
+        image = replace(image, steps=tuple(_as_declared(step) for step in image.steps))
+    return replace(spec, secrets=bare, volumes=volumes, image=image)
+
+
+def _as_declared(step: Step) -> Step:
+    return replace(step, digest=None) if isinstance(step, CopyStep) else step

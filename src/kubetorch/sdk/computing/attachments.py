@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kubetorch.config.settings import config
+from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.sdk.computing import attached, objects
-from kubetorch.sdk.computing.attached import Image, Volume
 from kubetorch.sdk.computing.manifest_view import ManifestView
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec, check_reference
 
 if TYPE_CHECKING:
+    from kubetorch.sdk.image import Image
     from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.sdk.volume import Volume
 
 
 class Attachments(ManifestView):
@@ -33,7 +34,11 @@ class Attachments(ManifestView):
 
     @property
     def image(self) -> Image | None:
-        """The image of the pods and its steps; `None` is the default one."""
+        """The image of the pods and its steps, which can be added to; `None` is the default one."""
+        if self._image is None and self._spec.image is not None:
+            from kubetorch.sdk.image import Image  # noqa: PLC0415  # few computes have one
+
+            self._image = Image.from_spec(self._spec.image)
         return self._image
 
     @image.setter
@@ -135,9 +140,11 @@ class Attachments(ManifestView):
 
     def _with_defaults(self, spec: ComputeSpec) -> ComputeSpec:
         """The spec with what `kt.config` says of what nobody said."""
-        names, queue = config.volumes, config.queue
+        names, queue, base = config.volumes, config.queue, config.default_image
         if names and "volumes" in self._unsaid:
             spec = replace(spec, volumes=attached.volumes(names))
         if queue and "queue" in self._unsaid and spec.queue_name is None:
             spec = replace(spec, queue=objects.queue(queue))
+        if base != DEFAULT_IMAGE and (spec.image is None or spec.image.image_id is None):
+            spec = replace(spec, image=replace(spec.image or ImageSpec(), image_id=base))
         return spec

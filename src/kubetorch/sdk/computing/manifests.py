@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +17,13 @@ _JOB_NAME = "training.kubeflow.org/job-name"
 _EXAMPLE = 'for example kt.Compute.from_manifest("deployment.yaml")'
 
 
+def is_here(manifest: object) -> bool:
+    """Whether a manifest is no file, or one of this machine."""
+    if not isinstance(manifest, (str, PathLike)):
+        return True
+    return Path(manifest).expanduser().is_file()
+
+
 def load(manifest: object) -> Mapping[str, Any]:
     """The manifest that a user gave: a dictionary, or the path of a YAML file with one object.
 
@@ -31,7 +37,7 @@ def load(manifest: object) -> Mapping[str, Any]:
             f"manifest is {manifest!r}; it must be a dictionary, or the path of a YAML file",
             hint=_EXAMPLE,
         )
-    path = Path(os.fspath(manifest)).expanduser()
+    path = Path(manifest).expanduser()
     return _only_object(path, _objects(path))
 
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
+from kubetorch.datastore import ignoring, transfer
 from kubetorch.datastore import scan as scanning
-from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError
@@ -83,18 +83,18 @@ class _Bundle:
 
     Attributes:
         spec: The spec.
-        scan: The project, when code travels.
+        scans: What travels: the project, and what its image copies.
         init_args: JSON of the constructor's arguments.
     """
 
     spec: WorkloadSpec
-    scan: Scan | None
+    scans: tuple[Scan, ...]
     init_args: bytes | None
 
     def fresh(self) -> list[str]:
         """The blobs that the controller does not have yet, as far as can be told here."""
         own = [] if self.spec.init_args is None else [self.spec.init_args]
-        return own if self.scan is None else [*own, *self.scan.fresh]
+        return [*own, *(digest for scan in self.scans for digest in scan.fresh)]
 
     def packed(self, digests: Iterable[str]) -> Iterator[bytes]:
         """Blobs as they travel.
@@ -107,9 +107,10 @@ class _Bundle:
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
         if self.init_args is not None and digest == self.spec.init_args:
             return len(self.init_args), (self.init_args,)
-        if self.scan is None:
-            raise AssertionError(f"no blob {digest} belongs to this deploy")
-        return self.scan.stream(digest)
+        for scan in self.scans:
+            if scan.has(digest):
+                return scan.stream(digest)
+        raise AssertionError(f"no blob {digest} belongs to this deploy")
 
 
 def begin(order: Order) -> Deployment:
@@ -226,28 +227,40 @@ class Deployment:
         order = self._order
         order.source.write()
         where, cache = order.source.locate(), environment.cache_dir()
-        scan = None
+        scans: list[Scan] = []
         preload: tuple[str, ...] = ()
         if where.folder is not None:
-            scan = scanning.scan(where.folder, scanning.Options(only=where.only, cache=cache))
-            for warning in scan.warnings:
-                self._lines.warn(warning)
+            given = environment.rsync_filters()
+            filters = None if given is None else ignoring.parse_filters(given)
+            options = scanning.Options(only=where.only, cache=cache, filters=filters)
+            scans.append(scanning.scan(where.folder, options))
             if where.source_file is not None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
                 preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
+        compute, tree = order.spec.compute, scans[0].digest if scans else None
+        if compute.image is not None and compute.image.steps:
+            from kubetorch.sdk.deploys import copies  # noqa: PLC0415  # few programs have any
+
+            image, copied = copies.scan(compute.image, cache=cache)
+            compute = replace(compute, image=image)
+            scans += copied
+        for scan in scans:
+            for warning in scan.warnings:
+                self._lines.warn(warning)
         init_args = None
         if order.init_args is not None:
             (segment,) = codecs.encode("json", order.init_args)
             init_args = bytes(segment)
         spec = replace(
             order.spec,
-            tree=None if scan is None else scan.digest,
+            compute=compute,
+            tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
             runtime=runtime.describe(where.folder, preload),
-            instance=self._id if order.spec.callable.kind == "cls" else None,
+            instance=self._id if _is_always_new(order.spec) else None,
         )
-        return _Bundle(spec, scan, init_args)
+        return _Bundle(spec, tuple(scans), init_args)
 
     def _attempt(
         self, controller: Controller, bundle: _Bundle, fresh: Iterable[str], deadline: float
@@ -288,3 +301,9 @@ class Deployment:
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"
         )
+
+
+def _is_always_new(spec: WorkloadSpec) -> bool:
+    """Whether each deploy is one of its own: it constructs an instance, or has forced steps."""
+    steps = spec.compute.image.steps if spec.compute.image is not None else ()
+    return spec.callable.kind == "cls" or any(step.force for step in steps)

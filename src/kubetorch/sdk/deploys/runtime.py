@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kubetorch.config.settings import config
 from kubetorch.specs.workload import RuntimeSpec
 
 
@@ -25,7 +26,15 @@ def describe(project: Path | None, preload: Iterable[str]) -> RuntimeSpec:
         # The first is the folder of the program.
         path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
         preload=tuple(preload),
+        site=_site(),
+        package_managers=config.package_managers,
     )
+
+
+def _site() -> tuple[str, ...]:
+    """The folders that packages of this interpreter are installed in."""
+    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return tuple(path for path in (*own, *site.getsitepackages()) if os.path.isdir(path))  # noqa: PTH112
 
 
 def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:

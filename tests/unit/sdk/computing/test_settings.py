@@ -414,3 +414,51 @@ def test_the_older_name_of_the_shared_memory_limit_is_deprecated():
     assert caught[0].filename == __file__
     with pytest.warns(DeprecationWarning, match="shared_memory_limit"):
         assert compute.shm_size_limit == compute.shared_memory_limit == "2Gi"
+
+
+# --------------------------------------------------------------------------------------- images
+
+
+def test_steps_that_are_added_to_an_image_later_count():
+    image = kt.Image(image_id="python:3.12-slim").pip_install("numpy")
+    compute = kt.Compute(image=image)
+
+    image.pip_install("pandas")
+
+    assert compute.image is image
+    assert len(compute.to_spec().image.steps) == 2
+    assert compute._container()["image"] == compute.server_image == "python:3.12-slim"
+
+
+def test_the_image_of_a_manifest_can_be_added_to():
+    compute = kt.Compute.from_manifest(manifests()["Deployment"])
+
+    compute.image.pip_install("numpy")
+
+    spec = compute.to_spec().image
+    assert (spec.image_id, len(spec.steps)) == ("registry.example/mine:1", 1)
+    given = kt.Compute.from_manifest(manifests()["Job"], image=kt.Image(image_id="mine:2"))
+    assert given.server_image == "mine:2"
+
+
+def test_the_server_image_can_be_set_and_keeps_the_steps():
+    compute = kt.Compute(image=kt.Image(image_id="a:1", python_path="/p").pip_install("numpy"))
+
+    compute.server_image = "b:2"
+
+    assert compute.server_image == "b:2"
+    assert (compute.python_path, compute.image_install_cmd) == ("/p", None)
+    assert len(compute.image.to_spec().steps) == 1
+    with pytest.raises(kt.SpecError, match="B:2"):
+        compute.server_image = "B:2"
+
+
+def test_the_default_image_is_that_of_the_settings():
+    assert kt.Compute().server_image == "ghcr.io/kubetorch/pod:latest"
+    kt.config.default_image = "mine/pod:1"
+    try:
+        assert kt.Compute().server_image == "mine/pod:1"
+        assert kt.Compute(image=kt.Image().pip_install("numpy")).server_image == "mine/pod:1"
+        assert kt.Compute(image=kt.Image(image_id="other:1")).server_image == "other:1"
+    finally:
+        kt.config.unset("default_image")

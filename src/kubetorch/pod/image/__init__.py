@@ -1,0 +1,1 @@
+"""The environment that an image's steps make in a pod. See docs/design/images.md."""

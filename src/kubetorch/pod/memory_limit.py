@@ -1,0 +1,93 @@
+"""The memory limit of a pod that no cgroup confines: the agent looks, and ends what uses too much.
+
+The kernel tells nobody how much a group of processes uses unless they have a cgroup of their own,
+which needs rights that a user mostly lacks. So this looks every 50 ms: at sums that cost little
+first, and closer only when these are over the limit. What a pod allocates between two looks can
+take it beyond its limit; it is ended right after. Pods without a limit are not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection
+
+from kubetorch.errors import OutOfMemoryError
+from kubetorch.lib import usage
+from kubetorch.pod.handles import Worker
+
+#: Seconds between two looks.
+INTERVAL = 0.05
+# A look takes at most this share of the time.
+_SHARE = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class MemoryLimit:
+    """Ends the worker that uses most when all processes of the pod use more than the limit.
+
+    Args:
+        limit: Bytes.
+        pod_name: For the error.
+        workers: The workers that live.
+    """
+
+    def __init__(
+        self, limit: int, *, pod_name: str, workers: Callable[[], Collection[Worker]]
+    ) -> None:
+        self._limit = limit
+        self._pod_name = pod_name
+        self._workers = workers
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._timer = self._loop.call_later(INTERVAL, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        begun = self._loop.time()
+        pids = usage.descendants(os.getpid())
+        if usage.resident(pids) > self._limit:
+            used = usage.proportional(pids)
+            if used > self._limit:
+                self._end_largest(used)
+        cost = self._loop.time() - begun
+        self._timer = self._loop.call_later(max(INTERVAL, cost / _SHARE), self._look)
+
+    def _end_largest(self, used: int) -> None:
+        sizes = {
+            worker: usage.proportional(usage.descendants(worker.pid))
+            for worker in self._workers()
+            if worker.is_alive
+        }
+        if not sizes:
+            return
+        largest = max(sizes, key=lambda worker: sizes[worker])
+        limit, found = _amount(self._limit), _amount(used)
+        _log.warning("memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit, found)
+        error = OutOfMemoryError(
+            f"the worker in {self._pod_name} was killed: the pod used {found} of memory, and its "
+            f"limit is {limit}",
+            exit_code=-signal.SIGKILL,
+            hint="resources.limits.memory in the manifest, or in service_template, allows more",
+        )
+        error.pod_name = self._pod_name
+        error.limit_bytes, error.used_bytes = self._limit, used
+        largest.condemn(error)
+
+
+def _amount(size: int) -> str:
+    """Bytes as manifests write them."""
+    for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return f"{size}"

@@ -1,0 +1,338 @@
+"""`kt.Image`: the environment of a service's pods, declared step by step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod
+from kubetorch.specs import image as specs
+from kubetorch.specs.image import ImageSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Image:
+    """A base image and steps on top of it. Methods add a step and return the image itself.
+
+    A change of the steps is live: pods run what differs from what they have run, without a restart.
+    Another base image replaces the pods.
+
+    Args:
+        name: A name for people. One with `/` or `:` in it is taken for `image_id`.
+        image_id: Reference of the container image; by default Kubetorch's own.
+        python_path: Interpreter in the container, or its folder.
+        install_cmd: Command that `pip_install` uses, such as `uv pip install --system`.
+
+    Raises:
+        SpecError: A value cannot be what it is given for.
+
+    Example:
+        >>> image = Image(image_id="python:3.12-slim").pip_install(["numpy"])
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        image_id: str | None = None,
+        python_path: str | None = None,
+        install_cmd: str | None = None,
+    ) -> None:
+        _check_text("name", name)
+        _check_text("image_id", image_id)
+        _check_text("python_path", python_path)
+        _check_text("install_cmd", install_cmd)
+        if name is not None and image_id is None and specs.is_reference(name):
+            name, image_id = None, name
+        if image_id is not None:
+            specs.check_reference(image_id)
+        self._spec = ImageSpec(name, image_id, python_path, install_cmd)
+
+    @classmethod
+    def from_spec(cls, spec: ImageSpec) -> Self:
+        """The image that a spec describes."""
+        image = cls.__new__(cls)
+        image._spec = spec
+        return image
+
+    def to_spec(self) -> ImageSpec:
+        """The frozen form of what was declared so far."""
+        return self._spec
+
+    # -------------------------------------------------------------------------------- the base
+
+    @property
+    def name(self) -> str | None:
+        """The name for people."""
+        return self._spec.name
+
+    @property
+    def image_id(self) -> str | None:
+        """Reference of the container image; `None` is the default one."""
+        return self._spec.image_id
+
+    @property
+    def python_path(self) -> str | None:
+        """Interpreter in the container, or its folder."""
+        return self._spec.python_path
+
+    @property
+    def install_cmd(self) -> str | None:
+        """Command that installs a requirement."""
+        return self._spec.install_cmd
+
+    @property
+    def contents(self) -> str:
+        """The whole as a Dockerfile; build it with the root folder as context."""
+        from kubetorch.config.settings import config  # noqa: PLC0415  # only a display needs it
+
+        return self._spec.contents(default_image=config.default_image)
+
+    @property
+    def dockerfile_command(self) -> tuple[str, ...] | str | None:
+        """ENTRYPOINT and CMD of the Dockerfile that this came from, joined as Docker joins them."""
+        entrypoint, cmd = self._spec.entrypoint, self._spec.cmd
+        if entrypoint is None or cmd is None or isinstance(entrypoint, str):
+            return cmd if entrypoint is None else entrypoint
+        return (*entrypoint, *([cmd] if isinstance(cmd, str) else cmd))
+
+    def from_docker(self, image_id: str) -> Self:
+        """Use this container image as the base.
+
+        Raises:
+            SpecError: There is one already.
+        """
+        if self._spec.image_id is not None:
+            raise SpecError(
+                f"the image has the base {self._spec.image_id!r} already; {image_id!r} cannot "
+                "replace it",
+                hint="make another kt.Image()",
+            )
+        self._spec = replace(self._spec, image_id=specs.check_reference(image_id))
+        return self
+
+    # ------------------------------------------------------------------------------- the steps
+
+    def _add(self, *steps: specs.Step) -> Self:
+        self._spec = replace(self._spec, steps=(*self._spec.steps, *steps))
+        return self
+
+    def pip_install(self, reqs: str | Iterable[str], force: bool = False) -> Self:
+        """Install requirements, in order.
+
+        Args:
+            reqs: Each is a fragment of a shell command, so it may carry quotes and flags:
+                `"'numpy > 2.0'"`, `"--no-build-isolation flash-attn==2.7.3"`.
+            force: Run it, and what follows, on every deploy.
+
+        Raises:
+            SpecError: A requirement is no text, or empty.
+        """
+        items = _texts("reqs", reqs)
+        return self._add(*(specs.PipStep(item, force=force) for item in items))
+
+    def run_bash(self, command: str | Iterable[str], force: bool = False) -> Self:
+        """Run shell commands, in order; one that ends in `&` goes on in the background.
+
+        Args:
+            command: A command, or several.
+            force: Run it, and what follows, on every deploy.
+
+        Raises:
+            SpecError: A command is no text, or empty.
+        """
+        items = _texts("command", command)
+        return self._add(*(specs.RunStep(item, force=force) for item in items))
+
+    def set_env_vars(self, env_vars: Mapping[str, object]) -> Self:
+        """Set environment variables, in order.
+
+        Args:
+            env_vars: Names and values; `$NAME` in a value is expanded on the pod, and names that
+                were set before can be used. An unknown one stays as it is.
+
+        Raises:
+            SpecError: A name cannot be one of a variable, or a value is no text.
+        """
+        if not isinstance(env_vars, Mapping):
+            raise SpecError(f"env_vars is {env_vars!r}; it must be a dict of names and values")
+        return self._add(*(specs.check_variable(k, v) for k, v in env_vars.items()))
+
+    def copy(
+        self,
+        source: str,
+        dest: str | None = None,
+        contents: bool = False,
+        filter_options: str | None = None,
+        force: bool = False,
+    ) -> Self:
+        """Copy a local file or folder into the pods.
+
+        Args:
+            source: Local path.
+            dest: Folder (for a folder) or path (for a file) in the pod: absolute, relative to the
+                working directory, or `~/…`, which is the same; by default the source's own name.
+            contents: Copy what is in the folder, not the folder itself.
+            filter_options: `--include=PATTERN` and `--exclude=PATTERN`, separated by spaces.
+            force: Copy on every deploy.
+
+        Raises:
+            SpecError: There is no such file or folder.
+        """
+        if _is_elsewhere(source):
+            return self
+        path = _existing(source)
+        is_folder = path.is_dir()
+        if contents and not is_folder:
+            raise SpecError(f"contents=True copies a folder's contents; {source!r} is a file")
+        target = dest if dest else ("." if contents else path.name)
+        return self._add(
+            specs.CopyStep(
+                str(path),
+                target,
+                contents=contents,
+                filter_options=filter_options,
+                force=force,
+                is_folder=is_folder,
+            )
+        )
+
+    def rsync(
+        self,
+        source: str,
+        dest: str | None = None,
+        contents: bool = False,
+        filter_options: str | None = None,
+        force: bool = False,
+    ) -> Self:
+        """Deprecated: `copy` does this."""
+        warnings.warn("Image.rsync is deprecated; use copy", DeprecationWarning, stacklevel=2)
+        return self.copy(source, dest, contents, filter_options, force)
+
+    def sync_package(self, package: str, force: bool = False) -> Self:
+        """Copy a Python package of this machine into the pods, importable there.
+
+        Args:
+            package: A path, or the name of an installed package whose source is a folder.
+            force: Copy on every deploy.
+
+        Raises:
+            SpecError: There is no such folder or package.
+        """
+        if _is_elsewhere(package):
+            return self
+        path = _package_folder(package)
+        step = specs.CopyStep(str(path), path.name, force=force, is_folder=True, is_package=True)
+        return self._add(step)
+
+    # ------------------------------------------------------------------------------ Dockerfiles
+
+    @classmethod
+    def from_dockerfile(cls, path: str | Path, name: str | None = None) -> Self:
+        """The image that a Dockerfile describes; paths in it are relative to its folder.
+
+        Args:
+            path: The Dockerfile.
+            name: A name for people.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            SpecError: An instruction cannot be followed by a live image; file and line are named.
+        """
+        if _is_elsewhere(path):
+            return cls(name)
+        from kubetorch.sdk import dockerfile  # noqa: PLC0415  # few programs have one
+
+        return cls.from_spec(dockerfile.load(Path(path), name=name))
+
+    # ----------------------------------------------------------------------------- value semantics
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Image) and self._spec == other._spec
+
+    def __hash__(self) -> int:
+        return hash(self._spec)
+
+    def __repr__(self) -> str:
+        given = {
+            "name": self.name,
+            "image_id": self.image_id,
+            "python_path": self.python_path,
+            "install_cmd": self.install_cmd,
+        }
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
+        return f"Image({shown})" + "".join(_call(step) for step in self._spec.steps)
+
+
+def _call(step: specs.Step) -> str:
+    """The method call that adds `step`."""
+    forced = ", force=True" if step.force else ""
+    if isinstance(step, specs.PipStep):
+        return f".pip_install([{step.requirement!r}]{forced})"
+    if isinstance(step, specs.RunStep):
+        return f".run_bash({step.command!r}{forced})"
+    if isinstance(step, specs.EnvStep):
+        return f".set_env_vars({{{step.name!r}: {step.value!r}}})"
+    if isinstance(step, specs.CopyStep):
+        if step.is_package:
+            return f".sync_package({step.source!r}{forced})"
+        whole = ", contents=True" if step.contents else ""
+        filters = f", filter_options={step.filter_options!r}" if step.filter_options else ""
+        return f".copy({step.source!r}, {step.dest!r}{whole}{filters}{forced})"
+    return f"  # {step.text(None)}"
+
+
+def _check_text(parameter: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise SpecError(f"{parameter} is {value!r}; it must be text")
+
+
+def _texts(parameter: str, given: object) -> list[str]:
+    items = [given] if isinstance(given, str) else given
+    if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
+        raise SpecError(f"{parameter} is {given!r}; it must be text or a list of texts")
+    found = list(items)
+    for item in found:
+        if not isinstance(item, str) or not item.strip() or "\0" in item:
+            raise SpecError(f"{parameter} has {item!r} in it; each must be text that is not empty")
+    return found
+
+
+def _is_elsewhere(path: object) -> bool:
+    """Whether a module that a pod imports names a file of the machine that it was deployed from."""
+    is_path = isinstance(path, (str, Path)) and bool(str(path))
+    return is_path and inpod.is_worker() and not Path(str(path)).expanduser().exists()
+
+
+def _existing(source: object) -> Path:
+    if not isinstance(source, (str, Path)) or not str(source):
+        raise SpecError(f"source is {source!r}; it must be a local path")
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise SpecError(f"source is {str(source)!r}; there is no file or folder {str(path)!r}")
+    return path
+
+
+def _package_folder(package: object) -> Path:
+    if not isinstance(package, str) or not package:
+        raise SpecError(f"package is {package!r}; it must be a path or the name of a package")
+    if "/" in package or "~" in package:
+        path = _existing(package)
+        if not path.is_dir():
+            raise SpecError(f"package is {package!r}; that is a file, not a folder")
+        return path
+    import importlib.util  # noqa: PLC0415  # only to look a name up
+
+    found = importlib.util.find_spec(package)
+    locations = list(found.submodule_search_locations or ()) if found else []
+    if not locations:
+        raise SpecError(
+            f"package is {package!r}; no installed package of that name has a folder of source",
+            hint="give its path, or install it with `pip install -e`",
+        )
+    return Path(locations[0]).absolute()

@@ -1,0 +1,125 @@
+"""`kt secrets` and `kt volumes` against a local service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kubetorch as kt
+from tests.local.user_project import UserProject
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(service_home: Path) -> Run:
+    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kubetorch", *arguments],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
+    assert run("secrets").stdout == "No secrets found in default namespace\n"
+    created = run("secrets", "create", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="hush-value")
+    assert created.stdout == (
+        "✔ Secret created successfully\nName: hf-token\nNamespace: default\n"
+    ), created.stderr
+    again = run("secrets", "create", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="other")
+    assert "already exists in namespace default, skipping creation" in again.stdout
+    assert run("secrets", "list").stdout.splitlines()[1].split() == ["hf-token", "-", "default"]
+    described = run("secrets", "describe", "hf-token")
+    assert "K8 Name: kt.secret.global.hf-token\nNamespace: default\n" in described.stdout
+    assert "hush-value" not in described.stdout
+    assert "HF_TOKEN: hush-value" in run("secrets", "describe", "hf-token", "--show").stdout
+    updated = run("secrets", "update", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="newer")
+    assert "updated" in updated.stdout, updated.stderr
+    shown = json.loads(run("secrets", "describe", "hf-token", "-s", "--json").stdout)
+    assert shown["data"] == {"HF_TOKEN": "newer"}
+    deleted = run("secrets", "delete", "hf-token", "-y")
+    assert deleted.stdout == "✓ Deleted secret hf-token\n"
+    assert deleted.stderr.startswith("Deleting 1 secret(s)...\n  - hf-token\n")
+    assert json.loads(run("secrets", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["create", "x", "-v", "NO_SUCH_VARIABLE"], 0, "NO_SUCH_VARIABLE"),
+        (["create", "x"], 0, "--env-vars"),
+        (["create", "x", "-c", "opnai"], 0, "is not a supported provider"),
+        (["describe", "nowhere"], 0, "nowhere"),
+        (["update", "nowhere", "-v", "HOME"], 0, "kt secrets create"),
+        (["delete", "nowhere", "-y"], 0, "nowhere"),
+        (["burn", "nowhere"], 2, "list, create, update, delete, describe"),
+    ],
+)
+def test_what_cannot_be_done_with_secrets_is_said(
+    run: Run, arguments: list[str], status: int, message: str
+) -> None:
+    done = run("secrets", *arguments)
+    assert message in done.stderr
+    assert done.returncode == status
+
+
+def test_a_volume_from_its_creation_to_its_end(run: Run, tmp_path: Path) -> None:
+    assert run("volumes").stdout == "No volumes found in default namespace\n"
+    created = run("volumes", "create", "data", "--size", "2Gi")
+    assert created.stdout.startswith("✓ Created volume data\n• Name: data\n"), created.stderr
+    assert "• Mount Path: /ktfs/data\n" in created.stdout
+    assert run("volumes", "create", "data").stdout.startswith("Volume data already exists\n")
+    (listed,) = json.loads(run("volumes", "list", "--json").stdout)
+    assert (listed["size"], listed["status"], listed["used_by"]) == ("2Gi", "Bound", [])
+    header, row = run("volumes", "-A").stdout.splitlines()
+    assert header.split()[:3] == ["Namespace", "Name", "PVC"]
+    assert row.split()[:2] == ["default", "data"]
+    # A shell that says where it is.
+    shell = tmp_path / "shell"
+    shell.write_text("#!/bin/sh\npwd\n")
+    shell.chmod(0o700)
+    assert run("volumes", "ssh", "data", SHELL=str(shell)).stdout.strip() == listed["folder"]
+    assert run("volumes", "delete", "data").stdout == "✓ Deleted volume data\n"
+    assert not Path(listed["folder"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["create"], 1, "name is required"),
+        (["delete", "nowhere"], 1, "'nowhere' does not exist"),
+        (["create", "data", "-s", "2 GB"], 1, "size is '2 GB'"),
+        (["create", "data", "-m", "data"], 1, "mount_path is 'data'"),
+        (["create", "data", "-a", "RWO2"], 1, "access_mode is 'RWO2'"),
+        (["burn", "data"], 2, "list, create, delete, ssh"),
+    ],
+)
+def test_what_cannot_be_done_with_volumes_is_said(
+    run: Run, arguments: list[str], status: int, message: str
+) -> None:
+    done = run("volumes", *arguments)
+    assert message in done.stderr
+    assert done.returncode == status
+
+
+def test_both_say_which_services_use_them(run: Run, tmp_path: Path) -> None:
+    project = UserProject(tmp_path / "shop")
+    try:
+        jobs = project.module("def hello():\n    return 'hello'\n")
+        secret = kt.Secret("quince", values={"Q": "1"})
+        kt.fn(jobs.hello).to(kt.Compute(cpus="0.1", secrets=[secret]))
+        (view,) = json.loads(run("secrets", "--json").stdout)
+        assert view["used_by"] == ["hello"]
+    finally:
+        project.forget()

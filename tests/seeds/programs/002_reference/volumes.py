@@ -1,0 +1,24 @@
+"""Volumes: a new one, an existing claim, the name of one."""
+
+import kubetorch as kt
+
+for existing in ("existing-pvc", "pvc-name"):
+    kt.Volume(name=existing, size="1Gi", mount_path=f"/mnt/{existing}").create()
+
+# --- the example
+compute = kt.Compute(
+    volumes=[
+        kt.Volume(name="data", size="10Gi", mount_path="/data"),
+        kt.Volume.from_name("existing-pvc", mount_path="/mnt/data"),
+        "pvc-name",  # String reference to existing PVC
+    ]
+)
+
+# --- what is said of it
+volumes = {one["name"]: one.get("persistentVolumeClaim") for one in compute.pod_spec["volumes"]}
+mounts = {one["mountPath"]: one["name"] for one in compute.volume_mounts}
+assert volumes[mounts["/data"]] == {"claimName": "data"}
+assert volumes[mounts["/mnt/data"]] == {"claimName": "existing-pvc"}
+assert {"claimName": "pvc-name"} in volumes.values()
+for existing in ("existing-pvc", "pvc-name"):
+    kt.Volume.from_name(existing).delete()

@@ -1,0 +1,121 @@
+"""What is said of a manifest on a machine that is no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetorch.controller.backends import honouring
+from kubetorch.errors import SpecError
+from kubetorch.manifests import deployment, reading
+from kubetorch.specs.compute import ComputeSpec
+
+POD: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+
+
+def rendered(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    manifest = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "s"}, "spec": spec}
+    compute = reading.declared(manifest)
+    return deployment.render(compute, namespace="default", name="s")
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "spec"),
+    [
+        ("apps/v1", "Deployment", {"replicas": 2, "template": POD}),
+        ("apps/v1", "ReplicaSet", {"replicas": 2, "template": POD}),
+        ("apps/v1", "StatefulSet", {"replicas": 2, "template": POD}),
+        ("batch/v1", "Job", {"parallelism": 2, "template": POD}),
+        ("v1", "Pod", POD["spec"]),
+    ],
+)
+def test_kinds_that_run_as_they_are_have_no_warning(
+    api_version: str, kind: str, spec: dict[str, Any]
+) -> None:
+    manifest = rendered(api_version, kind, spec)
+    honouring.refuse(manifest)
+    assert honouring.warnings(manifest) == ()
+    assert deployment.read(manifest).replicas == (1 if kind == "Pod" else 2)
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "spec", "said"),
+    [
+        ("apps/v1", "DaemonSet", {"template": POD}, "one pod here"),
+        (
+            "batch/v1",
+            "CronJob",
+            {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": POD}}},
+            "no schedule here: its 1 pod start",
+        ),
+        ("serving.knative.dev/v1", "Service", {"template": POD}, "no Knative here"),
+        (
+            "kubeflow.org/v1",
+            "PyTorchJob",
+            {
+                "pytorchReplicaSpecs": {
+                    "Master": {"replicas": 1, "template": POD},
+                    "Worker": {"replicas": 2, "template": POD},
+                }
+            },
+            "no operator of PyTorchJob here: its 3 pods are plain ones",
+        ),
+        (
+            "ray.io/v1",
+            "RayCluster",
+            {"headGroupSpec": {"rayStartParams": {}, "template": POD}},
+            "no Ray operator here",
+        ),
+    ],
+)
+def test_kinds_that_become_plain_pods_say_so(
+    api_version: str, kind: str, spec: dict[str, Any], said: str
+) -> None:
+    manifest = rendered(api_version, kind, spec)
+    honouring.refuse(manifest)
+    (line,) = honouring.warnings(manifest)
+    assert said in line
+    assert line in honouring.notes(manifest)
+
+
+def test_a_kind_that_is_not_known_is_refused() -> None:
+    manifest = {"apiVersion": "example.com/v1", "kind": "Fleet", "spec": {"template": POD}}
+    with pytest.raises(SpecError, match=r"'Fleet' of .* cannot be run"):
+        honouring.refuse(manifest)
+    assert honouring.warnings(manifest) == ()
+    assert honouring.notes(manifest) == ("a Fleet cannot be run on this machine",)
+
+
+def test_what_has_no_meaning_here_is_noted() -> None:
+    pod = {
+        "spec": {
+            "initContainers": [{"name": "prepare", "image": "a"}],
+            "nodeSelector": {"disk": "fast"},
+            "containers": [
+                {
+                    "name": "kubetorch",
+                    "image": "mine:1",
+                    "workingDir": "/app",
+                    "resources": {
+                        "requests": {"cpu": "1", "nvidia.com/gpu": "1"},
+                        "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"},
+                    },
+                },
+                {"name": "side", "image": "b"},
+            ],
+        }
+    }
+    notes = honouring.notes(rendered("apps/v1", "Deployment", {"template": pod}))
+    assert notes[:2] == (
+        "the requests (cpu 1) reserve nothing on this machine",
+        "the limits (cpu 2) are not kept on this machine",
+    )
+    assert any("the other containers (prepare, side) are not run" in note for note in notes)
+    assert any("the image mine:1 is not run" in note for note in notes)
+    assert any("nodeSelector choose nothing" in note for note in notes)
+
+
+def test_a_plain_service_has_no_notes_but_those_of_its_requests() -> None:
+    manifest = deployment.render(ComputeSpec(cpus="1"), namespace="default", name="s")
+    assert honouring.notes(manifest) == ("the requests (cpu 1) reserve nothing on this machine",)

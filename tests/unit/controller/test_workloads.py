@@ -1,0 +1,168 @@
+"""Workloads on a backend that breaks, and with a state that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetorch.controller import database
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.calls import Calls
+from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.state import Generation, SqliteState, WorkloadRecord
+from kubetorch.controller.workloads import Workloads
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.errors import SpecError, StartupError
+from kubetorch.lib.clock import ManualClock
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures, versions
+from kubetorch.wire.messages import Deploy, DeployEvent, Failed
+
+SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
+
+
+class OneThatBreaks:
+    """A backend that raises what is no error of our own."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.go_on = asyncio.Event()
+
+    def watch(self, listener: Listener) -> None:
+        pass
+
+    async def start(self, manifests: Sequence[Manifest]) -> None:
+        self.started = [manifest["metadata"]["name"] for manifest in manifests]
+
+    async def apply(self, manifest: Manifest) -> None:
+        await self.go_on.wait()
+        raise KeyError("spec")
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+        pass
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:
+        return []
+
+    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+    def check(self, compute: ComputeSpec) -> None:
+        pass
+
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+        return ()
+
+    def notes(self, manifest: Manifest) -> tuple[str, ...]:
+        return ()
+
+    def log_folder(self, namespace: str, pod: str) -> Path | None:
+        return None
+
+    async def close(self, *, pods: bool) -> None:
+        pass
+
+
+def deploy(deploy_id: str, spec: WorkloadSpec = SPEC) -> Deploy:
+    return Deploy(id=deploy_id, spec=spec, protocol=versions.PROTOCOL, version="0")
+
+
+def run(folder: Path, body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]]) -> None:
+    """With the state in a folder."""
+
+    async def main() -> None:
+        backend, clock = OneThatBreaks(), ManualClock()
+        path = folder / "state.sqlite"
+        state, blobs = SqliteState(path, database.open_database(path)), BlobStore(folder / "blobs")
+        workloads = Workloads(
+            backend=backend,
+            state=state,
+            completeness=Completeness(blobs),
+            calls=Calls(state, blobs, clock),
+            clock=clock,
+            secret=b"secret",
+        )
+        await workloads.start()
+        try:
+            await body(workloads, backend)
+        finally:
+            await workloads.close()
+            state.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_path: Path) -> None:
+    async def collect(workloads: Workloads, deploy_id: str) -> list[DeployEvent]:
+        return [event async for event in await workloads.deploy(deploy(deploy_id))]
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        first = asyncio.ensure_future(collect(workloads, "1"))
+        repeated = asyncio.ensure_future(collect(workloads, "1"))
+        second = asyncio.ensure_future(collect(workloads, "2"))
+        await asyncio.sleep(0)
+        backend.go_on.set()
+        for task in (first, repeated, second):
+            last = (await task)[-1]
+            assert isinstance(last, Failed)
+            error = failures.rebuild(failures.parse(last.failure))
+            assert isinstance(error, StartupError)
+            assert "the manifest of f could not be applied: KeyError: 'spec'" in str(error)
+        assert [view.status for view in workloads.list()] == ["Failed"]
+
+    run(tmp_path, body)
+
+
+def test_what_cannot_be_rendered_is_refused_before_it_is_stored(tmp_path: Path) -> None:
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        fleet = '{"apiVersion":"example.com/v1","kind":"Fleet","spec":{}}'
+        spec = replace(SPEC, compute=ComputeSpec(manifest=fleet))
+        with pytest.raises(SpecError, match="'Fleet'"):
+            workloads.check(deploy("1", spec), "ns", "f")
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "delete from generations where name = 'bad'",
+        "update generations set spec = '{}' where name = 'bad'",
+        'update generations set spec = replace(spec, \'"replicas":2\', \'"replicas":"2"\')'
+        " where name = 'bad'",
+        "update workloads set generation = 7 where name = 'bad'",
+    ],
+)
+def test_a_workload_that_cannot_be_read_does_not_keep_the_others_from_starting(
+    tmp_path: Path, statement: str
+) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    for name in ("bad", "good"):
+        spec = replace(SPEC, name=name, compute=ComputeSpec(replicas=2))
+        state.put_workload(WorkloadRecord("ns", name, 1), generation=Generation(1, spec))
+    state.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute(statement).rowcount == 1
+    connection.commit()
+    connection.close()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert backend.started == ["good"]
+        assert [view.spec.name for view in workloads.list()] == ["good"]
+
+    run(tmp_path, body)
+    run(tmp_path, body)

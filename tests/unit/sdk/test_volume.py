@@ -1,0 +1,100 @@
+"""`kt.Volume` as a declaration: what it may be, and what it is in a manifest."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.specs.volume import VolumeSpec
+
+
+def test_it_is_what_was_said() -> None:
+    volume = kt.Volume("data", "10Gi", "/data/", "fast", "RWO", "team", "pv-1")
+    assert volume.to_spec() == VolumeSpec(
+        "data", "/data", "10Gi", "fast", "ReadWriteOnce", "team", "pv-1"
+    )
+    assert (volume.name, volume.pvc_name, volume.size) == ("data", "data", "10Gi")
+    assert (volume.mount_path, volume.access_mode) == ("/data", "ReadWriteOnce")
+    assert (volume.namespace, volume.volume_name) == ("team", "pv-1")
+    assert volume.storage_class == "fast"
+    assert kt.Volume("a", "1Gi", "/a").access_mode == "ReadWriteMany"
+    assert kt.Volume("a", "1Gi", "/a", pv="pv-1").storage_class == ""
+
+
+def test_a_claim_that_exists_needs_no_size() -> None:
+    volume = kt.Volume(name="data", mount_path="/data", pvc="shared-data-pvc")
+    assert (volume.pvc_name, volume.size) == ("shared-data-pvc", None)
+    claim = {"claimName": "shared-data-pvc"}
+    assert volume.pod_template_spec() == {"name": "data", "persistentVolumeClaim": claim}
+    with pytest.raises(kt.SpecError, match="not deleted"):
+        volume.delete()
+
+
+def test_its_namespace_is_that_of_the_service() -> None:
+    volume = kt.Volume("data", "1Gi", "/data")
+    assert volume.to_spec().namespace is None
+    compute = kt.Compute(namespace="team", volumes=[volume])
+    assert compute.to_spec().volumes == (volume.to_spec(),)
+
+
+def test_it_stands_in_the_manifest() -> None:
+    template = kt.Compute(
+        volumes=[
+            kt.Volume("data", "1Gi", "/data"),
+            kt.Volume("ro", "1Gi", "/ro", access_mode="ROX"),
+        ]
+    ).manifest["spec"]["template"]["spec"]
+    named = {one["name"]: one for one in template["volumes"]}
+    assert named["data"]["persistentVolumeClaim"] == {"claimName": "data"}
+    mounts = {one["name"]: one for one in template["containers"][0]["volumeMounts"]}
+    assert mounts["data"] == {"name": "data", "mountPath": "/data"}
+    assert mounts["ro"]["readOnly"] is True
+
+
+def test_it_is_a_value() -> None:
+    one, other = kt.Volume("a", "1Gi", "/a"), kt.Volume("a", "1Gi", "/a")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != kt.Volume("a", "2Gi", "/a")
+    assert eval(repr(one), {"Volume": kt.Volume}) == one
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"size": None}, "has no size"),
+        ({"size": "10 GB"}, "size is '10 GB'"),
+        ({"size": "-1Gi"}, "size is '-1Gi'"),
+        ({"size": float("nan")}, "size is nan"),
+        ({"name": "My Data"}, "the volume's name is 'My Data'"),
+        ({"name": "a" * 64}, "at most 63"),
+        ({"name": 3}, "the volume's name is 3"),
+        ({"mount_path": None}, "mount_path is None"),
+        ({"mount_path": ""}, "mount_path is ''"),
+        ({"mount_path": "data"}, "must be an absolute path"),
+        ({"mount_path": "/"}, "must be an absolute path below"),
+        ({"mount_path": "/a/../b"}, "mount_path is '/a/../b'"),
+        ({"mount_path": "/proc/x"}, "the system's own"),
+        ({"access_mode": "RWX2"}, "access_mode is 'RWX2'"),
+        ({"namespace": "Team"}, "namespace is 'Team'"),
+        ({"storage_class": "a b"}, "storage_class is 'a b'"),
+        ({"volume_name": "a", "pv": "b"}, "they are the same"),
+        ({"pvc": "x", "pv": "y"}, "bound to a volume already"),
+        ({"pvc": "../x"}, "pvc is '../x'"),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_is_declared(
+    parameters: dict[str, Any], message: str
+) -> None:
+    given = {"name": "data", "size": "1Gi", "mount_path": "/data", **parameters}
+    with pytest.raises(ValueError, match=message):
+        kt.Volume(**given)
+
+
+def test_two_volumes_at_one_path_are_refused() -> None:
+    with pytest.raises(kt.SpecError, match="/data"):
+        kt.Compute(volumes=[kt.Volume("a", "1Gi", "/data"), kt.Volume("b", "1Gi", "/data")])
