@@ -177,6 +177,16 @@ def test_patches_and_deletions_say_what_is_meant():
     asyncio.run(scenario())
 
 
+def test_many_requests_take_turns():
+    async def scenario():
+        async with client_of(answers(ok(pod("web", 1)))) as (client, server):
+            await asyncio.gather(*(client.get(WEB) for _ in range(200)))
+            assert len(server.requests) == 200
+            assert server.connections <= 32
+
+    asyncio.run(scenario())
+
+
 # ------------------------------------------------------------------------------- refusals
 
 

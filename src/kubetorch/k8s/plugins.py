@@ -143,13 +143,14 @@ async def _output_of(
         async with deadlines.timeout(timeout):
             output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             status = await process.wait()
-    except TimeoutError as error:
-        raise KubernetesCredentialsError(
-            f"the credential plugin {plugin.command} did not end within {timeout:g} s",
-            hint="run it by hand to see what it waits for",
-        ) from error
-    finally:
+    except BaseException as error:
         await _end(process, whole_group=not interactive)
+        if isinstance(error, TimeoutError):
+            raise KubernetesCredentialsError(
+                f"the credential plugin {plugin.command} did not end within {timeout:g} s",
+                hint="run it by hand to see what it waits for",
+            ) from error
+        raise
     if status != 0:
         said = complaint.decode(errors="replace").strip()[-500:]
         raise KubernetesCredentialsError(
@@ -169,7 +170,8 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 
 
 async def _end(process: Process, *, whole_group: bool) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    # macOS forbids to signal a group whose members have all ended.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         elif process.returncode is None:

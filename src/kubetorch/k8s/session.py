@@ -36,6 +36,9 @@ MESSAGE_LIMIT = 1024**2
 #: pings while a container does not read what it is sent.
 SILENCE = 60.0
 
+#: Requests with a short answer that are under way at the same time; others wait for their turn.
+CONCURRENCY = 32
+
 _READING = "GET"
 _JSON = "application/json"
 
@@ -93,6 +96,7 @@ class Session:
         self._timeout = timeout
         self._patience = patience
         self._pool = httppool.HttpPool(connect_timeout=min(10.0, timeout))
+        self._turns = asyncio.Semaphore(CONCURRENCY)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -106,9 +110,9 @@ class Session:
         """
         delays = _Delays(self._patience)
         while True:
-            answer = await self._send(call, delays)
             try:
-                return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
+                async with self._turns, await self._send(call, delays) as answer:
+                    return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
             except (httppool.BrokenError, httppool.SilentError) as error:
                 if call.method != _READING or not await delays.pause():
                     raise failures.unavailable(call.action, self.server, error) from error

@@ -23,7 +23,7 @@ from kubetorch.lib import deadlines, dialing
 #: A connection that nobody used for so many seconds is closed; Go's servers keep theirs for longer.
 IDLE_SECONDS = 55.0
 #: Idle connections that are kept.
-IDLE_LIMIT = 8
+IDLE_LIMIT = 32
 #: Bytes that the head of an answer may have.
 HEAD_LIMIT = 64 * 1024
 _PIECE = 64 * 1024
