@@ -177,3 +177,7 @@ async def _end(process: Process, *, whole_group: bool) -> None:
         elif process.returncode is None:
             process.kill()
     await process.wait()
+    # The pipes close with the last process that has them, which may have left the group.
+    with contextlib.suppress(TimeoutError):
+        async with deadlines.timeout(1.0):
+            await asyncio.gather(_read(process.stdout), _read(process.stderr))

@@ -190,6 +190,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102  # asyncio's
         if self._transport is None:
             return
+        self._transport.close()  # Python 3.10's of TLS does not know that it is over
         self._transport = None
         self._is_open = False
         if self._timer is not None:
