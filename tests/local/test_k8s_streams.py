@@ -9,6 +9,7 @@ import pytest
 
 from kubetorch import errors
 from kubetorch.k8s import execs, podlogs, portforward
+from kubetorch.k8s.access import Pem, User
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 from local.fake_apiserver import Authority, FakeApiServer, ServerChannels, failure
@@ -115,6 +116,30 @@ def test_a_refused_upgrade_is_the_error_of_the_refusal():
             with pytest.raises(errors.KubernetesForbiddenError) as caught:
                 await execs.start(client, WEB, ["ls"])
             assert "['create', 'get']" in caught.value.hint
+
+    asyncio.run(scenario())
+
+
+def test_a_rotated_token_opens_a_stream(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old")
+
+    async def handler(exchange):
+        if exchange.request.token != "Bearer new":
+            token.write_text("new")
+            exchange.refuse(401, "Unauthorized")
+            return
+        channels = await ServerChannels.accept(exchange, V5)
+        await channels.send(3, ended(0))
+        channels.end()
+        await exchange.hang()
+
+    async def scenario():
+        async with client_of(handler) as (client, server):
+            access = dataclasses.replace(client.access, user=User(token_file=token))
+            async with Client(access, variables={}) as rotated:
+                assert (await execs.run(rotated, WEB, ["ls"], timeout=5)).exit_code == 0
+            assert len(server.requests) == 2
 
     asyncio.run(scenario())
 
@@ -359,16 +384,11 @@ def test_a_forward_survives_that_the_server_was_away():
 def test_a_wrong_certificate_is_refused_for_streams_too():
     async def scenario():
         async with client_of(echo) as (client, _):
-            cluster = dataclasses.replace(client.access.cluster, authority=_other())
+            other = Pem(data=Authority().pem)
+            cluster = dataclasses.replace(client.access.cluster, authority=other)
             access = dataclasses.replace(client.access, cluster=cluster)
             async with Client(access, variables={}) as wary:
                 with pytest.raises(errors.KubernetesCredentialsError, match="does not verify"):
                     await portforward.connect(wary, WEB, 8080)
 
     asyncio.run(scenario())
-
-
-def _other():
-    from kubetorch.k8s.access import Pem
-
-    return Pem(data=Authority().pem)
