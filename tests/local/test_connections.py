@@ -295,6 +295,27 @@ def test_a_peer_that_is_silent_for_too_long_is_given_up(runs, monkeypatch):
     runs(scenario)
 
 
+def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
+    monkeypatch.setattr(connections, "PING_INTERVAL", 0.05)
+
+    async def scenario():
+        async with Server() as server:
+            endpoint = Endpoint()
+            connection = await server.connect(endpoint)
+            connection.silence = 0.2
+            connection.pause_reading()
+            server.accepted[0].connection.send(b"waits")
+            await asyncio.sleep(0.6)
+            assert connection.is_open
+            assert endpoint.messages.empty()
+            connection.resume_reading()
+            assert await endpoint.next() == (websocket.BINARY, b"waits")
+            connection.close()
+            await endpoint.reason()
+
+    runs(scenario)
+
+
 def test_a_goodbye_that_is_never_read_is_given_up(runs, monkeypatch):
     monkeypatch.setattr(connections, "CLOSE_TIMEOUT", 0.2)
 

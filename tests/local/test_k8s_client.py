@@ -155,6 +155,24 @@ def test_a_kind_that_the_cluster_lacks_is_told_from_an_object_that_is_missing():
     asyncio.run(scenario())
 
 
+def test_a_kind_that_is_not_served_any_more_is_looked_for_again():
+    async def handler(exchange):
+        if exchange.request.method == "GET":
+            exchange.answer(200, DISCOVERY)
+        else:
+            exchange.answer(404, b"404 page not found\n")
+
+    async def scenario():
+        async with client_of(handler) as (client, server):
+            for _ in range(2):
+                with pytest.raises(errors.KubernetesNotFoundError) as caught:
+                    await client.apply(DEPLOYMENT)
+                assert "operator" in caught.value.hint
+            assert [request.method for request in server.requests] == ["GET", "PATCH"] * 2
+
+    asyncio.run(scenario())
+
+
 def test_patches_and_deletions_say_what_is_meant():
     async def scenario():
         async with client_of(answers(ok(pod("web", 3)))) as (client, server):
@@ -441,10 +459,13 @@ def test_a_plugin_is_asked_again_only_when_its_credential_is_void(tmp_path, expi
 def test_a_plugin_is_asked_again_when_its_token_is_refused_once_for_all_who_wait(tmp_path):
     user = plugin(tmp_path, PLUGIN, tmp_path / "counter", "2099-01-01T00:00:00Z")
 
+    delays = iter([0.0, 0.0, 0.5, 0.5, 0.5])
+
     async def handler(exchange):
         if exchange.request.token == "Bearer t1":
             exchange.answer(200, pod("web", 1))
         else:
+            await asyncio.sleep(next(delays))  # some learn it when others have the next token
             exchange.refuse(401, "Unauthorized")
 
     async def scenario():

@@ -206,6 +206,19 @@ def test_garbage_in_a_watch_is_an_error_and_the_watch_goes_on():
     asyncio.run(scenario())
 
 
+def test_a_watch_that_the_server_forgets_to_end_is_given_up():
+    async def scenario():
+        script = Script([listing(5)])
+        async with FakeApiServer(script) as server:
+            access = server.access()
+            async with Client(access, timeout=0.3, variables={}) as client:
+                events = client.watch(TEAM, "5", seconds=0.2)
+                with pytest.raises(errors.KubernetesUnavailableError, match="no more of the"):
+                    await asyncio.wait_for(anext(events), 5)
+
+    asyncio.run(scenario())
+
+
 def test_a_callback_that_fails_does_not_stop_the_watch(caplog):
     def fail(change):
         raise RuntimeError("the owner's bug")

@@ -77,6 +77,7 @@ class Client:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.access = access
+        self._timeout = timeout
         self.session = Session(access, timeout=timeout, patience=patience, variables=variables)
         self.discovery = Discovery(self._document)
 
@@ -157,7 +158,7 @@ class Client:
         path = selection.resource.path(namespace=selection.namespace)
         call = Call(action, "GET", path, tuple(query.items()))
         # Should the server forget to end it, the connection is given up.
-        deadline = seconds + 30.0
+        deadline = seconds + self._timeout
         async with (
             await self.session.send(call, patience=0.0) as answer,
             contextlib.aclosing(answer.lines(limit=LINE_LIMIT, timeout=deadline)) as lines,
@@ -342,7 +343,7 @@ class Client:
         try:
             return self._decode(action, await self.session.fetch(call))
         except KubernetesNotFoundError as error:
-            if "could not find the requested resource" in error.message:
+            if failures.is_unserved(error.message):
                 self.discovery.forget(_version_in(path))
             raise
 

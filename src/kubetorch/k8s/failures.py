@@ -146,7 +146,7 @@ def _hint(action: Action, status_code: int, reason: str, said: str) -> str | Non
     if status_code == 403:
         return _forbidden_hint(action, said)
     if status_code == 404:
-        if "could not find the requested resource" in said:
+        if is_unserved(said):
             return "the cluster does not serve this kind: is its operator installed?"
         return "check name and namespace; it may have been deleted"
     if status_code == 409:
@@ -162,6 +162,11 @@ def _hint(action: Action, status_code: int, reason: str, said: str) -> str | Non
             return "change the object as the admission webhook asks"
         return "correct the fields that the message names"
     return None
+
+
+def is_unserved(said: str) -> bool:
+    """Whether a message says that a path is not served, rather than that an object is missing."""
+    return "could not find the requested resource" in said or "404 page not found" in said
 
 
 def is_admission(said: str) -> bool:

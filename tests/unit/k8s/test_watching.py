@@ -89,11 +89,12 @@ def test_managed_fields_are_not_kept() -> None:
     assert "managedFields" not in machine.objects["n", "a"]["metadata"]
 
 
-def test_a_forgotten_moment_is_listed_anew_and_compared() -> None:
+@pytest.mark.parametrize("status", [gone(410, ""), gone(410, "Expired"), gone(400, "Expired")])
+def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
     machine = state()
     listed(machine, 5, pod("a", 3), pod("b", 4), pod("c", 5))
     with pytest.raises(KubernetesRequestError) as caught:
-        machine.told(event("ERROR", gone()))
+        machine.told(event("ERROR", status))
     machine.failed(caught.value, 60.0)
     assert machine.step == ListAll()
     assert machine.pause < 1
