@@ -6,10 +6,10 @@ import copy
 import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kubetorch as kt
 from benchmarks.figures import Figure, Limit, Row
 from benchmarks.programs import driving
 from benchmarks.rounds import OURS, Measure, Side, compare
@@ -53,15 +53,12 @@ def _copied() -> Iterator[Measure]:
 
 
 def _everything() -> ComputeSpec:
-    value = runpy.run_path(str(_EXAMPLE))["deployment"]
-    found: ComputeSpec = value.to_spec() if hasattr(value, "to_spec") else value
-    return found
+    compute: kt.Compute = runpy.run_path(str(_EXAMPLE))["deployment"]
+    return compute.to_spec()
 
 
 def _service() -> ComputeSpec:
-    return replace(
-        ComputeSpec(), cpus="1", memory="2Gi", env_vars=(("STAGE", "test"),), replicas=10
-    )
+    return ComputeSpec(cpus="1", memory="2Gi", env_vars=(("STAGE", "test"),), replicas=10)
 
 
 def _render(compute: ComputeSpec, number: int) -> dict[str, Any]:

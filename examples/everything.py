@@ -6,51 +6,52 @@ field where its meaning comes from.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from kubetorch.manifests import reading
-from kubetorch.specs import autoscaling, distribution
-from kubetorch.specs.compute import ComputeSpec, Toleration
-from kubetorch.specs.endpoint import Endpoint
-from kubetorch.specs.frozen import freeze
-from kubetorch.specs.image import ImageSpec, PipStep
-from kubetorch.specs.logging import LoggingConfig
-from kubetorch.specs.secret import SecretRef
-from kubetorch.specs.volume import VolumeSpec
+import kubetorch as kt
+
+kt.config.username = "me"
 
 LAUNCH_TIMEOUT = 600
 
 #: What every kind can say.
 COMMON: dict[str, Any] = {
-    "cpus": "2",
+    "cpus": 2,
     "memory": "4Gi",
     "disk_size": "10Gi",
-    "gpus": "2",
+    "gpus": 2,
     "gpu_type": "NVIDIA-H200",
     "gpu_memory": "40Gi",
-    "image": ImageSpec(image_id="localhost/python:3.11", steps=(PipStep("numpy"),)),
-    "labels": (("team", "ml"),),
-    "annotations": (("example.com/owner", "ml@example.com"),),
-    "pod_labels": (("example.com/tier", "training"),),
-    "volumes": (
-        VolumeSpec("data", "/data", size="10Gi", storage_class="shared"),
-        VolumeSpec("models", "/models", claim="shared-models"),
-    ),
-    "node_selector": (("node.kubernetes.io/instance-type", "p5.48xlarge"),),
-    "tolerations": (Toleration("spot", "Equal", "yes", "NoExecute", 60),),
-    "env_vars": (("STAGE", "test"), ("TOOLS", "/opt/tools/bin"), ("PATH", "$TOOLS:$PATH")),
-    "secrets": (
-        SecretRef("hf", "kt.secret.me.hf", "env", keys=("HF_TOKEN",)),
-        SecretRef("aws", "kt.secret.me.aws", "volume", keys=("credentials",), path="~/.aws"),
-    ),
+    "namespace": "research",
+    "image": kt.Image(image_id="localhost/python:3.11").pip_install(["numpy"]),
+    "labels": {"team": "ml"},
+    "annotations": {"example.com/owner": "ml@example.com"},
+    "volumes": [
+        kt.Volume(name="data", size="10Gi", mount_path="/data", storage_class="shared"),
+        kt.Volume(name="models", mount_path="/models", pvc="shared-models"),
+    ],
+    "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge"},
+    "tolerations": [
+        {
+            "key": "spot",
+            "operator": "Equal",
+            "value": "yes",
+            "effect": "NoExecute",
+            "tolerationSeconds": 60,
+        }
+    ],
+    "env_vars": {"STAGE": "test", "TOOLS": "/opt/tools/bin", "PATH": "$TOOLS:$PATH"},
+    "secrets": [
+        kt.Secret(name="hf", values={"HF_TOKEN": "of an example"}),
+        kt.Secret(name="aws", values={"credentials": "of an example"}, path="~/.aws"),
+    ],
     "kubeconfig_path": "/home/me/.kube/config",
     "service_account_name": "trainer",
     "inactivity_ttl": "30m",
     "launch_timeout": LAUNCH_TIMEOUT,
     "shared_memory_limit": "2Gi",
-    "allowed_serialization": ("json", "pickle"),
-    "logging": LoggingConfig(level="debug"),
+    "allowed_serialization": ["json", "pickle"],
+    "logging_config": kt.LoggingConfig(level="debug"),
     "queue_name": "gpus",
 }
 #: What a TrainJob leaves to its runtime.
@@ -64,64 +65,79 @@ OF_PODS: dict[str, Any] = {
 EVERYTHING = COMMON | OF_PODS
 
 
-def grown(path: str) -> str:
+def grown(path: str) -> dict[str, Any]:
     """A service template that gives the pods at `path` more time to end."""
-    template: Any = {"terminationGracePeriodSeconds": 60}
+    template: dict[str, Any] = {"terminationGracePeriodSeconds": 60}
     for key in reversed(path.split(".")):
         template = {key: template}
-    return freeze(template, parameter="service_template")
+    return template
+
+
+def declare(compute: kt.Compute, parameters: dict[str, Any]) -> kt.Compute:
+    """Set parameters on a compute that there is already."""
+    for name, value in parameters.items():
+        if name in ("labels", "annotations", "tolerations", "env_vars"):
+            getattr(compute, f"add_{name}")(value)
+        else:
+            setattr(compute, name, value)
+    compute.add_pod_template_labels({"example.com/tier": "training"})
+    return compute
 
 
 # ------------------------------------------------------------------------- made by Kubetorch alone
 
-deployment = ComputeSpec(**EVERYTHING, replicas=3, service_template=grown("spec.template.spec"))
+deployment = declare(
+    kt.Compute(cpus=1),
+    {**EVERYTHING, "replicas": 3, "service_template": grown("spec.template.spec")},
+)
 
-cpu_only = ComputeSpec(cpus="500m", gpu_anti_affinity=True, freeze=True)
+cpu_only = kt.Compute(cpus="500m", gpu_anti_affinity=True, freeze=True)
 
 # Called are only the pods that the endpoint selects.
-selected = ComputeSpec(
-    **EVERYTHING,
-    selector=(("app", "workers"),),
-    endpoint=Endpoint(selector={"app": "workers", "role": "head"}),
+selected = declare(
+    kt.Compute(
+        cpus=1,
+        selector={"app": "workers"},
+        endpoint=kt.Endpoint(selector={"app": "workers", "role": "head"}),
+    ),
+    EVERYTHING,
 )
 
-knative = ComputeSpec(
-    **EVERYTHING,
-    service_template=freeze(
-        {"spec": {"template": {"spec": {"timeoutSeconds": 600}}}}, parameter="service_template"
-    ),
-    autoscaling=autoscaling.parse(
-        {
-            "target": 10,
-            "window": "60s",
-            "metric": "concurrency",
-            "target_utilization": 70,
-            "min_scale": 1,
-            "max_scale": 50,
-            "initial_scale": 2,
-            "concurrency": 20,
-            "scale_to_zero_pod_retention_period": "10m",
-            "scale_down_delay": "2m",
-            "progress_deadline": "15m",
-            "activation_scale": 3,
-        },
+knative = declare(
+    kt.Compute(
         launch_timeout=LAUNCH_TIMEOUT,
+        service_template={"spec": {"template": {"spec": {"timeoutSeconds": 600}}}},
     ),
+    EVERYTHING,
+).autoscale(
+    target=10,
+    window="60s",
+    metric="concurrency",
+    target_utilization=70,
+    min_scale=1,
+    max_scale=50,
+    initial_scale=2,
+    concurrency=20,
+    scale_to_zero_pod_retention_period="10m",
+    scale_down_delay="2m",
+    progress_deadline="15m",
+    activation_scale=3,
 )
 
-raycluster = ComputeSpec(
-    **EVERYTHING,
-    service_template=grown("spec.headGroupSpec.template.spec"),
-    distribution=distribution.parse({"distribution_type": "ray", "workers": 3})[0],
+raycluster = declare(
+    kt.Compute(service_template=grown("spec.headGroupSpec.template.spec")).distribute(
+        "ray", workers=3
+    ),
+    EVERYTHING,
 )
 
 
 # ---------------------------------------------------------------------------- manifests of users
 
 
-def user(manifest: dict[str, Any], **parameters: Any) -> ComputeSpec:
-    """A user's manifest with all that its kind can say besides."""
-    return replace(reading.declared(manifest), **parameters)
+def user(manifest: dict[str, Any], **parameters: Any) -> kt.Compute:
+    """A manifest of one's own, with all that its kind can say besides."""
+    return declare(kt.Compute.from_manifest(manifest), parameters)
 
 
 def pods(container: str = "main", **fields: Any) -> dict[str, Any]:
@@ -153,7 +169,7 @@ def manifest(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def training(kind: str, specs: str, primary: str, container: str, **fields: Any) -> ComputeSpec:
+def training(kind: str, specs: str, primary: str, container: str, **fields: Any) -> kt.Compute:
     """A training job whose workers are as its first pod."""
     group = {"replicas": 1, "restartPolicy": "Never", "template": pods(container)}
     further = {"Launcher": {**group, "template": _LAUNCHER}} if kind == "MPIJob" else {}
@@ -191,12 +207,8 @@ pod = user(
     {"apiVersion": "v1", "kind": "Pod", **pods(), "metadata": {"name": "my-pod"}}, **EVERYTHING
 )
 from_knative = user(
-    manifest("serving.knative.dev/v1", "Service", {"template": pods()}),
-    **EVERYTHING,
-    autoscaling=autoscaling.parse(
-        {"metric": "cpu", "target": 80, "min_scale": 2}, launch_timeout=LAUNCH_TIMEOUT
-    ),
-)
+    manifest("serving.knative.dev/v1", "Service", {"template": pods()}), **EVERYTHING
+).autoscale(metric="cpu", target=80, min_scale=2)
 from_raycluster = user(
     manifest(
         "ray.io/v1",
@@ -266,11 +278,9 @@ leaderworkerset = user(
     **EVERYTHING,
     replicas=4,
 )
-custom = replace(
-    reading.declared(
-        manifest("example.com/v1", "Gang", {"tasks": [{"replicas": 2, "template": pods()}]}),
-        pod_template_path="spec.tasks.0.template",
-    ),
-    cpus="2",
-    queue_name="gpus",
+custom = kt.Compute.from_manifest(
+    manifest("example.com/v1", "Gang", {"tasks": [{"replicas": 2, "template": pods()}]}),
+    pod_template_path="spec.tasks.0.template",
 )
+custom.cpus = "2"
+custom.queue_name = "gpus"

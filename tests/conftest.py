@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import leaks
+
+# How long an example takes says nothing on a machine that does other things too.
+settings.register_profile("kubetorch", deadline=None)
+settings.load_profile("kubetorch")
 
 TESTS = Path(__file__).parent
 #: Variables of a developer's machine or of a CI runner that change what a test sees.

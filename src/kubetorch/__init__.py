@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkloadError as WorkloadError
     from kubetorch.sdk import images as images
     from kubetorch.sdk import services as globals
+    from kubetorch.sdk.apps.app import App as App
+    from kubetorch.sdk.apps.app import app as app
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
@@ -84,10 +86,12 @@ if TYPE_CHECKING:
     from kubetorch.sdk.secrets.secret import Secret as Secret
     from kubetorch.sdk.secrets.secret import secret as secret
     from kubetorch.sdk.volume import Volume as Volume
+    from kubetorch.specs.endpoint import Endpoint as Endpoint
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "AgentDiedError",
+    "App",
     "AutoScalingError",
     "CallCancelledError",
     "CallError",
@@ -104,6 +108,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ControllerUnavailableError",
     "DataStoreError",
     "EXCEPTION_REGISTRY",
+    "Endpoint",
     "Fn",
     "ForeignOriginError",
     "Image",
@@ -151,6 +156,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "WorkerRecycledError",
     "WorkloadError",
     "__version__",
+    "app",
     "async_",
     "autoscale",
     "cls",
@@ -166,15 +172,18 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
 
 #: Where each name is defined, but for the errors.
 _MODULES = {
+    "App": "kubetorch.sdk.apps.app",
     "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
+    "Endpoint": "kubetorch.specs.endpoint",
     "Fn": "kubetorch.sdk.fn",
     "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
     "Secret": "kubetorch.sdk.secrets.secret",
     "Volume": "kubetorch.sdk.volume",
+    "app": "kubetorch.sdk.apps.app",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
     "cls": "kubetorch.sdk.cls",

@@ -19,10 +19,11 @@ Kubectl = Callable[..., str]
 
 #: What a cluster has before anybody deploys: names that the manifests refer to.
 REQUIRED: Objects = [
+    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "research"}},
     {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": {"name": "trainer", "namespace": "default"},
+        "metadata": {"name": "trainer", "namespace": "research"},
     },
     {
         "apiVersion": "scheduling.k8s.io/v1",

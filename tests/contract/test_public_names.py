@@ -11,10 +11,12 @@ import kubetorch as kt
 from kubetorch import errors
 
 NAMES = {
+    "App",
     "CallHandle",
     "Cls",
     "Compute",
     "EXCEPTION_REGISTRY",
+    "Endpoint",
     "Fn",
     "Image",
     "LoggingConfig",
@@ -23,6 +25,7 @@ NAMES = {
     "Secret",
     "Volume",
     "__version__",
+    "app",
     "async_",
     "autoscale",
     "cls",
@@ -37,12 +40,9 @@ NAMES = {
 }
 #: Names of the contract that later releases bring.
 LATER = {
-    "App",
     "BroadcastWindow",
     "DebugConfig",
-    "Endpoint",
     "MetricsConfig",
-    "app",
     "deep_breakpoint",
     "distributed",
     "get",

@@ -121,5 +121,7 @@ def test_both_say_which_services_use_them(run: Run, tmp_path: Path) -> None:
         kt.fn(jobs.hello).to(kt.Compute(cpus="0.1", secrets=[secret]))
         (view,) = json.loads(run("secrets", "--json").stdout)
         assert view["used_by"] == ["hello"]
+        updated = run("secrets", "update", "quince", "-v", "Q", Q="2")
+        assert "hello sees the new values when it is deployed again" in updated.stderr
     finally:
         project.forget()

@@ -303,12 +303,12 @@ def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
             endpoint = Endpoint()
             connection = await server.connect(endpoint)
             connection.silence = 0.2
-            connection.pause_reading()
+            connection.read_on(False)
             server.accepted[0].connection.send(b"waits")
             await asyncio.sleep(0.6)
             assert connection.is_open
             assert endpoint.messages.empty()
-            connection.resume_reading()
+            connection.read_on(True)
             assert await endpoint.next() == (websocket.BINARY, b"waits")
             connection.close()
             await endpoint.reason()

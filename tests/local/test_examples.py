@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import wheels
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -24,13 +26,13 @@ def folder(tmp_path):
     return shutil.copytree(EXAMPLES, tmp_path / "examples")
 
 
-def run(*command, cwd):
+def run(*command, cwd, **environ):
     """What a program prints, with the names of its pods cut."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **environ},
         capture_output=True,
         text=True,
         timeout=100,
@@ -40,6 +42,8 @@ def run(*command, cwd):
 
 
 EXPECTED = {
+    "app_asgi.py": "200 hello\n",
+    "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",
     "everything.py": "",  # its manifests are in tests/contract/manifests
     "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
     "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
@@ -68,6 +72,7 @@ def test_every_example_is_tested():
         *EXPECTED,
         "notebook.ipynb",
         "curl.sh",
+        "image_steps.py",
     }
 
 
@@ -82,6 +87,48 @@ def test_the_first_example_shows_its_new_code_after_an_edit(folder):
     program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
 
     assert "{'loss': 5.0}" in run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_the_app_is_live_after_an_edit(folder):
+    program = folder / "app_asgi.py"
+    program.write_text(program.read_text().replace("hello", "good evening"))
+
+    assert run(sys.executable, "app_asgi.py", cwd=folder) == "200 good evening\n"
+
+
+def test_the_script_runs_from_a_shell_too(folder):
+    output = run("kt", "run", "python", "app_script.py", "2", cwd=folder)
+
+    assert output == "step 1 of 2\nstep 2 of 2\n"
+
+
+def test_an_image_gets_one_more_step_without_a_restart(service_home, folder, tmp_path):
+    index = tmp_path / "index"  # instead of those on the network
+    wheels.build(index, "humanize", "1.0", "def naturalsize(n): return f'{n / 1e6:.1f} MB'\n")
+    wheels.build(
+        index,
+        "tabulate",
+        "1.0",
+        "def tabulate(rows): return '\\n'.join('  '.join(row) for row in rows)\n",
+    )
+    wheels.build(
+        index,
+        "python_slugify",
+        "1.0",
+        "def slugify(text): return text.lower().replace(' ', '-')\n",
+        module="slugify",
+    )
+
+    output = run(
+        sys.executable,
+        "image_steps.py",
+        cwd=folder,
+        UV_FIND_LINKS=str(index),
+        UV_OFFLINE="1",
+    )
+
+    assert "model  3.0 MB\ndata  12.5 MB\n" in output
+    assert "\none-more-step\nthe same pod: True\nFROM " in output
 
 
 def test_curl_calls_a_function_with_a_token(folder):

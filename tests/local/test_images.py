@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kubetorch as kt
-from tests.local import wheels
+from benchmarks import wheels
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -74,7 +74,7 @@ def index(tmp_path_factory) -> Path:
 @pytest.fixture
 def image(index) -> kt.Image:
     """An image whose requirements come from `index`."""
-    return kt.Image().set_env_vars({"UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1"})
+    return kt.Image().set_env_vars({"UV_FIND_LINKS": str(index), "UV_OFFLINE": "1"})
 
 
 @pytest.fixture

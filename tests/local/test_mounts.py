@@ -155,6 +155,16 @@ def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
         outside.rmdir()
 
 
+def test_temporary_folders_are_covered_too(folder: Path) -> None:
+    program = """
+        view.shield(keep=[str(folder)])
+        Path("/tmp/kubetorch-test-shield").write_text("")
+        print(json.dumps(Path("/tmp/kubetorch-test-shield").exists()))
+    """
+    assert _run(folder, program) is True
+    assert not Path("/tmp/kubetorch-test-shield").exists()
+
+
 def test_a_folder_that_is_frozen_is_seen_as_it_is_and_cannot_be_written(folder: Path) -> None:
     outside = Path("/var/lib/kubetorch-test-frozen")
     try:
@@ -182,7 +192,7 @@ def test_a_mount_after_a_shield_and_one_in_another_are_possible(folder: Path) ->
     (folder / "source").mkdir()
     program = """
         view.add(Mount(str(folder / "source"), "/kubetorch-test/first"))
-        view.shield()
+        view.shield(keep=[str(folder)])
         view.add(Mount(str(folder / "source"), "/opt/kubetorch-test/second"))
         Path("/opt/kubetorch-test/second/x").write_text("")
         print(json.dumps(os.listdir("/kubetorch-test/first")))

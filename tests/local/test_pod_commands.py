@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import kubetorch as kt
-from tests.local import wheels
+from benchmarks import wheels
 from tests.local.user_project import UserProject
 
 SOURCE = """

@@ -1,12 +1,23 @@
 """What a `kt.Compute` says, on running pods."""
 
+import asyncio
+
 import pytest
 
 import kubetorch as kt
+from kubetorch.errors import SpecError
 from tests.local.user_project import UserProject
 
 SOURCE = """
 import os
+from pathlib import Path
+
+def read(path):
+    return Path(path).read_text()
+
+class Reader:
+    def read(self, path):
+        return Path(path).read_text()
 
 def where():
     print("asked")
@@ -188,3 +199,71 @@ def test_a_manifest_of_a_file_is_needed_only_where_it_is_deployed(tmp_path):
     done = project.run("program.py")
 
     assert done.stdout.splitlines()[-1:] == ["file of-file"], done.stderr
+
+
+def test_files_are_copied_into_pods_that_run(jobs, tmp_path):
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    compute = kt.Compute(cpus="0.1")
+    remote = kt.fn(jobs.read).to(compute)
+    try:
+        compute.rsync([folder, str(tmp_path / "b.txt")])
+        assert (remote("data/deep/a.txt"), remote("b.txt")) == ("one", "two")
+
+        (folder / "deep" / "a.txt").write_text("changed")
+        compute.rsync(folder, dest="there", contents=True)
+        asyncio.run(compute.rsync_async(folder))
+        assert remote("there/deep/a.txt") == remote("data/deep/a.txt") == "changed"
+        with pytest.warns(DeprecationWarning, match="local_port"):
+            compute.rsync(str(tmp_path / "b.txt"), local_port=1234)
+    finally:
+        remote.teardown()
+    with pytest.raises(kt.SpecError, match="'absent'"):
+        compute.rsync("absent")
+    with pytest.raises(kt.SpecError, match="source is 5"):
+        compute.rsync(5)
+    with pytest.raises(kt.ServiceNotFoundError):
+        compute.rsync(folder)
+
+
+def test_a_class_has_the_commands_of_its_compute(jobs, tmp_path):
+    (tmp_path / "c.txt").write_text("three")
+    handle = kt.cls(jobs.Reader)
+    reader = handle.to(kt.Compute(cpus="0.1"))
+    try:
+        handle.rsync(str(tmp_path / "c.txt"))
+        assert reader.read("c.txt") == "three"
+        assert handle.run_bash("cat c.txt")[0][:2] == [0, "three\n"]
+    finally:
+        handle.teardown()
+
+
+def test_a_frozen_service_runs_the_code_that_its_pods_have(service, tmp_path):
+    project = UserProject(tmp_path / "shop")
+    jobs = project.module("def version():\n    return 'as sent'\n")
+    there = tmp_path / "image"
+    there.mkdir()
+    (there / "baked.py").write_text("def version():\n    return 'as in the image'\n")
+    remote = kt.fn(jobs.version, remote_dir=str(there), remote_import_path="baked")
+    try:
+        remote.to(kt.Compute(cpus="0.1", freeze=True))
+        assert remote() == "as in the image"
+        assert remote.service_config["spec"]["tree"] is None
+    finally:
+        remote.teardown()
+        project.forget()
+
+
+def test_a_frozen_service_sends_no_code(service, jobs):
+    remote = kt.fn(jobs.where, name="frozen")
+    with pytest.raises(ModuleNotFoundError):
+        remote.to(kt.Compute(cpus="0.1", freeze=True))
+    remote.teardown()
+
+
+def test_a_frozen_service_with_a_folder_to_send_is_a_contradiction(service, jobs, tmp_path):
+    remote = kt.fn(jobs.where, sync_dir=str(tmp_path / "shop"))
+    with pytest.raises(SpecError, match="freeze=True exclude each other"):
+        remote.to(kt.Compute(cpus="0.1", freeze=True))

@@ -77,7 +77,7 @@ def test_the_first_deploy_sends_what_the_controller_lacks(client, tmp_path):
         # The first answer names everything that the tree has.
         deployment = client.deployment(fake)
         bundle = deployment._bundle()
-        missing.extend([bundle.spec.tree, *bundle.scan.tree.digests()])
+        missing.extend([bundle.spec.tree, *bundle.scans[0].tree.digests()])
         fake._scripts[0] = [Missing(blobs=tuple(missing))]
         found = deployment.run()
 

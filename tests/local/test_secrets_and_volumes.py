@@ -206,6 +206,21 @@ def test_a_volume_by_its_name_is_where_it_was_declared(jobs: ModuleType) -> None
 
 
 @pytest.mark.usefixtures("_mounts")
+def test_an_agent_that_is_started_again_sees_what_it_saw(jobs: ModuleType) -> None:
+    volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data")
+    secret = kt.Secret("files", values={"key": "value"}, path="~/.tool")
+    on = _on(volumes=[volume], secrets=[secret])
+    writer = kt.fn(jobs.write).to(on)
+    reader = kt.fn(jobs.content).to(_on(volumes=[volume], secrets=[secret]))
+    writer("/kubetorch-data/x", "one")
+    view = kt.globals.controller_client().get_workload("default", reader.service_name)
+    assert view.pods[0].pid is not None
+    os.kill(view.pods[0].pid, signal.SIGKILL)
+    assert reader.options(retries=3)("/kubetorch-data/x") == "one"
+    assert reader("~/.tool/key") == "value"
+
+
+@pytest.mark.usefixtures("_mounts")
 def test_a_volume_for_readers_cannot_be_written(jobs: ModuleType) -> None:
     volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data", access_mode="ROX")
     with pytest.raises(OSError, match="Read-only"):
@@ -306,3 +321,32 @@ def test_pods_that_saw_a_secret_outlive_it_and_the_service(
     again = kt.fn(name=seen.service_name)
     assert again("QUINCE") == "one"
     assert again.compute.pod_names() == before
+
+
+@pytest.mark.usefixtures("home")
+def test_a_declaration_at_the_top_of_a_deployed_file_does_no_harm_in_pods(tmp_path: Path) -> None:
+    project = UserProject(tmp_path / "shop")
+    program = project.write(
+        "program.py",
+        """
+        import os
+        import kubetorch as kt
+
+        # Neither is in the environment of pods that do not ask for them.
+        unused = kt.secret("unused", env_vars=["QUINCE"])
+        maybe = kt.secret("no-such-secret")
+        data = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data")
+        compute = kt.Compute(cpus="0.1", secrets=[kt.secret("tokens", env_vars=["APPLE"])])
+
+        def hello():
+            return os.environ["APPLE"], os.environ.get("QUINCE"), repr(unused)
+
+        if __name__ == "__main__":
+            assert maybe is None
+            print(kt.fn(hello).to(compute)())
+        """,
+    )
+    done = project.run(program, APPLE="red", QUINCE="yellow")
+    assert done.returncode == 0, done.stderr
+    expected = ["red", None, "Secret(name='unused', env_vars=['QUINCE'])"]
+    assert done.stdout.strip() == str(expected)

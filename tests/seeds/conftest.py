@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import wheels as builder
+from benchmarks import wheels as builder
 
 #: Stand-ins for packages of hundreds of megabytes: what the examples use of them.
 PACKAGES = {

@@ -27,9 +27,23 @@ EXAMPLES = [
 DOCUMENTS = next(
     (folder / "shared/seeds" for folder in HERE.parents if (folder / "shared/seeds").is_dir()), None
 )
+#: How many examples each document has.
+COUNTS = {
+    "000_compute": 12,
+    "001_primitives": 7,
+    "002_reference": 46,
+    "003_scaling": 2,
+    "004_autoscaling": 12,
+}
+#: How a statement of an example begins, once `words` has read it.
+STATEMENTS = re.compile(
+    r"ktCompute(cpus|memory|gpu|image|replicas|selector|queue|label|from_manifestmanifest)"
+    r"|remote_\w{0,8}kt(fn|cls)|fnktfn"
+)
 
 
 def test_no_example_is_left_out():
+    assert {document: len(examples) for document, examples in INDEX.items()} == COUNTS
     files = {str(path.relative_to(PROGRAMS).with_suffix("")) for path in PROGRAMS.rglob("*.py")}
     assert files == {name for name, _ in EXAMPLES}
 
@@ -88,3 +102,20 @@ def test_the_examples_are_those_of_the_document(document):
                 continue
             assert example in text, f"{document}/{name}: {example}"
             text = text.replace(example, " ", 1)
+    left = STATEMENTS.search(text)
+    assert left is None, text[left.start() : left.start() + 200]
+
+
+@pytest.mark.skipif(DOCUMENTS is None, reason="the documents are not beside this checkout")
+def test_every_block_of_the_reference_is_an_example():
+    text = next(DOCUMENTS.glob("002_*")).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(blocks) == COUNTS["002_reference"]
+    signature, *rest = map(words, blocks)
+    found = [
+        example
+        for name in INDEX["002_reference"]
+        for example in examples_of(PROGRAMS / "002_reference" / f"{name}.py")
+    ]
+    assert all(any(example in block for example in found) for block in rest)
+    assert all(name in signature for name in re.findall(r"^    (\w+):", blocks[0], re.M))

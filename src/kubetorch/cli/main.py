@@ -18,14 +18,18 @@ from kubetorch._version import __version__
 from kubetorch.cli.output import Output, tolerate_narrow_encodings
 
 #: The commands in the order of `kt --help`, each with the first line of its help. The command `x`
-#: lies in `kubetorch.cli.commands.x`, whose `app` is a `typer.Typer`.
+#: lies in `kubetorch.cli.commands.x` (`_` for `-`), whose `app` is a `typer.Typer`.
 COMMANDS: Mapping[str, str] = {
     "deploy": "Deploy functions or classes from a file or module.",
+    "run": "Run a command in pods, as the kt.app of its file says.",
     "call": "Call a service, or a method of it.",
     "list": "List the services of a namespace.",
     "describe": "Show a service, and how to call it from a shell and from Python.",
     "status": "Show the pods of a service and its last failure.",
     "logs": "Show what a service has logged.",
+    "port-forward": "Lead a port of this machine to a pod, or to its app.",
+    "apply": "Run what a manifest's container would run.",
+    "ssh": "Open a shell in a pod, or run a command there.",
     "check": "Check that a service works, from its pods to its logs.",
     "teardown": "Delete services and their pods.",
     "calls": "List, inspect, cancel and await spawned calls.",
@@ -54,7 +58,7 @@ class Commands(TyperGroup):
 
 def load(name: str) -> TyperCommand | TyperGroup:
     """The command of that name, complete."""
-    module = importlib.import_module(f"kubetorch.cli.commands.{name}")
+    module = importlib.import_module(f"kubetorch.cli.commands.{name.replace('-', '_')}")
     command = typer.main.get_command(module.app)
     assert isinstance(command, (TyperCommand, TyperGroup))
     command.name = name

@@ -61,7 +61,10 @@ class SecretKeeper(_Keeper):
         Raises:
             SecretNotFound: There is none.
         """
-        return self._session.ask(lambda asked: uploading.find(asked, self.namespace, name))
+        found = self._session.ask(lambda asked: uploading.find(asked, self.namespace, name))
+        # A list says who uses each.
+        listed = self._session.ask(lambda asked: asked.secrets.list(self.namespace))
+        return next((one for one in listed if one.object_name == found.object_name), found)
 
     def values(self, view: SecretView) -> dict[str, str]:
         """The values of a secret, as text."""

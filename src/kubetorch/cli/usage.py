@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import routes
 
@@ -129,3 +130,35 @@ def python(service: str, namespace: str | None, callable_: CallableRef, call: Op
 def _identifier(service: str) -> str:
     name = service.replace("-", "_")
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"service_{name}"
+
+
+# ----------------------------------------------------------------------------------------- apps
+
+
+def app_curl(service: str, namespace: str, url: str, app: AppSpec) -> str:
+    """The shell command that asks an app; without a port, the one that shows what it writes."""
+    if app.port is None:
+        return f"kt logs {service} -n {namespace} -f"
+    address = f"curl {url}{routes.APP}{app.health_check or '/'}"
+    if app.public:
+        return address
+    return f'{address} \\\n  -H "Authorization: Bearer $(kt token {service} -n {namespace})"'
+
+
+def app_python(url: str, app: AppSpec, service: str, namespace: str) -> str:
+    """The Python program that does the same."""
+    if app.port is None:
+        shown = f'["kt", "logs", "{service}", "-n", "{namespace}"]'
+        return f"import subprocess\n\nsubprocess.run({shown}, check=True)"
+    target = f'"{url}{routes.APP}{app.health_check or "/"}"'
+    begin = "import urllib.request\n\n"
+    if app.public:
+        return f"{begin}print(urllib.request.urlopen({target}).read())"
+    return (
+        f"import subprocess\n{begin}"
+        f'command = ["kt", "token", "{service}", "-n", "{namespace}"]\n'
+        "token = subprocess.check_output(command, text=True).strip()\n"
+        f'headers = {{"Authorization": f"Bearer {{token}}"}}\n'
+        f"request = urllib.request.Request({target}, headers=headers)\n"
+        "print(urllib.request.urlopen(request).read())"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from kubetorch.sdk import service_logs
 from kubetorch.specs.callable import CallableRef
+from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
 
 Json = dict[str, Any]
@@ -54,7 +55,15 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def _callable_json(callable_: CallableRef) -> Json:
-    return {"name": callable_.name, "kind": callable_.kind, "module": callable_.module}
+    found: Json = {"name": callable_.name, "kind": callable_.kind, "module": callable_.module}
+    if callable_.app is not None:
+        found |= {
+            "command": callable_.app.command,
+            "port": callable_.app.port,
+            "health_check": callable_.app.health_check,
+            "public": callable_.app.public,
+        }
+    return found
 
 
 def pod_json(pod: PodView) -> Json:
@@ -71,6 +80,20 @@ def pod_json(pod: PodView) -> Json:
         "url": pod.url or None,
         "pid": pod.pid,
         "started": pod.started or None,
+        "app": app_json(pod.app),
+    }
+
+
+def app_json(app: AppView | None) -> Json | None:
+    """The app of a pod."""
+    if app is None:
+        return None
+    return {
+        "state": app.state,
+        "pid": app.pid,
+        "exit_code": app.exit_code,
+        "started": app.started or None,
+        "ended": app.ended or None,
     }
 
 
@@ -158,8 +181,17 @@ def pod_row(pod: PodView) -> list[str]:
         str(pod.restarts),
         str(pod.calls),
         age(pod.started),
-        pod.reason or "-",
+        pod.reason or app_words(pod.app) or "-",
     ]
+
+
+def app_words(app: AppView | None) -> str:
+    """How the app of a pod is, in words; empty when there is nothing to say."""
+    if app is None:
+        return ""
+    if app.exit_code is not None:
+        return f"its app ended with exit code {app.exit_code}"
+    return f"its app is {app.state}"
 
 
 CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "STARTED", "TOOK", "RESULT")

@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from kubetorch.config import values
 from kubetorch.errors import ConfigError
 
 #: Where CI systems say which branch they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
+
+
+class RunRequest(NamedTuple):
+    """What `kt run` was told.
+
+    Attributes:
+        command: The command.
+        file: The Python file whose `kt.app` says what it runs on.
+        name: The name of the app, if one was given.
+        is_async: Whether it is left to itself once it serves.
+    """
+
+    command: str
+    file: str
+    name: str | None
+    is_async: bool
+
+    def write(self) -> dict[str, str]:
+        """As environment variables."""
+        found = {"KT_RUN": "1", "KT_RUN_CMD": self.command, "KT_RUN_FILE": self.file}
+        if self.name is not None:
+            found["KT_RUN_NAME"] = self.name
+        if self.is_async:
+            found["KT_RUN_ASYNC"] = "1"
+        return found
+
+
+def run_request() -> RunRequest | None:
+    """What `kt run` was told, in the program that it runs."""
+    command, file = os.environ.get("KT_RUN_CMD"), os.environ.get("KT_RUN_FILE")
+    if os.environ.get("KT_RUN") != "1" or not command or not file:
+        return None
+    name = os.environ.get("KT_RUN_NAME") or None
+    return RunRequest(command, file, name, os.environ.get("KT_RUN_ASYNC") == "1")
 
 
 def launch_timeout() -> str | None:

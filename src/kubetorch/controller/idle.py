@@ -13,7 +13,7 @@ from kubetorch.specs import quantity
 from kubetorch.wire.messages import Activity
 
 #: Seconds that the news of a call may take to get here; a service is given them beyond its time.
-REPORTING = 0.5
+REPORTING = 1.0
 #: Seconds: how exactly the time of the last call is kept.
 STEP = 1.0
 

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 
 from kubetorch.controller.workloads import Workloads
 from kubetorch.manifests import deployment
 from kubetorch.manifests.attached import Attached
 
-
-def users_of_secret(workloads: Workloads, namespace: str, object_name: str) -> tuple[str, ...]:
-    """The names of the workloads that see a secret."""
-    return tuple(
-        name
-        for name, attached in _attached(workloads, namespace)
-        if object_name in attached.all_secrets
-    )
+#: Names of workloads by namespace and name of what they use.
+Users = dict[tuple[str, str], tuple[str, ...]]
 
 
-def users_of_claim(workloads: Workloads, namespace: str, claim: str) -> tuple[str, ...]:
-    """The names of the workloads that have a volume mounted."""
-    return tuple(
-        name
-        for name, attached in _attached(workloads, namespace)
-        if any(one.claim == claim for one in attached.claims)
-    )
+def of_secrets(workloads: Workloads, namespace: str | None) -> Users:
+    """The workloads of a namespace, or of all, that see each secret."""
+    return _users(workloads, namespace, lambda attached: attached.all_secrets)
 
 
-def _attached(workloads: Workloads, namespace: str) -> Iterator[tuple[str, Attached]]:
+def of_claims(workloads: Workloads, namespace: str | None) -> Users:
+    """The workloads of a namespace, or of all, that have each volume mounted."""
+    return _users(workloads, namespace, lambda attached: [one.claim for one in attached.claims])
+
+
+def _users(
+    workloads: Workloads, namespace: str | None, used: Callable[[Attached], Iterable[str]]
+) -> Users:
+    found: Users = {}
     for workload in workloads.in_namespace(namespace):
+        where, name = workload.key
         manifest = deployment.of_workload(workload.spec)
-        yield workload.key[1], deployment.read(manifest).attached
+        for one in dict.fromkeys(used(deployment.read(manifest).attached)):
+            found[where, one] = (*found.get((where, one), ()), name)
+    return found

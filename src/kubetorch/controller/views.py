@@ -9,6 +9,7 @@ import msgspec
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
 
 
@@ -28,6 +29,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: bool) -> PodView:
     """One pod."""
+    activity = None if heard is None else heard.activity
     return PodView(
         name=pod.name,
         ordinal=pod.ordinal,
@@ -38,8 +40,9 @@ def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: b
         restarts=pod.restarts,
         reason="" if state.is_ready(pod.name) else waits_for(pod, heard, state),
         pid=pod.pid,
-        calls=heard.activity.calls if heard is not None and heard.activity is not None else 0,
+        calls=0 if activity is None else activity.calls,
         started=pod.started,
+        app=None if activity is None else activity.app,
     )
 
 
@@ -55,10 +58,28 @@ def pod_views(
     )
 
 
-def status(pods: Iterable[PodStatus], state: Rollout) -> str:
-    """The word of `kt list`: whether calls are served, be it by the generation before."""
+def status(
+    pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout, spec: WorkloadSpec
+) -> str:
+    """The word of `kt list`: whether calls are served, be it by the generation before.
+
+    Args:
+        pods: The pods.
+        heard: What they said.
+        state: What they serve.
+        spec: What they run.
+    """
     current = [pod for pod in pods if not pod.is_retiring]
     serving = [pod for pod in current if state.serving(pod.name)]
+    activities = [heard[pod.name].activity for pod in serving if pod.name in heard]
+    codes = [one.app.exit_code for one in activities if one is not None and one.app is not None]
+    if any(codes):
+        return "Failed"
+    if codes and None not in codes:
+        return "Succeeded"
+    app = spec.callable.app
+    if codes and app is not None and app.port is None:
+        return "Running"
     if serving:
         return "Ready" if len(serving) == len(current) else "Scaling"
     if state.failure is not None or any(pod.failure is not None for pod in current):

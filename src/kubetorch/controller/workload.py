@@ -148,7 +148,7 @@ class Workload:
         return WorkloadView(
             spec=self.spec,
             generation=record.generation,
-            status=views.status(self.pods, self._rollout),
+            status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
             url=ready[0].url if ready else "",
             token=token,

@@ -3,8 +3,10 @@
 Nothing here knows a workload, a generation or any other concept of Kubetorch, and nothing outside
 talks to an API server. Objects are plain dicts.
 
-    kubeconfig, incluster ──► access (who, where) ──► credentials, tls ──┐
-                                                                         ▼
-    resources, discovery ──► requests (pure) ──► client (verbs) ──► lib.httppool
-    watching (pure) ──► informers                 execs, portforward ──► lib.connections
+    kubeconfig, locating ──► access (who, where) ──► credentials, plugins, tls, proxies
+                                                                  │
+    resources, discovery, failures ──► client (verbs) ──► session ┴─► lib.httppool
+                                          │                       └─► lib.upgrading
+    watching (pure) ──► informers ────────┤
+    channels ──► execs, portforward, podlogs
 """

@@ -45,7 +45,7 @@ class Channels:
         channel, data = self._received.popleft()
         self._size -= len(data)
         if self._size <= LOW and self._connection is not None:
-            self._connection.resume_reading()
+            self._connection.read_on(True)
         return channel, data
 
     async def send(self, channel: int, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Channels:
     def close(self) -> None:
         """Say goodbye."""
         if self._connection is not None:
-            self._connection.resume_reading()
+            self._connection.read_on(True)
             self._connection.close()
 
     async def wait_closed(self) -> None:
@@ -96,7 +96,7 @@ class Channels:
         self._received.append((payload[0], bytes(payload[1:])))
         self._size += len(payload) - 1
         if self._size > HIGH and self._connection is not None:
-            self._connection.pause_reading()
+            self._connection.read_on(False)
         self._changes.notify()
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102

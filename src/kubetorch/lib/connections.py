@@ -107,18 +107,13 @@ class Connection(asyncio.BufferedProtocol):
             self.send(websocket.close_payload(code, reason), opcode=websocket.CLOSE)
             self._finish(reason or self._reason)
 
-    def pause_reading(self) -> None:
-        """Take nothing more from the peer for now; what has arrived may still come."""
-        if self._transport is not None and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Take messages again."""
-        if self._transport is not None and self._is_paused:
-            self._is_paused = False
+    def read_on(self, is_wanted: bool) -> None:
+        """Whether more messages are taken now, or wait with the peer."""
+        transport = self._transport
+        if transport and not transport.is_closing() and self._is_paused == is_wanted:
+            self._is_paused = not is_wanted
             self._heard = asyncio.get_running_loop().time()
-            self._transport.resume_reading()
+            (transport.resume_reading if is_wanted else transport.pause_reading)()
 
     def abort(self, reason: str) -> None:
         """Close at once; what is not written is lost."""
@@ -240,8 +235,7 @@ Acceptor = Callable[[str, Mapping[str, str]], Endpoint]
 def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Protocol]:
     """The class to give to `kubetorch.lib.serving.Server`, or to `uvicorn.Config(ws=...)`.
 
-    The server makes one for each upgrade, calls `connection_made` and `data_received` with the
-    request, and makes it the transport's protocol.
+    The server makes one for each upgrade, gives it the request, and makes it the protocol.
     """
 
     class Upgrade(Connection):

@@ -20,6 +20,8 @@ BODY_WAITING = 256 * 1024
 DROPPED_LIMIT = 4 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
+#: Statuses whose answers have no body.
+_BODILESS = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
@@ -76,6 +78,7 @@ class Cycle:
         self._expects_continue = (b"expect", b"100-continue") in scope["headers"]
         self._has_begun = False
         self._is_chunked = False
+        self._is_bodiless = scope["method"] == "HEAD"
         self._is_complete = False
 
     async def run(self, app: Application) -> None:
@@ -142,10 +145,11 @@ class Cycle:
             return
         if message["type"] == "http.response.start":
             self._has_begun = True
+            self._is_bodiless |= message["status"] in _BODILESS
             self._connection.write(self._head(message["status"], message["headers"]))
             return
         is_last = not message.get("more_body", False)
-        body = b"" if self._scope["method"] == "HEAD" else message.get("body", b"")
+        body = b"" if self._is_bodiless else message.get("body", b"")
         if self._is_chunked:
             body = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
             body += b"0\r\n\r\n" if is_last else b""
@@ -161,7 +165,8 @@ class Cycle:
         lines += [b"%s: %s\r\n" % header for header in headers if header[0] != b"connection"]
         if (b"connection", b"close") in headers:
             self._keep_alive = False
-        if not any(name == b"content-length" for name, _ in headers):
+        has_length = any(name == b"content-length" for name, _ in headers)
+        if not (has_length or self._is_bodiless):
             if self._scope["http_version"] == "1.1":
                 self._is_chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")

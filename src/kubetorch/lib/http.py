@@ -67,7 +67,8 @@ class HttpClient:
         self._host = url.hostname
         self._port = url.port or (443 if self._is_https else 80)
         self._prefix = url.path.rstrip("/")
-        self._token = token
+        #: Sent with every request.
+        self.token = token
         self._timeout = timeout
         self._hint = hint
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class HttpClient:
 
     def of(self, base_url: str) -> HttpClient:
         """A client of another server, with the same token."""
-        return HttpClient(base_url, self._token, timeout=self._timeout, hint=self._hint)
+        return HttpClient(base_url, self.token, timeout=self._timeout, hint=self._hint)
 
     def __enter__(self) -> HttpClient:
         return self
@@ -121,8 +122,8 @@ class HttpClient:
                 `ConnectionRefusedError` when nobody listens, so nothing was sent.
         """
         sent = dict(headers or {})
-        if self._token is not None:
-            sent.setdefault("Authorization", f"Bearer {self._token}")
+        if self.token is not None:
+            sent.setdefault("Authorization", f"Bearer {self.token}")
         limit = self._timeout if timeout is None else timeout
         content = body if body is None or isinstance(body, bytes) else _Pieces(body)
         kept = self._take_idle()

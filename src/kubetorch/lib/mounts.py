@@ -44,7 +44,9 @@ _MNT_DETACH = 2
 _KEPT = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
 _TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
 #: Folders of a machine that belong to no disk, or to all its processes together.
-SHARED = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/run", "/var/tmp")
+SHARED = ("/dev", "/proc", "/run", "/sys", "/var/run")
+#: Folders that are covered even where they are in memory.
+TEMPORARY = ("/tmp", "/var/tmp")
 
 
 # Kinds of file systems that are no disk.
@@ -160,7 +162,9 @@ class View:
         shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
         shared |= self._frozen
         mounted = _mounted()
-        shared |= {place for place, kind in mounted.items() if kind in _VIRTUAL}
+        temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
+        virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
+        shared |= virtual - temporary
         if not self._is_own(Path("/")):
             self._mirror(Path("/"))
         self._cover_entries(Path("/"), shared, set(mounted))

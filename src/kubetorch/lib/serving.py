@@ -20,13 +20,15 @@ import contextlib
 import logging
 import socket
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
 
 from kubetorch.lib import deadlines
 from kubetorch.lib.cycles import Application, Cycle, Message, status_line
+from kubetorch.lib.tunnels import Opener, Tunnel
 
 #: Bytes that the head of a request may have.
 HEAD_LIMIT = 64 * 1024
@@ -49,12 +51,25 @@ class _Connections(set[Any]):
             self.empty.set()
 
 
+class Tunnels(NamedTuple):
+    """Which upgrades are passed on to another server.
+
+    Attributes:
+        takes: Whether a path is one of them.
+        opener: Decides about them, and knows where they go.
+    """
+
+    takes: Callable[[str], bool]
+    opener: Opener
+
+
 class Server:
     """Serves until it is closed.
 
     Args:
         app: The application.
         upgrade: What takes over WebSocket upgrades, see `kubetorch.lib.connections.upgrade_class`.
+        tunnels: The upgrades that are not taken over but passed on.
         keep_alive: Seconds that a connection is kept on which no request comes.
     """
 
@@ -63,10 +78,12 @@ class Server:
         app: Application,
         *,
         upgrade: type[asyncio.Protocol] | None = None,
+        tunnels: Tunnels | None = None,
         keep_alive: float = 75.0,
     ) -> None:
         self.app = app
         self.upgrade = upgrade
+        self.tunnels = tunnels
         self.keep_alive = keep_alive
         #: What is connected: connections of this server, and what took over from them.
         self.connections = _Connections()
@@ -224,12 +241,17 @@ class _Connection(asyncio.Protocol):
 
     def _is_websocket(self) -> bool:
         wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
-        return self._server.upgrade is not None and b"websocket" in wanted
+        return b"websocket" in wanted and (self._is_tunnelled() or self._server.upgrade is not None)
+
+    def _is_tunnelled(self) -> bool:
+        path = httptools.parse_url(self._url).path or b"/"
+        tunnels = self._server.tunnels
+        return tunnels is not None and tunnels.takes(unquote(path.decode("ascii")))
 
     def _take_over(self) -> None:
         """Hand the connection to what serves WebSockets."""
-        transport, upgrade = self._transport, self._server.upgrade
-        if transport is None or upgrade is None or not self._is_websocket():
+        transport = self._transport
+        if transport is None or not self._is_websocket():
             # An upgrade that nobody knows is an ordinary request, and the last one: what follows
             # it is not parsed.
             self._is_closing = True
@@ -238,11 +260,20 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         head = b"GET %s HTTP/1.1\r\n" % self._url
         head += b"".join(b"%s: %s\r\n" % header for header in self._headers) + b"\r\n"
-        # The interface of uvicorn's WebSocket protocols.
-        successor: Any = upgrade(None, self._server, {})  # type: ignore[call-arg]
+        successor = self._successor()
         successor.connection_made(transport)
         successor.data_received(head)
         transport.set_protocol(successor)
+
+    def _successor(self) -> Any:  # noqa: ANN401  # a protocol that can be shut down
+        server = self._server
+        if server.tunnels is not None and self._is_tunnelled():
+            tunnel = Tunnel(server.tunnels.opener, server.connections.discard)
+            server.connections.add(tunnel)
+            return tunnel
+        assert server.upgrade is not None
+        # The interface of uvicorn's WebSocket protocols.
+        return server.upgrade(None, server, {})  # type: ignore[call-arg]
 
     # ------------------------------------------------------------------------------- requests
 

@@ -13,13 +13,12 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from inspect import isclass
 from pathlib import Path
 
 from kubetorch.manifests import commented, origins, rendering, services, storage
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.compute import ComputeSpec
-
-NAMESPACE = "default"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def render_file(file: str) -> Iterator[tuple[str, str]]:
     """The variable of each compute of a file, in the order of their definition, and its YAML."""
     for variable, value in runpy.run_path(file).items():
-        spec = value.to_spec() if hasattr(value, "to_spec") else value
+        # The facade is a layer above: known by what it becomes.
+        spec = value.to_spec() if hasattr(value, "to_spec") and not isclass(value) else None
         if not isinstance(spec, ComputeSpec):
             continue
-        name = getattr(value, "service_name", None) or variable.replace("_", "-")
-        namespace = getattr(value, "namespace", NAMESPACE)
-        yield variable, "---\n".join(documents(spec, name=name, namespace=namespace))
+        name = value.service_name or variable.replace("_", "-")
+        yield variable, "---\n".join(documents(spec, name=name, namespace=value.namespace))
 
 
 def documents(compute: ComputeSpec, *, name: str, namespace: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kubetorch.manifests import attached as attaching
-from kubetorch.manifests import knative, locating, pod, replicas
+from kubetorch.manifests import commanding, environment, knative, locating, pod, replicas
 from kubetorch.manifests.attached import Attached
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
@@ -59,17 +59,21 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
     kind = locating.kind_of(manifest, pod_template_path)
     primary = locating.places(manifest, kind)[0]
     container, spec = primary.container, manifest.get("spec") or {}
-    variables = (one for one in container.get("env") or () if "valueFrom" not in one)
+    variables = commanding.variables(container)
+    # Pods that are processes share the ports of the machine, so two cannot have one app.
+    has_app = environment.APP_PORT in variables
     resources = container.get("resources") or {}
     return Wanted(
         namespace=manifest["metadata"]["namespace"],
         name=manifest["metadata"]["name"],
         replicas=_least(primary) if kind.is_autoscaled else replicas.read(manifest, kind),
         template=pod.fingerprint(primary.template),
-        environment=tuple((one["name"], str(one.get("value", ""))) for one in variables),
+        environment=tuple(variables.items()),
         working_dir=container.get("workingDir"),
         kind=kind.kind,
-        is_recreated=kind.kind in _NAMED or (spec.get("strategy") or {}).get("type") == "Recreate",
+        is_recreated=has_app
+        or kind.kind in _NAMED
+        or (spec.get("strategy") or {}).get("type") == "Recreate",
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
         attached=attaching.read(primary.pod, container),

@@ -8,10 +8,13 @@ from typing import Any
 
 from kubetorch.manifests.parameter import Parameter
 from kubetorch.manifests.place import Place, items, named
+from kubetorch.specs.app import AppSpec
 from kubetorch.specs.compute import ComputeSpec, Pairs
 from kubetorch.specs.logging import LEVELS, LoggingConfig
 
 LOG_LEVEL = "KT_LOG_LEVEL"
+APP_PORT = "KT_APP_PORT"
+APP_HEALTH_CHECK = "KT_APP_HEALTHCHECK"
 
 _ENV = "https://kubernetes.io/docs/tasks/inject-data-application/define-environment-variable-container/"
 
@@ -63,6 +66,14 @@ def _read_level(place: Place) -> LoggingConfig | None:
 def _write_level(place: Place, compute: ComputeSpec) -> None:
     if LOG_LEVEL not in dict(compute.env_vars):
         _set(place, LOG_LEVEL, compute.logging.level.upper())
+
+
+def write_app(place: Place, app: AppSpec) -> None:
+    """Say where the app listens."""
+    if app.port is not None:
+        _set(place, APP_PORT, str(app.port))
+    if app.health_check is not None:
+        _set(place, APP_HEALTH_CHECK, app.health_check)
 
 
 def fill(place: Place, compute: ComputeSpec) -> None:

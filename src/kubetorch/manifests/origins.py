@@ -65,6 +65,8 @@ CONSTANTS = (
     Constant(("annotations", raycluster.OVERWRITE_COMMAND), "the agent starts Ray", _RAY),
     Constant(("annotations", "autoscaling.knative.dev/*"), "autoscaling"),
     Constant(("annotations", "serving.knative.dev/progress-deadline"), "autoscaling"),
+    Constant(("env", "<KT_APP_PORT>", "*"), "port of the app", _OURS),
+    Constant(("env", "<KT_APP_HEALTHCHECK>", "*"), "health check of the app", _OURS),
     Constant(("strategy", "type"), "no call reaches pods of two templates", _OURS),
     Constant(("spec", "replicas"), "replicas"),
     Constant(("suspend",), "queue_name"),

@@ -20,6 +20,7 @@ from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.manifests import (
     container,
+    environment,
     knative,
     labels,
     locating,
@@ -96,6 +97,8 @@ def render(
             parameter.write(place, compute)
         if not kind.is_custom:  # who says where the pod template lies keeps the rest of it
             pod.fill(place, compute)
+        if callable is not None and callable.app is not None:
+            environment.write_app(place, callable.app)
     _identify(manifest, kind, namespace, name)
     own = labels.of_object(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)

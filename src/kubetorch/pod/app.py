@@ -10,6 +10,8 @@ from urllib.parse import parse_qs
 
 from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.pod import commands, http
+from kubetorch.pod.apps.gate import Gate
+from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.asgi import (
     NDJSON,
     ClientGoneError,
@@ -48,10 +50,12 @@ class App:
         members: Knows the other pods of the service.
         images: Runs steps in the pod.
         supervisor: Knows what is served.
+        apps: Knows the app, if there is one.
+        gate: Answers requests to it.
         log: The pod's log.
     """
 
-    def __init__(  # its collaborators
+    def __init__(  # noqa: PLR0913  # its collaborators
         self,
         *,
         pod_name: str,
@@ -60,6 +64,8 @@ class App:
         members: Membership,
         images: Images,
         supervisor: Supervisor,
+        apps: AppHost,
+        gate: Gate,
         log: PodLog,
     ) -> None:
         self._pod_name = pod_name
@@ -68,6 +74,8 @@ class App:
         self._members = members
         self._images = images
         self._supervisor = supervisor
+        self._apps = apps
+        self._gate = gate
         self._log = log
         self._routes: dict[str, _Route] = {
             "/": self._health,
@@ -77,6 +85,7 @@ class App:
             routes.OPENAPI: self._openapi,
             routes.DOCS: self._docs,
             routes.LOGS: self._logs,
+            routes.APP_STATUS: self._app_status,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +97,10 @@ class App:
         respond = Responder(send, {routes.REQUEST_ID: given})
         error: KubetorchError
         try:
-            await self._answer(request, respond)
+            if self._gate.takes(request.path):
+                await self._gate.answer(scope, receive, send)
+            else:
+                await self._answer(request, respond)
             return
         except ClientGoneError:
             return
@@ -150,8 +162,9 @@ class App:
 
     async def _ready(self, request: Request, respond: Responder) -> None:
         wanted = _query(request, "launch_id")
-        generation = self._calls.generation
-        if not self._calls.is_serving or (wanted is not None and wanted != str(generation)):
+        generation = self._supervisor.generation
+        is_serving = generation and (self._supervisor.serves_app or self._calls.is_serving)
+        if not is_serving or (wanted is not None and wanted != str(generation)):
             raise CallRefusedError(
                 f"pod {self._pod_name} serves generation {generation}"
                 if generation
@@ -210,32 +223,48 @@ class App:
         text = openapi.page(spec.callable, spec.name, found, base)
         await respond.answer(200, text.encode(), "text/html; charset=utf-8")
 
+    async def _app_status(self, _request: Request, respond: Responder) -> None:
+        view = self._apps.view if self._supervisor.serves_app else None
+        found: dict[str, object] = {"running": None if view is None else view.state != "exited"}
+        if view is not None and view.state == "exited":
+            found["exit_code"] = view.exit_code
+        elif view is not None:
+            found["pid"] = view.pid
+        await respond.answer_json(200, found)
+
     async def _logs(self, request: Request, respond: Responder) -> None:
-        tail = _query(request, "tail") or str(TAIL)
-        if not tail.isascii() or not tail.isdigit():
-            raise refusal(400, f"tail is {tail[:40]!r}; it must be a number of lines")
-        count = min(int(tail[:9]), _TAIL_LIMIT)
+        count = min(_number(_query(request, "tail") or str(TAIL)), _TAIL_LIMIT)
         if _query(request, "follow") not in ("1", "true"):
             self._log.flush()
             lines = await asyncio.to_thread(self._log.tail, count)
             await respond.answer(200, b"".join(lines), NDJSON)
             return
         await respond.begin(200, NDJSON)
-        gone = asyncio.ensure_future(request.disconnected())
+        ends = [asyncio.ensure_future(request.disconnected())]
+        if (generation := _query(request, "app")) is not None:
+            ends.append(asyncio.ensure_future(self._apps.end(_number(generation))))
         follower = self._log.follow(count)
-        gone.add_done_callback(lambda _: follower.close())
+        for end in ends:
+            end.add_done_callback(lambda _: follower.close())
         try:
             async for piece in follower:
                 await respond.write(piece)
             await respond.write(b"", more=False)
         finally:
-            gone.cancel()
+            for end in ends:
+                end.cancel()
             follower.close()
 
     def _spec(self) -> WorkloadSpec:
         if self._calls.spec is None:
             raise CallRefusedError("nothing is deployed on this pod yet")
         return self._calls.spec
+
+    def _callable(self) -> WorkloadSpec:
+        spec = self._spec()
+        if spec.callable.app is not None:
+            raise self._apps.no_call(spec)
+        return spec
 
 
 def _target(path: str) -> tuple[str, str | None]:
@@ -255,6 +284,12 @@ def _target_name(path: str) -> str:
 def _query(request: Request, name: str) -> str | None:
     found = parse_qs(request.query.decode("latin-1")).get(name)
     return found[-1] if found else None
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise refusal(400, f"{text[:40]!r} must be a number")
+    return int(text[:9])
 
 
 def _metric(name: str, kind: str, text: str, value: float) -> list[str]:

@@ -70,7 +70,8 @@ class Guard:
     ) -> None:
         self._credentials = credentials
         self._audience = audience
-        self._is_local = _is_loopback(host)
+        #: Whether it listens on loopback, where pages of other sites could reach it.
+        self.is_local = _is_loopback(host)
         self._clock = clock
         self._known: dict[str, float] = {}
 
@@ -84,7 +85,7 @@ class Guard:
         Raises:
             ForeignOriginError: It is foreign.
         """
-        if not self._is_local:
+        if not self.is_local:
             return
         if host is None or not _is_loopback(_host_of_header(host)):
             raise ForeignOriginError(f"the Host header {host!r} is not one of this machine")
@@ -104,6 +105,31 @@ class Guard:
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise UnauthorizedError("this needs a token", hint=_HINT)
+        self._verify(token)
+
+    def is_token(self, token: str) -> bool:
+        """Whether this is a valid token."""
+        try:
+            self._verify(token)
+        except UnauthorizedError:
+            return False
+        return True
+
+    def check_user(self, authorization: str | None) -> None:
+        """Refuse everything but the user's own token.
+
+        Args:
+            authorization: The `Authorization` header.
+
+        Raises:
+            UnauthorizedError: It is another one, or none.
+        """
+        self.check_token(authorization)
+        token = (authorization or "").strip().partition(" ")[2].strip()
+        if not hmac.compare_digest(tokens.fingerprint(token), self._credentials.user):
+            raise UnauthorizedError("this needs the user's own token; one for calls is not enough")
+
+    def _verify(self, token: str) -> None:
         now = self._clock()
         if self._known.get(token, 0.0) > now:
             return
@@ -112,19 +138,6 @@ class Guard:
             return
         claims = tokens.verify(self._credentials.key, token, audience=self._audience, now=now)
         self._remember(token, claims.expires)
-
-    def check_user(self, authorization: str | None) -> None:
-        """Refuse a request with any token but the user's own.
-
-        Args:
-            authorization: The `Authorization` header.
-
-        Raises:
-            UnauthorizedError: It has another one.
-        """
-        token = (authorization or "").strip().partition(" ")[2].strip()
-        if not hmac.compare_digest(tokens.fingerprint(token), self._credentials.user):
-            raise UnauthorizedError("this needs the user's own token; one for calls is not enough")
 
     def _remember(self, token: str, expires: float) -> None:
         if len(self._known) >= _CACHE_SIZE:

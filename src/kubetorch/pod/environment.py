@@ -1,7 +1,8 @@
-"""What a worker starts with: environment, `sys.path`, interpreter. Pure."""
+"""What a worker or an app starts with: environment, `sys.path`, interpreter. Pure."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kubetorch.errors import SpecError
+from kubetorch.pod.apps.run import AppRun
 from kubetorch.pod.workers import WorkerSpec
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import WorkloadSpec
@@ -17,7 +20,8 @@ from kubetorch.wire.podenv import BACKEND, PodEnv
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+# The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\(([\w.-]+)\)|(\$\([\w.-]+\)))", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,12 @@ def interpreter(spec: WorkloadSpec) -> str:
 
 
 def expand(value: str, env: Mapping[str, str]) -> str:
-    """`value` with `$NAME` and `${NAME}` replaced; names that `env` lacks stay as they are."""
-    return _VARIABLE.sub(lambda match: env.get(match[1] or match[2], match[0]), value)
+    """`value` with `$NAME`, `${NAME}` and `$(NAME)` replaced; names that `env` lacks stay."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[4] or env.get(match[1] or match[2] or match[3], match[0])
+
+    return _VARIABLE.sub(replaced, value)
 
 
 def worker_spec(
@@ -91,16 +99,11 @@ def worker_spec(
     """
     ref = spec.callable
     level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
-    entries: list[str] = []
-    if code is not None:
-        entries += [str(code / ref.root), str(code), *(str(code / root) for root in ref.roots)]
-    if ref.remote_dir is not None:
-        entries.append(posixpath.join(pod.working_dir, ref.remote_dir))
     return WorkerSpec(
         generation=generation,
         ref=ref,
         python=prepared.python,
-        sys_path=_unique([*entries, *prepared.path]),
+        sys_path=_unique([*_own_path(spec, pod, code), *prepared.path]),
         cwd=pod.working_dir,
         env=tuple(prepared.env.items()),
         init_args=init_args,
@@ -109,6 +112,84 @@ def worker_spec(
         modules=(("__main__", ref.module),) if ref.is_script else (),
         library_path=prepared.path,
     )
+
+
+def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
+    """What there is before the image is."""
+    return Prepared(interpreter(spec), worker_env(environ, pod, spec), spec.runtime.path)
+
+
+def shell_env(
+    prepared: Prepared, spec: WorkloadSpec, pod: PodEnv, code: Path | None
+) -> dict[str, str]:
+    """The environment of a shell: the interpreter and the project are found from there.
+
+    Args:
+        prepared: What a worker starts with.
+        spec: The workload.
+        pod: Who the pod is.
+        code: Folder with the project, when one is synced.
+    """
+    more = dict(prepared.env)
+    programs = os.path.dirname(prepared.python)  # noqa: PTH120  # text is what a PATH is made of
+    more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
+    given = _entries(more.get("PYTHONPATH", ""))
+    path = _unique([*_own_path(spec, pod, code), *given, *prepared.path])
+    more["PYTHONPATH"] = os.pathsep.join(path)
+    more.setdefault("PYTHONUNBUFFERED", "1")
+    return more
+
+
+def app_run(
+    generation: int, spec: WorkloadSpec, *, pod: PodEnv, prepared: Prepared, code: Path | None
+) -> AppRun:
+    """What an app of this generation runs, and how.
+
+    Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
+    project, writes lines as they come, and does not deploy the app once more.
+
+    Args:
+        generation: The generation.
+        spec: The workload.
+        pod: Who the pod is.
+        prepared: What a worker starts with.
+        code: Folder with the project, when one is synced.
+    """
+    ref, app = spec.callable, spec.callable.app
+    if app is None:
+        raise SpecError(f"{spec.name} is no app")
+    env = shell_env(prepared, spec, pod, code)
+    if app.port is not None:
+        env["KT_APP_PORT"] = str(app.port)
+    if app.health_check is not None:
+        env["KT_APP_HEALTHCHECK"] = app.health_check
+    if code is not None and ref.source_file is not None:
+        env["KT_DEPLOYED_FILE"] = str(code / ref.source_file)
+    folder = pod.working_dir
+    if code is not None and app.folder is not None:
+        folder = str(code / app.folder)
+    return AppRun(generation=generation, app=app, folder=folder, env=tuple(env.items()))
+
+
+def patience(spec: WorkloadSpec) -> float:
+    """Seconds that an app has to answer: less than the deploy has, which is then told why."""
+    limit = float(spec.compute.launch_timeout)
+    return limit - min(5.0, limit / 5)
+
+
+def _own_path(spec: WorkloadSpec, pod: PodEnv, code: Path | None) -> list[str]:
+    """Entries of `sys.path` for the deployed code."""
+    ref = spec.callable
+    entries: list[str] = []
+    if code is not None:
+        entries += [str(code / ref.root), str(code), *(str(code / root) for root in ref.roots)]
+    if ref.remote_dir is not None:
+        entries.append(posixpath.join(pod.working_dir, ref.remote_dir))
+    return entries
+
+
+def _entries(path: str) -> list[str]:
+    return [entry for entry in path.split(os.pathsep) if entry]
 
 
 def _unique(entries: Iterable[str]) -> tuple[str, ...]:

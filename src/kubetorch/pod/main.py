@@ -20,7 +20,11 @@ from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
+from kubetorch.lib.connections import Endpoint
 from kubetorch.pod.app import App
+from kubetorch.pod.apps.gate import Gate
+from kubetorch.pod.apps.host import AppHost
+from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.auth import Credentials, Guard
 from kubetorch.pod.call import Call
 from kubetorch.pod.calls import Calls
@@ -29,18 +33,20 @@ from kubetorch.pod.image.images import Images
 from kubetorch.pod.launching import Launched
 from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.making import Maker
 from kubetorch.pod.members import Membership
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.results import Results
 from kubetorch.pod.server import Server, bind
 from kubetorch.pod.session import Session
+from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.view import PodView
 from kubetorch.pod.workers import Worker, WorkerHost
 from kubetorch.specs.logging import LEVELS
-from kubetorch.wire import tokens, versions
+from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
     Activity,
     CancelCall,
@@ -164,6 +170,14 @@ class Agent:
             on_change=self._session.activity_changed,
             clock=time.monotonic,
         )
+        self._apps = AppHost(
+            root,
+            pod_name=pod.pod,
+            on_line=self._on_app_line,
+            on_exit=self._on_app_exit,
+            on_change=self._session.app_changed,
+            on_activity=self._session.activity_changed,
+        )
         host = WorkerHost(
             pod_name=pod.pod, on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
         )
@@ -172,7 +186,9 @@ class Agent:
             from kubetorch.pod.memory_limit import MemoryLimit  # noqa: PLC0415  # few pods have one
 
             self._limit = MemoryLimit(
-                pod.memory_limit, pod_name=pod.pod, workers=lambda: host.alive
+                pod.memory_limit,
+                pod_name=pod.pod,
+                processes=lambda: [*host.alive, *self._apps.alive],
             )
         images = Images(
             pod=pod,
@@ -182,14 +198,17 @@ class Agent:
             reporter=self._session,
             on_line=self._on_step_line,
         )
-        self._supervisor = Supervisor(
+        maker = Maker(
             pod=pod,
             environ=environ,
             host=host,
+            apps=self._apps,
             code=Code(root, Path(pod.working_dir), store, self._transfers),
             images=images,
-            calls=self._calls,
             reporter=self._session,
+        )
+        self._supervisor = Supervisor(
+            pod=pod, maker=maker, apps=self._apps, calls=self._calls, reporter=self._session
         )
         audience = tokens.audience(pod.namespace, pod.workload)
         guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
@@ -200,6 +219,7 @@ class Agent:
             guard=guard,
             allocate=memory.allocate,
         )
+        gate = Gate(pod_name=pod.pod, guard=guard, host=self._apps)
         app = App(
             pod_name=pod.pod,
             guard=guard,
@@ -207,9 +227,22 @@ class Agent:
             members=self._members,
             images=images,
             supervisor=self._supervisor,
+            apps=self._apps,
+            gate=gate,
             log=self._log,
         )
-        self._server = Server(app, self._streams.accept)
+        self._shells = Shells(
+            pod_name=pod.pod,
+            guard=guard,
+            surroundings=self._supervisor.surroundings,
+            on_change=self._session.activity_changed,
+        )
+        self._server = Server(app, self._accept, gate)
+
+    def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+        if path == routes.SHELL:
+            return self._shells.accept(headers)
+        return self._streams.accept(path, headers)
 
     # --------------------------------------------------------------------------------- its life
 
@@ -251,6 +284,7 @@ class Agent:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
         self._streams.go_away(reason)
         await self._calls.drain(grace, reason)
+        await self._shells.close()
         await self._server.close()
         await asyncio.gather(
             self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
@@ -277,7 +311,10 @@ class Agent:
 
     def _activity(self) -> Activity:
         return Activity(
-            calls=self._calls.running, last=self._calls.last, workers=self._supervisor.workers
+            calls=self._calls.running + self._apps.busy + self._shells.running,
+            last=max(self._calls.last, self._apps.last),
+            workers=self._supervisor.workers,
+            app=self._apps.view if self._supervisor.serves_app else None,
         )
 
     def _on_message(self, message: FromController) -> None:
@@ -300,18 +337,16 @@ class Agent:
 
     def _on_line(self, line: Line, worker: Worker) -> None:
         call = self._calls.by_number(worker.pid, line.call) if line.call is not None else None
-        self._log.write(
-            LogLine(
-                line.time,
-                self._pod.pod,
-                line.text,
-                line.source,
-                line.level,
-                call.request.request_id if call is not None else None,
-                worker.generation,
-            )
-        )
-        self._supervisor.on_line(line, worker)
+        request = call.request.request_id if call is not None else None
+        self._write_line(line, worker.generation, request)
+
+    def _on_app_line(self, line: Line, generation: int) -> None:
+        self._write_line(line, generation, None)
+
+    def _write_line(self, line: Line, generation: int, request: str | None) -> None:
+        pod, (text, source, level, time_, _) = self._pod.pod, line
+        self._log.write(LogLine(time_, pod, text, source, level, request, generation))
+        self._supervisor.on_line(line, generation)
 
     def _on_step_line(self, text: str, generation: int) -> None:
         line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
@@ -319,6 +354,9 @@ class Agent:
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:
         self._supervisor.on_exit(worker, error)
+
+    def _on_app_exit(self, app: AppProcess) -> None:
+        self._supervisor.on_app_exit(app)
 
 
 class _AgentLines(logging.Handler):

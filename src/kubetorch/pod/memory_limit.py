@@ -13,10 +13,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from kubetorch.errors import OutOfMemoryError
 from kubetorch.lib import usage
-from kubetorch.pod.handles import Worker
 
 #: Seconds between two looks.
 INTERVAL = 0.05
@@ -26,21 +26,36 @@ _SHARE = 0.05
 _log = logging.getLogger(__name__)
 
 
+class Process(Protocol):
+    """A worker or an app."""
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    def condemn(self, error: OutOfMemoryError) -> None:
+        """End it, for this reason."""
+
+
 class MemoryLimit:
-    """Ends the worker that uses most when all processes of the pod use more than the limit.
+    """Ends the worker or app that uses most when all processes of the pod use more than the limit.
 
     Args:
         limit: Bytes.
         pod_name: For the error.
-        workers: The workers that live.
+        processes: The workers and apps that live.
     """
 
     def __init__(
-        self, limit: int, *, pod_name: str, workers: Callable[[], Collection[Worker]]
+        self, limit: int, *, pod_name: str, processes: Callable[[], Collection[Process]]
     ) -> None:
         self._limit = limit
         self._pod_name = pod_name
-        self._workers = workers
+        self._processes = processes
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -66,7 +81,7 @@ class MemoryLimit:
     def _end_largest(self, used: int) -> None:
         sizes = {
             worker: usage.proportional(usage.descendants(worker.pid))
-            for worker in self._workers()
+            for worker in self._processes()
             if worker.is_alive
         }
         if not sizes:

@@ -56,13 +56,19 @@ class Died(msgspec.Struct, frozen=True):
     had_calls: bool
 
 
+class Stopped(msgspec.Struct, frozen=True):
+    """What served was ended to make room for a generation: both could not live side by side."""
+
+    generation: int
+
+
 class RestartDue(msgspec.Struct, frozen=True):
     """The delay before a restart is over."""
 
     generation: int
 
 
-Event = Asked | Loaded | Failed | Died | RestartDue
+Event = Asked | Loaded | Failed | Died | Stopped | RestartDue
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -147,6 +153,8 @@ class Reconciler:
                 return self._failed(generation)
             case Died():
                 return self._died(event)
+            case Stopped(generation):
+                return self._stopped(generation)
             case RestartDue(generation):
                 return self._restart_due(generation)
 
@@ -200,6 +208,10 @@ class Reconciler:
             # The one that is being made takes its place; if that fails, it is started again.
             return [Hold(self.loading)]
         return [Hold(event.generation), Restart(event.generation, self._next_delay())]
+
+    def _stopped(self, generation: int) -> list[Effect]:
+        self.has_worker = False
+        return [Hold(self.loading or generation)]
 
     def _restart_due(self, generation: int) -> list[Effect]:
         if generation != self.serving or self.has_worker or self.loading is not None:

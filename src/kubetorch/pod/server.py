@@ -7,6 +7,7 @@ import socket
 from kubetorch.lib import serving
 from kubetorch.lib.connections import Acceptor, upgrade_class
 from kubetorch.pod.app import App
+from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.stream import MESSAGE_LIMIT
 
 #: Connections that wait to be accepted.
@@ -21,11 +22,13 @@ class Server:
     Args:
         app: Answers requests.
         acceptor: Takes upgrades.
+        gate: Takes upgrades of the pod's app.
     """
 
-    def __init__(self, app: App, acceptor: Acceptor) -> None:
+    def __init__(self, app: App, acceptor: Acceptor, gate: Gate) -> None:
         upgrade = upgrade_class(acceptor, max_message=MESSAGE_LIMIT)
-        self._server = serving.Server(app, upgrade=upgrade)
+        tunnels = serving.Tunnels(gate.takes, gate.open)
+        self._server = serving.Server(app, upgrade=upgrade, tunnels=tunnels)
 
     async def listen(self, sock: socket.socket) -> None:
         """Accept connections on this socket."""

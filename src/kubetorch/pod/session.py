@@ -19,6 +19,7 @@ from kubetorch.errors import ProtocolError
 from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.wire import messages, routes, versions
+from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import (
     Activity,
     CallReport,
@@ -46,6 +47,9 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 LOG_LIMIT = 1000
 
 _log = logging.getLogger(__name__)
+
+#: Whether calls run, when one began or ended, and the app.
+_Said = tuple[bool, float, AppView | None]
 
 
 class Session:
@@ -84,8 +88,8 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        # What the controller was told last: whether calls run, when one began or ended.
-        self._said = False, 0.0
+        # What the controller was told last.
+        self._said: _Said = (False, 0.0, None)
         self._logs_left = 0
 
     # --------------------------------------------------------------------------------- to send
@@ -120,12 +124,18 @@ class Session:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
 
+    def app_changed(self) -> None:
+        """The app began or ended."""
+        if self._edge is not None:
+            self._edge.cancel()
+        self._send_edge()
+
     def _send_edge(self) -> None:
         self._edge = None
         activity = self._activity()
         # A call that began and ended since then counts as well: its service was used.
-        if (bool(activity.calls), activity.last) != self._said:
-            self._said = bool(activity.calls), activity.last
+        if _said(activity) != self._said:
+            self._said = _said(activity)
             self._send(activity)
 
     def _send(self, message: FromAgent) -> bool:
@@ -178,7 +188,7 @@ class Session:
         try:
             while not link.is_closed:
                 activity = self._activity()
-                self._said = bool(activity.calls), activity.last
+                self._said = _said(activity)
                 link.send(activity)
                 self._forget_settled()
                 await link.wait_closed(HEARTBEAT)
@@ -248,6 +258,10 @@ class _Link:
     def on_close(self, reason: str) -> None:
         self.reason = reason
         self._closed.set()
+
+
+def _said(activity: Activity) -> _Said:
+    return bool(activity.calls), activity.last, activity.app
 
 
 def _delays() -> Iterator[float]:

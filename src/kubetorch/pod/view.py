@@ -72,8 +72,8 @@ class PodView:
     async def shield(self, frozen: Iterable[str] = ()) -> None:
         """See to it that what the pod writes at absolute paths from now on stays in the pod.
 
-        Temporary folders, the installation and its caches are shared with the machine as before.
-        To ask again changes nothing.
+        The installation and its caches are shared with the machine as before. To ask again changes
+        nothing.
 
         Args:
             frozen: Folders whose changes on the machine are to be seen, and that the pod only

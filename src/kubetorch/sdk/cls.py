@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from kubetorch.sdk import parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kubetorch.wire.messages import WorkloadView
 
 T = TypeVar("T")
+
+#: Methods of the compute that a class has too, unless it defines one of that name itself.
+_OF_COMPUTE = ("ssh", "run_bash", "rsync")
 
 
 class Cls(Module[T], Generic[T]):
@@ -67,9 +70,16 @@ class Cls(Module[T], Generic[T]):
             stored = services.session().ask(lambda controller: controller.get_blob(digest))
             self._init_args = json.loads(stored)
 
+    def _defines(self, name: str) -> bool:
+        """Whether the class of this program has a method of that name."""
+        return self._source is not None and hasattr(self._source.callable_object, name)
+
     def __getattr__(self, name: str) -> Method:
+
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _OF_COMPUTE and self._compute is not None and not self._defines(name):
+            return cast("Method", getattr(self._compute, name))
         return Method(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values

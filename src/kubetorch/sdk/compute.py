@@ -11,7 +11,8 @@ from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.computing import attached, consistency, objects
-from kubetorch.sdk.computing.commands import Commands
+from kubetorch.sdk.computing.doors import Doors
+from kubetorch.sdk.computing.syncing import Syncing
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -42,7 +43,7 @@ _ADDED = ("env_vars", "labels", "annotations", "tolerations")
 _CONFIGURED = frozenset({"volumes", "queue", "image"})
 
 
-class Compute(Commands):
+class Compute(Syncing, Doors):
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several

@@ -49,6 +49,11 @@ class Controller:
         """Where it answers."""
         return self._http.base_url
 
+    @property
+    def token(self) -> str:
+        """The user's own token."""
+        return self._http.token or ""
+
     def close(self) -> None:
         """Close its idle connections."""
         self._http.close()

@@ -22,9 +22,13 @@ from kubetorch.sdk.deploys.source import Placement, Source
 from kubetorch.specs import names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.invoke import Caller
+
+
+_KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
 
 
 class Declaration:
@@ -128,6 +132,11 @@ class Declaration:
                 f"{self.name} is a service that was not looked up yet",
                 hint="call it, or kt.fn(name=...) / kt.cls(name=...) looks it up at once",
             )
+        return self._declared_ref()
+
+    def _declared_ref(self) -> CallableRef:
+        """What a deploy says of the code of this program."""
+        assert self._source is not None
         return self._source.ref()
 
     @property
@@ -244,7 +253,7 @@ class Declaration:
         placement: Placement,
     ) -> None:
         if init_args is not None and self.kind != "cls":
-            raise SpecError(f"init_args are for classes; {self.name} is a function")
+            raise SpecError(f"init_args are for classes; {self.name} is {_KINDS[self.kind]}")
         if reload_prefixes is not None:
             self.reload_prefixes = reload_prefixes
         if stream_logs is not None:
@@ -253,6 +262,17 @@ class Declaration:
         self._init_args = None if init_args is None else parameters.init_args(init_args)
         if self._source is not None:
             self._source = self._source.with_placement(placement)
+
+    def _check_kind(self, spec: WorkloadSpec) -> None:
+        """Refuse a service of another kind."""
+        kind = spec.callable.kind
+        if kind != self.kind:
+            raise SpecError(
+                f"the service {spec.name} is {_KINDS[kind]}",
+                hint=f"kt describe {spec.name}"
+                if kind == "app"
+                else f"kt.{kind}(name={spec.name!r})",
+            )
 
     # ----------------------------------------------------------------------------------- pickle
 
@@ -263,7 +283,7 @@ class Declaration:
             "_service_name": self._service_name,
             "_namespace": self.namespace,
             "_compute": self._compute,
-            "_found": self._found if self._source is None else self._source.ref(),
+            "_found": self._found if self._source is None else self._declared_ref(),
             "_init_args": self._init_args,
             "_reload_prefixes": self._reload_prefixes,
             "_options": replace(self._options, on_progress=None),

@@ -233,7 +233,7 @@ class Module(Declaration, Generic[HandleT]):
         spec = WorkloadSpec(
             namespace=self.namespace,
             name=self.service_name,
-            callable=self._source.ref(),
+            callable=self._declared_ref(),
             compute=replace(self._compute.to_spec(), logging=self.logging_config),
             username=config.username,
         )
@@ -280,10 +280,12 @@ class Module(Declaration, Generic[HandleT]):
 
     @classmethod
     def _of_kind(cls: type[ModuleT], kind: CallableKind) -> type[ModuleT]:
+        from kubetorch.sdk.apps.app import App  # noqa: PLC0415  # it imports this module
         from kubetorch.sdk.cls import Cls  # noqa: PLC0415  # it imports this module
         from kubetorch.sdk.fn import Fn  # noqa: PLC0415  # it imports this module
 
-        return cast("type[ModuleT]", Cls if kind == "cls" else Fn)
+        kinds = {"fn": Fn, "cls": Cls, "app": App}
+        return cast("type[ModuleT]", kinds[kind])
 
     @classmethod
     def _named(
@@ -319,12 +321,7 @@ class Module(Declaration, Generic[HandleT]):
         from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
 
         spec = view.spec
-        if spec.callable.kind != self.kind:
-            what = "class" if spec.callable.kind == "cls" else "function"
-            raise SpecError(
-                f"the service {spec.name} is a {what}",
-                hint=f"kt.{spec.callable.kind}(name={spec.name!r})",
-            )
+        self._check_kind(spec)
         if self._compute is None or not self._compute.describes(spec):
             self._compute = Compute.from_spec(
                 spec.compute, namespace=spec.namespace, service_name=spec.name
@@ -373,7 +370,9 @@ class Module(Declaration, Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        return self._known().url
+        view = self._known()
+        own = view.spec.compute.endpoint
+        return (None if own is None else own.base_url) or view.url
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.

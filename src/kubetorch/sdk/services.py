@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kubetorch.sdk.calls.route import Route
     from kubetorch.sdk.controller import Controller
+    from kubetorch.sdk.forwarding import Forwarding
     from kubetorch.sdk.streams.connecting import Location
     from kubetorch.wire.messages import WorkloadView
 
@@ -45,6 +46,7 @@ class _Registry:
         """Nothing is open."""
         self.sessions: dict[Path, Session] = {}
         self.routes: dict[tuple[Session, str, str], Route] = {}
+        self.forwardings: dict[tuple[Session, str, str], Forwarding] = {}
 
 
 _registry = _Registry()
@@ -136,6 +138,22 @@ def route(namespace: str, name: str) -> Route:
     return found
 
 
+def port_of(namespace: str, name: str) -> int:
+    """A port of this machine that leads to the pods of a workload, from the first question on."""
+    opened = session()
+    key = (opened, namespace, name)
+    found = _registry.forwardings.get(key)
+    if found is None:
+        from kubetorch.sdk import forwarding  # noqa: PLC0415  # few programs need it
+
+        def find() -> str:
+            return forwarding.choose(opened.get_workload(namespace, name)).url
+
+        made = forwarding.Forwarding(find, service=(namespace, name))
+        found = _registry.forwardings.setdefault(key, made)
+    return found.port
+
+
 def remember(view: WorkloadView) -> None:
     """Take note of where a workload is."""
     route(view.spec.namespace, view.spec.name).locate(_location_of(view))
@@ -144,6 +162,9 @@ def remember(view: WorkloadView) -> None:
 def _location_of(view: WorkloadView) -> Location:
     from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
+    own = view.spec.compute.endpoint
+    if own is not None and own.base_url is not None:
+        return Location((own.base_url,), view.token)
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     return Location(
         tuple(pod.url for pod in ready), view.token, tuple(pod.ordinal for pod in ready)
@@ -152,9 +173,10 @@ def _location_of(view: WorkloadView) -> Location:
 
 def forget(namespace: str, name: str) -> None:
     """Close the connections to the pods of a workload."""
-    found = _registry.routes.pop((session(), namespace, name), None)
-    if found is not None:
-        found.close()
+    key = (session(), namespace, name)
+    for opened in (_registry.routes.pop(key, None), _registry.forwardings.pop(key, None)):
+        if opened is not None:
+            opened.close()
 
 
 def delete(namespace: str, name: str) -> None:

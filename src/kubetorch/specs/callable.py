@@ -1,11 +1,13 @@
-"""Which callable is deployed, and where its source lies."""
+"""Which callable or app is deployed, and where its source lies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-CallableKind = Literal["fn", "cls"]
+from kubetorch.specs.app import AppSpec
+
+CallableKind = Literal["fn", "cls", "app"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class CallableRef:
     `<working directory>/<project>`, and `root` is the entry of `sys.path` in it.
 
     Attributes:
-        kind: A function or a class.
+        kind: A function, a class or an app.
         name: What `POST /{callable}` and OPEN frames call it: its `__qualname__`.
         module: Dotted name to import it from.
         qualname: Its `__qualname__` in that module.
@@ -28,6 +30,7 @@ class CallableRef:
         source_file: Path of the module's file relative to the project, when it is synced.
         is_script: The module is the file that the user ran (`__main__` there), so the names of
             its classes in pickles are to be translated.
+        app: The app, for that kind; `module` is then the file that declared it, if there is one.
     """
 
     kind: CallableKind
@@ -40,3 +43,4 @@ class CallableRef:
     remote_dir: str | None = None
     source_file: str | None = None
     is_script: bool = False
+    app: AppSpec | None = None

@@ -57,6 +57,13 @@ class Endpoint:
             return "url"
         return "auto" if self._selector is None else "selector"
 
+    @property
+    def base_url(self) -> str | None:
+        """The URL with a scheme, and no slash at its end; `None` when none was given."""
+        if self.url is None:
+            return None
+        return (self.url if "://" in self.url else f"http://{self.url}").rstrip("/")
+
     def to_service_config(self) -> dict[str, Any] | None:
         """As a deploy carries it."""
         if self.url is not None:

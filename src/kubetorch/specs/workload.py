@@ -38,14 +38,15 @@ class WorkloadSpec:
     Attributes:
         namespace: Kubernetes namespace; locally only a prefix of the name.
         name: The service name.
-        callable: What is called.
+        callable: What is called, or the app that runs.
         compute: What it runs on.
         tree: Digest (64 hex digits) of the project's tree, or `None` when no code is synced.
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
         instance: Identity of a deploy that is to have an effect also when nothing else has changed:
-            that of a class makes a new instance, and forced steps of an image run. Else `None`.
+            that of a class makes a new instance, that of an app runs it again, and forced steps of
+            an image run. Else `None`.
     """
 
     namespace: str

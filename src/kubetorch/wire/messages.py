@@ -22,6 +22,7 @@ import msgspec
 from kubetorch.errors import ProtocolError
 from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.apps import AppView
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
@@ -99,14 +100,16 @@ class Activity(Message, tag="activity", frozen=True):
     """Sent when the pod becomes busy or idle, and every few seconds as a heartbeat.
 
     Attributes:
-        calls: Calls that run.
-        last: Seconds since the epoch of the last begin or end of a call.
+        calls: Calls and requests that run.
+        last: Seconds since the epoch of the last begin or end of one.
         workers: Worker processes that are alive.
+        app: The app, where there is one.
     """
 
     calls: int
     last: float
     workers: int = 0
+    app: AppView | None = None
 
 
 class CallReport(Message, tag="call", frozen=True):
@@ -281,6 +284,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         pid: Process id of the agent, on the local backend.
         calls: Calls that run on it.
         started: Seconds since the epoch.
+        app: The app that runs in it.
     """
 
     name: str
@@ -294,6 +298,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     pid: int | None = None
     calls: int = 0
     started: float = 0.0
+    app: AppView | None = None
 
 
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

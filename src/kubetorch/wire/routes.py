@@ -21,6 +21,13 @@ CLIENT = "X-Kubetorch-Client"
 #: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.
 RESUME = "X-Kubetorch-Resume"
 
+#: The token for an app that wants `Authorization` for itself.
+APP_TOKEN = "X-Kubetorch-Token"
+#: The same in a query, for browsers: it is exchanged for a cookie.
+APP_TOKEN_QUERY = "kubetorch_token"
+#: What the names of such cookies begin with.
+APP_COOKIE = "kubetorch-app-"
+
 # --------------------------------------------------------------------------- on both of them
 
 HEALTH = "/health"
@@ -85,6 +92,11 @@ METRICS = "/metrics"
 OPENAPI = "/openapi.json"
 DOCS = "/docs"
 STREAM = "/v1/stream"
+#: A shell in the pod, for its owner alone.
+SHELL = "/v1/shell"
+#: What the app of a pod answers lies below.
+APP = "/http"
+APP_STATUS = "/app/status"
 LOGS = "/v1/logs"
 RUN = "/v1/run"
 

@@ -97,7 +97,7 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         labels: Labels of the Kubernetes object.
         type: Type of the Kubernetes object.
         created, updated: Seconds since the epoch.
-        used_by: Names of the services that see it.
+        used_by: Names of the services that see it; only where secrets are listed.
     """
 
     namespace: str

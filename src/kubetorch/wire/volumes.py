@@ -19,7 +19,7 @@ class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         is_ours: Whether Kubetorch made it.
         folder: Where it lies on this machine, on the local backend.
         created: Seconds since the epoch.
-        used_by: Names of the services that have it mounted.
+        used_by: Names of the services that have it mounted; only where volumes are listed.
     """
 
     namespace: str

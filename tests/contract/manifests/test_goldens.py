@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import kubetorch as kt
 from kubetorch.manifests import __main__ as program
 from kubetorch.manifests.kinds import KINDS
 from kubetorch.specs.compute import ComputeSpec
@@ -23,7 +24,15 @@ WANTED = {kind for kind, _ in KINDS} | {"Gang"}
 
 
 @pytest.fixture(scope="module")
-def rendered():
+def settings():
+    """The example sets a name of its own."""
+    before = kt.config.username
+    yield
+    kt.config.username = before
+
+
+@pytest.fixture(scope="module")
+def rendered(settings):
     return dict(program.render_file(str(EXAMPLE)))
 
 
@@ -58,12 +67,12 @@ def test_every_value_says_where_it_comes_from(golden):
         assert all(re.fullmatch(r"[^:]+(: \S.*)?", comment) for comment in said.values())
 
 
-def test_every_field_of_a_compute_is_said_by_one_of_them():
+def test_every_field_of_a_compute_is_said_by_one_of_them(settings):
     specs = [
-        value.to_spec() if hasattr(value, "to_spec") else value
+        value.to_spec()
         for value in runpy.run_path(str(EXAMPLE)).values()
+        if isinstance(value, kt.Compute)
     ]
-    specs = [spec for spec in specs if isinstance(spec, ComputeSpec)]
     unsaid = ComputeSpec()
     for name in inspect.signature(ComputeSpec).parameters:
         assert any(getattr(spec, name) != getattr(unsaid, name) for spec in specs), name

@@ -8,6 +8,7 @@ import pytest
 
 from kubetorch.cli import usage
 from kubetorch.pod import openapi
+from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -99,3 +100,21 @@ def test_the_python_lines_are_a_program(namespace):
 @pytest.mark.parametrize("service", ["class", "2nd"])
 def test_a_service_whose_name_is_no_identifier_gets_one(service):
     ast.parse(usage.python(service, None, FUNCTION, usage.Operation(None, "", {})))
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
+    app = AppSpec("uvicorn main:app", port=8000, health_check="/health", public=public)
+    words = shlex.split(usage.app_curl("web", "default", "http://here", app))
+    program = usage.app_python("http://here", app, "web", "default")
+
+    assert words[:2] == ["curl", "http://here/http/health"]
+    assert ("-H" in words) is not public
+    ast.parse(program)
+    assert ("kt" in program) is not public
+
+
+def test_the_lines_for_a_script_show_what_it_writes():
+    app = AppSpec("python train.py")
+    assert usage.app_curl("work", "default", "", app) == "kt logs work -n default -f"
+    ast.parse(usage.app_python("", app, "work", "default"))

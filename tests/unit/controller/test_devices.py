@@ -16,6 +16,12 @@ def test_the_driver_says_how_many_there_are(tmp_path: Path) -> None:
     assert Devices.of_machine({}, tmp_path).choose(9, []) == "0,1"
 
 
+def test_a_container_without_the_drivers_folder_has_its_device_nodes(tmp_path: Path) -> None:
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert Devices.of_machine({}, tmp_path / "none", tmp_path).choose(9, []) == "0"
+
+
 def test_the_service_hands_out_only_what_it_sees_itself(tmp_path: Path) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
     seen = Devices.of_machine({"CUDA_VISIBLE_DEVICES": "GPU-a, 3"}, tmp_path)

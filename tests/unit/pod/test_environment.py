@@ -108,3 +108,7 @@ def test_a_level_that_an_image_sets_is_that_of_the_worker():
 def test_names_in_pickles_of_a_script_are_translated():
     assert worker(spec(is_script=True), None).modules == (("__main__", "m"),)
     assert worker(spec(), None).modules == ()
+
+
+def test_references_of_kubernetes_are_expanded_too():
+    assert environment.expand("$(A)2 $$(A) $(NONE)", {"A": "1"}) == "12 $(A) $(NONE)"

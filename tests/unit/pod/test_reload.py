@@ -15,6 +15,7 @@ from kubetorch.pod.reload import (
     Report,
     Restart,
     RestartDue,
+    Stopped,
     Switch,
 )
 
@@ -183,3 +184,15 @@ def test_any_order_of_events_keeps_one_load_under_way_and_ends_with_what_was_ask
     assert machine.loading == 9
     assert Switch(9) in machine.handle(Loaded(9))
     assert machine.serving == 9
+
+
+def test_what_was_ended_to_make_room_comes_back_when_the_newer_one_fails():
+    machine = serving(1)
+    machine.handle(Asked(2))
+    assert machine.handle(Stopped(2)) == [Hold(2)]
+    assert not machine.has_worker
+    effects = machine.handle(Failed(2))
+    assert effects == [Report(2, serving=0, is_failure=True), Hold(1), Restart(1, DELAYS[0])]
+    assert machine.handle(RestartDue(1)) == [Hold(1), Load(1)]
+    assert machine.handle(Loaded(1)) == [Switch(1), Report(1, serving=1)]
+    assert machine.restarts == 0

@@ -53,6 +53,9 @@ def _check_service(services: Services, service: WorkloadView) -> None:
             f"{service.failure.get('error_type')}: {service.failure.get('message')}",
             hint="deploy again once the cause is mended; the generation before goes on serving",
         )
+    for pod in service.pods:
+        if pod.app is not None and pod.app.exit_code:
+            raise ServiceHealthError(f"{pod.name}: {views.app_words(pod.app)}")
     if not service.url:
         raise ServiceHealthError(f"{service.spec.name} has no address; it is {service.status}")
 

@@ -13,6 +13,7 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError
+from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import routes
 from kubetorch.wire.messages import WorkloadView
 
@@ -28,12 +29,17 @@ def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False)
     output = Output(as_json=as_json)
     services = Services(namespace, output)
     service = services.find(name)
-    operations = _operations(services, service, output)
-    spec = service.spec
-    call = operations[0]
-    curl = usage.curl(spec.name, spec.namespace, _url(service), spec.callable, call)
-    elsewhere = None if spec.namespace == config.namespace else spec.namespace
-    python = usage.python(spec.name, elsewhere, spec.callable, call)
+    spec, app = service.spec, service.spec.callable.app
+    operations: list[usage.Operation] = []
+    if app is not None:
+        curl = usage.app_curl(spec.name, spec.namespace, _url(service), app)
+        python = usage.app_python(_url(service), app, spec.name, spec.namespace)
+    else:
+        operations = _operations(services, service, output)
+        call = operations[0]
+        curl = usage.curl(spec.name, spec.namespace, _url(service), spec.callable, call)
+        elsewhere = None if spec.namespace == config.namespace else spec.namespace
+        python = usage.python(spec.name, elsewhere, spec.callable, call)
     if as_json:
         signatures = [one.signature for one in operations]
         more = {"signatures": signatures, "curl": curl, "python": python}
@@ -42,7 +48,8 @@ def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False)
     _show_facts(service, operations, output)
     if service.notes:
         output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
-    output.panel("With Curl", curl.splitlines())
+    is_served = app is None or app.port is not None
+    output.panel("With Curl" if is_served else "Its output", curl.splitlines())
     output.panel("With Python", python.splitlines())
 
 
@@ -69,15 +76,19 @@ def _url(service: WorkloadView) -> str:
 
 def _show_facts(service: WorkloadView, operations: list[usage.Operation], output: Output) -> None:
     spec, compute = service.spec, service.spec.compute
-    kind = "class" if spec.callable.kind == "cls" else "function"
+    app = spec.callable.app
     facts: dict[str, Any] = {
         "Name": spec.name,
         "Namespace": spec.namespace,
         "Type": views.mode(service),
-        "Callable": f"{kind} {spec.callable.qualname} of {spec.callable.module}",
+        "Callable": _callable(spec.callable),
+        "Command": None if app is None else app.command,
+        "Port": None if app is None else app.port,
+        "Access": None if app is None else "public" if app.public else "with a token",
         "Status": service.status,
         "Generation": service.generation,
         "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
+        "Answers": _answers(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
@@ -90,7 +101,25 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
     for key, value in facts.items():
         if value not in (None, "", "-"):
             output.report(f"{key + ':':<12}{value}")
-    output.report(f"{'Calls:':<12}" + ("\n" + " " * 12).join(one.signature for one in operations))
+    if operations:
+        signatures = ("\n" + " " * 12).join(one.signature for one in operations)
+        output.report(f"{'Calls:':<12}{signatures}")
     for pod in service.pods:
-        output.report(f"{'Pod:':<12}{pod.name}  {pod.phase}  {pod.url}")
+        words = views.app_words(pod.app)
+        output.report(f"{'Pod:':<12}{pod.name}  {pod.phase}  {pod.url}  {words}".rstrip())
     output.report("")
+
+
+def _callable(ref: CallableRef) -> str | None:
+    """What is called, in words; nothing is of an app."""
+    if ref.kind == "app":
+        return None
+    return f"{'class' if ref.kind == 'cls' else 'function'} {ref.qualname} of {ref.module}"
+
+
+def _answers(service: WorkloadView) -> str | None:
+    """What a call returns, where it is no plain value."""
+    count = service.spec.compute.broadcast
+    if count is None or service.spec.callable.kind == "app":
+        return None
+    return f"a list, one value of each of {count} pods"

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kubetorch.cli import views
+from kubetorch.cli import pods, views
 from kubetorch.cli.args import AsJson, Namespace, ServiceName
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
-from kubetorch.errors import SpecError
-from kubetorch.wire.messages import PodView, WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -36,7 +34,7 @@ def run(
     services = Services(namespace, output)
     output.note(f"Looking for service {name}...")
     service = services.find(name)
-    chosen = _choose(service, pod) if pod is not None else None
+    chosen = pods.choose(service, pod) if pod is not None else None
     prefixed = chosen is None and len(service.pods) > 1
     for line in services.logs(service, tail=tail, follow=follow, pod=chosen):
         if as_json:
@@ -44,23 +42,3 @@ def run(
         else:
             text = views.line_text(line)
             output.text(f"({line.pod}) {text}" if prefixed else text)
-
-
-def _choose(service: WorkloadView, wanted: str) -> PodView:
-    """The pod that the user means by its name or index.
-
-    Raises:
-        SpecError: The service has no such pod.
-    """
-    name, pods = service.spec.name, service.pods
-    there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
-    if wanted.isdigit():
-        if int(wanted) < len(pods):
-            return pods[int(wanted)]
-        raise SpecError(f"Pod index {wanted} is out of range", hint=there_are)
-    for pod in pods:
-        if pod.name == wanted:
-            return pod
-    raise SpecError(
-        f"Service {name} does not have an associated pod called {wanted}", hint=there_are
-    )

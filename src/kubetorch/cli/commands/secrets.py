@@ -105,7 +105,8 @@ def _create(asked: _Request) -> None:
 
 
 def _update(asked: _Request) -> None:
-    view = asked.keeper.update(asked.name, asked.source).secret
+    stored = asked.keeper.update(asked.name, asked.source).secret
+    view = asked.keeper.find(stored.object_name)
     if asked.output.as_json:
         asked.output.value(_json(view))
     else:

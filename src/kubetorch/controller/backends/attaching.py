@@ -6,11 +6,7 @@ the secrets' own folder: an agent is told which secret to show where, and shows 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +15,10 @@ from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.backends.volume_folders import VolumeFolders, missing
 from kubetorch.errors import ResourceNotAvailableError, SecretNotFound, SpecError
-from kubetorch.lib import deadlines, mounts
 from kubetorch.manifests.attached import Attached, path_of_machine
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.wire.attachments import Attachments, FilesAt, FolderAt
 
-#: Seconds that the machine has to show whether it allows mount namespaces.
-PROBE_TIMEOUT = 20.0
 #: Where Kubernetes mounts shared memory; every process of a machine has that.
 _SHARED_MEMORY = "/dev/shm"
 
@@ -156,7 +149,10 @@ class Attaching:
 
     async def _check_mounts(self) -> None:
         if not self._is_known:
-            self._refusal = await _probe()
+            # Costs the start of every service 5 ms, and few need it.
+            from kubetorch.controller.backends import probing  # noqa: PLC0415
+
+            self._refusal = await probing.probe()
             self._is_known = True
         if self._refusal is not None:
             raise ResourceNotAvailableError(
@@ -179,26 +175,3 @@ def _text(secret: str, key: str, value: bytes) -> str:
             hint="a secret with `path` becomes files",
         )
     return value.decode("utf-8", "surrogateescape")
-
-
-async def _probe() -> str | None:
-    """Why this machine allows no mount namespaces; `None` if it does."""
-    folder = tempfile.mkdtemp(prefix="kubetorch-")
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", mounts.__name__, folder),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with deadlines.timeout(PROBE_TIMEOUT):
-                said, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return f"it did not answer within {PROBE_TIMEOUT:.0f} s"
-        if process.returncode == 0:
-            return None
-        return said.decode(errors="replace").strip() or f"exit status {process.returncode}"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from kubetorch.errors import ResourceNotAvailableError
 #: Says to CUDA which GPUs a process sees.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+_NODES = Path("/dev")
 
 
 class Devices:
@@ -23,13 +24,16 @@ class Devices:
         self._names = tuple(names)
 
     @classmethod
-    def of_machine(cls, environ: Mapping[str, str], driver: Path = _DRIVER) -> Devices:
+    def of_machine(
+        cls, environ: Mapping[str, str], driver: Path = _DRIVER, nodes: Path = _NODES
+    ) -> Devices:
         """Those of this machine, or the part of them that the service itself may see."""
         visible = environ.get(VISIBLE)
         if visible is not None:
             return cls([name.strip() for name in visible.split(",") if name.strip()])
-        count = len(list(driver.iterdir())) if driver.is_dir() else 0
-        return cls([str(number) for number in range(count)])
+        # A container may have the devices and not the driver's folder.
+        found = driver.iterdir() if driver.is_dir() else nodes.glob("nvidia[0-9]*")
+        return cls([str(number) for number in range(len(list(found)))])
 
     def check(self, service: str, *, each: int, pods: int, taken: Iterable[str]) -> None:
         """Refuse a service that asks for more GPUs than there are.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kubetorch.controller import usage
 from kubetorch.controller.backends.stores import SecretStore
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.table import Route
-from kubetorch.controller.usage import users_of_secret
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SecretNotFound
 from kubetorch.specs import names
 from kubetorch.specs import secret as specs
 from kubetorch.wire import routes
-from kubetorch.wire.secrets import PutSecret, SecretValues, SecretView
+from kubetorch.wire.secrets import PutSecret, SecretValues
 
 
 class SecretRoutes:
@@ -45,13 +45,18 @@ class SecretRoutes:
         if namespace is not None:
             names.check_namespace(namespace)
         found = await self._secrets.list(namespace)
-        await exchange.respond_message([self._complete(view) for view in found])
+        users = usage.of_secrets(self._workloads, namespace)
+        complete = [
+            replace(view, used_by=users.get((view.namespace, view.object_name), ()))
+            for view in found
+        ]
+        await exchange.respond_message(complete)
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A secret without its values; `null` if there is none of that name."""
         _check(namespace, name)
         found = await self._secrets.get(namespace, name)
-        await exchange.respond_message(None if found is None else self._complete(found))
+        await exchange.respond_message(found)
 
     async def put(self, exchange: Exchange, namespace: str, name: str) -> None:
         """Store values."""
@@ -74,10 +79,6 @@ class SecretRoutes:
         _check(namespace, name)
         values = await self._secrets.values(namespace, name)
         await exchange.respond_message(SecretValues(values=values))
-
-    def _complete(self, view: SecretView) -> SecretView:
-        users = users_of_secret(self._workloads, view.namespace, view.object_name)
-        return replace(view, used_by=users)
 
 
 def _check(namespace: str, name: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kubetorch.controller import usage
 from kubetorch.controller.backends.stores import VolumeStore
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.table import Route
-from kubetorch.controller.usage import users_of_claim
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SpecError, VolumeInUseError, VolumeNotFoundError
 from kubetorch.specs import names
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import routes
-from kubetorch.wire.volumes import StorageClass, VolumeView
+from kubetorch.wire.volumes import StorageClass
 
 #: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
 WAIT_MOST = 600.0
@@ -50,7 +50,11 @@ class VolumeRoutes:
         if namespace is not None:
             names.check_namespace(namespace)
         found = await self._volumes.list(namespace)
-        await exchange.respond_message([self._complete(view) for view in found])
+        users = usage.of_claims(self._workloads, namespace)
+        complete = [
+            replace(view, used_by=users.get((view.namespace, view.claim), ())) for view in found
+        ]
+        await exchange.respond_message(complete)
 
     async def create(self, exchange: Exchange, namespace: str) -> None:
         """Make a volume; one that exists stays as it is."""
@@ -66,7 +70,7 @@ class VolumeRoutes:
         """A volume; `null` if there is none of that name."""
         _check(namespace, claim)
         found = await self._volumes.get(namespace, claim)
-        await exchange.respond_message(None if found is None else self._complete(found))
+        await exchange.respond_message(found)
 
     async def delete(self, exchange: Exchange, namespace: str, claim: str) -> None:
         """Delete a volume and what is in it; `?wait=` is how long to wait until it is gone."""
@@ -77,7 +81,7 @@ class VolumeRoutes:
                 f"Volume {claim!r} does not exist in namespace {namespace!r}",
                 hint=f"kt volumes -n {namespace} lists those that are there",
             )
-        users = users_of_claim(self._workloads, namespace, claim)
+        users = usage.of_claims(self._workloads, namespace).get((namespace, claim))
         if users:
             raise VolumeInUseError(
                 f"the volume {claim!r} is mounted by {', '.join(users)}",
@@ -92,9 +96,6 @@ class VolumeRoutes:
         mode = specs.access_mode(exchange.query("access_mode"))
         found = await self._volumes.storage_class(mode)
         await exchange.respond_message(StorageClass(found))
-
-    def _complete(self, view: VolumeView) -> VolumeView:
-        return replace(view, used_by=users_of_claim(self._workloads, view.namespace, view.claim))
 
 
 def _check(namespace: str, claim: str) -> None:

@@ -11,7 +11,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import CallRefusedError
 from kubetorch.lib import deadlines
 from kubetorch.pod.environment import Prepared
-from kubetorch.pod.image import running, venvs
+from kubetorch.pod.image import recipes, running, venvs
 from kubetorch.pod.image.commanding import Commanding, OnLine
 from kubetorch.pod.image.copying import Blobs, Copying
 from kubetorch.pod.image.preparation import Preparation, Tools
@@ -19,6 +19,7 @@ from kubetorch.pod.image.records import Records
 from kubetorch.pod.image.reporting import OnStepLine, Reporter, StepReports
 from kubetorch.pod.image.store import Store
 from kubetorch.pod.view import PodView
+from kubetorch.specs.image import EnvStep, PipStep
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import PodEnv
 from kubetorch.wire.running import RunStepNow
@@ -65,12 +66,17 @@ class Images:
         self._working = asyncio.Lock()
         self._collecting: asyncio.Task[None] | None = None
 
-    def has_run(self, generation: int, spec: WorkloadSpec) -> bool:
-        """Whether this pod has run all steps of a generation."""
+    def needs_project(self, generation: int, spec: WorkloadSpec) -> bool:
+        """Whether steps are to be run for a generation that may look for its code."""
         image = spec.compute.image
         if image is None or spec.compute.freeze:
-            return True
-        return not self._tools.records.todo(generation, image.steps).run
+            return False
+        kept = self._tools.records.todo(generation, image.steps).kept
+        shared = recipes.shared_steps(image)
+        return any(
+            not isinstance(step, EnvStep) and (number >= shared or not isinstance(step, PipStep))
+            for number, step in enumerate(image.steps[kept:], start=kept)
+        )
 
     async def prepare(
         self, generation: int, spec: WorkloadSpec, python: str, env: dict[str, str]

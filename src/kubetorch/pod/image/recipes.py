@@ -34,6 +34,7 @@ PACKAGE_MANAGERS = frozenset(
 #: Variables that change what an installer does.
 _INSTALLER = ("PIP_", "UV_")
 #: What a shell would make something of.
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
 _SHELL = re.compile(r"[$`;|&<>()\n]")
 #: Options whose value is a local path.
 _PATH_OPTIONS = frozenset(
@@ -75,7 +76,7 @@ def shared_steps(image: ImageSpec) -> int:
 
 def _is_plain(requirement: str) -> bool:
     """Whether a requirement means the same in every pod."""
-    if _SHELL.search(requirement):
+    if _SHELL.search(_QUOTED.sub("", requirement)):
         return False
     try:
         words = shlex.split(requirement)

@@ -21,14 +21,14 @@ from kubetorch.errors import StartupError
 
 #: Lets an environment see the packages of its interpreter.
 _PTH = "_kubetorch.pth"
-_INSTALLER = "kubetorch"
+_RECORD = "RECORD"
+#: What the record of a stand-in begins with: a file that is never there.
+_STAND_IN = "kubetorch-stand-in,,\n"
 _PIP = """#!/bin/sh
 here=$(dirname "$0")
 "$here/python" -c 'import pip' 2>/dev/null && exec "$here/python" -m pip "$@"
 exec "$here/uv" pip "$@"
 """
-#: What of a distribution's metadata resolvers and importers read.
-_METADATA = ("METADATA", "PKG-INFO", "entry_points.txt", "WHEEL")
 
 
 def find_uv() -> str:
@@ -165,29 +165,20 @@ def put_stand_ins(own: Path, site: Sequence[str]) -> None:
 
 def _put_stand_in(place: Path, original: Path) -> None:
     place.mkdir(exist_ok=True)
-    source = original if original.is_dir() else original.parent
-    names = _METADATA if original.is_dir() else ()
-    written = []
-    for name in names:
-        if (source / name).exists():
-            own = "METADATA" if name == "PKG-INFO" else name
-            if not (place / own).exists():
-                (place / own).symlink_to(source / name)
-                written.append(own)
-    if not original.is_dir():  # metadata that is a file
-        (place / "METADATA").symlink_to(original)
-        written.append("METADATA")
-    if "WHEEL" not in written:
-        (place / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        written.append("WHEEL")
-    (place / "INSTALLER").write_text(_INSTALLER)
-    lines = [f"{place.name}/{name},,\n" for name in (*written, "INSTALLER", "RECORD")]
-    (place / "RECORD").write_text("".join(lines))
+    is_folder = original.is_dir()
+    found = {"METADATA": original}
+    if is_folder:
+        kind = "METADATA" if original.suffix == ".dist-info" else "PKG-INFO"
+        found = {"METADATA": original / kind, "entry_points.txt": original / "entry_points.txt"}
+    for name, path in found.items():
+        if path.exists():
+            (place / name).symlink_to(path)
+    lines = [f"{place.name}/{name},,\n" for name in (*found, _RECORD)]
+    (place / _RECORD).write_text(_STAND_IN + "".join(lines))
 
 
 def remove_stand_ins(own: Path) -> None:
     """Leave what is installed in the folder alone."""
-    for place in own.glob("*.dist-info"):
-        installer = place / "INSTALLER"
-        if installer.is_file() and installer.read_text() == _INSTALLER:
-            shutil.rmtree(place)
+    for record in own.glob(f"*.dist-info/{_RECORD}"):
+        if record.read_bytes()[: len(_STAND_IN)] == _STAND_IN.encode():
+            shutil.rmtree(record.parent)

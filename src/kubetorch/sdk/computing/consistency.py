@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from kubetorch.errors import AutoScalingError, SpecError
+from kubetorch.sdk.computing.field import ABSENT
 from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 
@@ -18,7 +18,6 @@ _OF_NEW_PODS = (
     *("working_dir", "shared_memory_limit", "queue_name", "queue", "pod_labels"),
     *("autoscaling", "distribution"),
 )
-_ABSENT: dict[str, Any] = {item.name: item.default for item in fields(ComputeSpec)}
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
@@ -71,7 +70,7 @@ def _check_modes(spec: ComputeSpec) -> None:
 
 
 def _check_pool(spec: ComputeSpec) -> None:
-    useless = [name for name in _OF_NEW_PODS if getattr(spec, name) != _ABSENT[name]]
+    useless = [name for name in _OF_NEW_PODS if getattr(spec, name) != ABSENT[name]]
     if useless:
         raise SpecError(
             f"selector names pods that are there, and {', '.join(useless)} is for pods that are "

@@ -12,7 +12,7 @@ GivenT = TypeVar("GivenT", contravariant=True)
 ShownT = TypeVar("ShownT", covariant=True)
 
 #: What the spec's fields are when nobody says anything.
-_ABSENT = {item.name: item.default for item in fields(ComputeSpec)}
+ABSENT = {item.name: item.default for item in fields(ComputeSpec)}
 
 
 class Declared(Protocol):
@@ -68,4 +68,4 @@ class Field(Generic[GivenT, ShownT]):
         if given is None and self._default is not None:
             given = self._default()
         name = str(self._field)
-        declared._set(**{name: _ABSENT[name] if given is None else self._parse(given)})
+        declared._set(**{name: ABSENT[name] if given is None else self._parse(given)})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from kubetorch.sdk.computing.field import ABSENT
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.compute import ComputeSpec, Toleration
 from kubetorch.specs.distribution import DistributionSpec
@@ -56,8 +57,7 @@ def compute(declared: Attachments, namespace: str | None) -> str:
 
 def _changed(spec: ComputeSpec) -> dict[str, Any]:
     """The fields that are not as if nobody had said anything."""
-    absent = {item.name: item.default for item in fields(ComputeSpec)}
-    absent["logging"] = LoggingConfig()
+    absent = {**ABSENT, "logging": LoggingConfig()}
     found = {item.name: getattr(spec, item.name) for item in fields(ComputeSpec)}
     return {name: value for name, value in found.items() if value != absent[name]}
 

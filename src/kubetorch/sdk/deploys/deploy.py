@@ -121,8 +121,26 @@ def begin(order: Order) -> Deployment:
     """
     spec = order.spec
     launchable.check(spec.name, spec.compute)
+    if spec.compute.freeze:
+        order = _frozen(order)
     screen = services.route(spec.namespace, spec.name).screen
     return Deployment(order, services.session(), screen)
+
+
+def _frozen(order: Order) -> Order:
+    """The same deploy, without code of this program: the pods' image has it."""
+    source = order.source.frozen()
+    there = source.locate()
+    callable_ref = replace(
+        order.spec.callable,
+        module=there.import_path,
+        project=None,
+        root="",
+        roots=(),
+        source_file=None,
+        remote_dir=there.remote_dir,
+    )
+    return replace(order, source=source, spec=replace(order.spec, callable=callable_ref))
 
 
 class Deployment:
@@ -234,7 +252,7 @@ class Deployment:
             filters = None if given is None else ignoring.parse_filters(given)
             options = scanning.Options(only=where.only, cache=cache, filters=filters)
             scans.append(scanning.scan(where.folder, options))
-            if where.source_file is not None:
+            if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
                 preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
@@ -304,6 +322,6 @@ class Deployment:
 
 
 def _is_always_new(spec: WorkloadSpec) -> bool:
-    """Whether each deploy is one of its own: it constructs an instance, or has forced steps."""
+    """Whether each deploy is one of its own: an instance, a run, or forced steps."""
     steps = spec.compute.image.steps if spec.compute.image is not None else ()
-    return spec.callable.kind == "cls" or any(step.force for step in steps)
+    return spec.callable.kind != "fn" or any(step.force for step in steps)

@@ -77,7 +77,7 @@ def locate(
         return ProjectRef(remote_import_path or module, remote_dir=remote_dir)
     # Links stay as they are: one in a project may lead out of it, and is followed when it travels.
     path = Path(os.path.abspath(file))  # noqa: PTH100  # Path.resolve() would follow links
-    root, import_path = _pointers(path, module)
+    root, import_path = pointers(path, module)
     if (
         remote_dir
         or sync_dir is False
@@ -104,7 +104,7 @@ def find_project(start: Path) -> Path | None:
     return None
 
 
-def _pointers(path: Path, module: str | None) -> tuple[Path, str]:
+def pointers(path: Path, module: str | None) -> tuple[Path, str]:
     """The entry of `sys.path` that a module was imported from, and its dotted name from there."""
     if module not in (None, "__main__"):
         assert module is not None

@@ -78,6 +78,20 @@ class Source:
         placement = self.placement.with_given(given)
         return Source(self._kind, self.callable_object, placement, self._pointers)
 
+    def frozen(self) -> Source:
+        """The same callable, of which nothing travels, for a compute with `freeze`.
+
+        Raises:
+            SpecError: A folder was named that is to travel.
+        """
+        sync_dir = self.placement.sync_dir
+        if sync_dir:
+            raise SpecError(
+                f"sync_dir={str(sync_dir)!r} and freeze=True exclude each other",
+                hint="a frozen service runs what its image has; remote_dir says where",
+            )
+        return self.with_placement(Placement(sync_dir=False))
+
     def locate(self) -> ProjectRef:
         """Where the callable lies.
 

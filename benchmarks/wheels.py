@@ -1,4 +1,4 @@
-"""Wheels of tiny packages, so that tests install something without a network."""
+"""Wheels of tiny packages, so that benchmarks and tests install something without a network."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from pathlib import Path
 
 
 def build(
-    folder: Path, name: str, version: str, source: str, *, requires: Iterable[str] = ()
+    folder: Path,
+    name: str,
+    version: str,
+    source: str,
+    *,
+    module: str | None = None,
+    requires: Iterable[str] = (),
 ) -> Path:
-    """Write a wheel with one module of the package's name."""
+    """Write a wheel with one module, by default of the package's name; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
     files = {
-        f"{name}.py": source,
+        f"{module or name}.py": source,
         f"{info}/METADATA": "\n".join(["Metadata-Version: 2.1", *metadata, ""]),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",

@@ -1,0 +1,1 @@
+"""Apps: commands that run in a pod, and the way to their port. See docs/design/apps.md."""

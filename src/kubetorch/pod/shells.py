@@ -1,0 +1,306 @@
+"""Shells in the pod, for its owner: the environment of a worker, on a terminal or on pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import os
+import secrets
+import signal
+import struct
+import termios
+from collections.abc import Callable, Mapping
+
+from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
+from kubetorch.lib import processes, spawning, websocket
+from kubetorch.lib.connections import Connection, Endpoint, Refusal
+from kubetorch.lib.processes import ExitWatch
+from kubetorch.pod.apps.run import exit_code
+from kubetorch.pod.auth import Guard
+from kubetorch.pod.workers import MARKER
+from kubetorch.wire import failures, messages, routes
+from kubetorch.wire.shells import (
+    ERRORS,
+    OUTPUT,
+    FromClient,
+    ShellEnd,
+    ShellExit,
+    ShellOpen,
+    ShellResize,
+)
+
+#: Shells at one time.
+SHELL_LIMIT = 32
+#: Bytes that wait for a shell that does not read; then the client is not read either.
+INPUT_WAITING = 256 * 1024
+_PIECE = 64 * 1024
+
+#: Makes a terminal that is named in `$1` the one of the session, and runs what follows.
+_ON_TERMINAL = 'cd -- "$0" && exec <"$1" >"$1" 2>&1 && shift && exec "$@"'
+_ON_PIPES = 'cd -- "$0" && exec "$@"'
+
+#: Folder and environment of a shell.
+Surroundings = Callable[[], tuple[str, Mapping[str, str]]]
+
+
+class Shells:
+    """Opens shells.
+
+    Args:
+        pod_name: For errors.
+        guard: Decides who may have one: the user alone.
+        surroundings: Where they run.
+        on_change: Told when the number of shells changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        pod_name: str,
+        guard: Guard,
+        surroundings: Surroundings,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._pod_name = pod_name
+        self._guard = guard
+        self._surroundings = surroundings
+        self._on_change = on_change
+        self._shells: set[Shell] = set()
+
+    @property
+    def running(self) -> int:
+        """How many there are."""
+        return len(self._shells)
+
+    def accept(self, headers: Mapping[str, str]) -> Endpoint:
+        """A shell for a request to upgrade; see `kubetorch.lib.connections.Acceptor`.
+
+        Raises:
+            Refusal: It is refused.
+        """
+        try:
+            self._guard.check_origin(headers.get("host"), headers.get("origin"))
+            self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
+            folder, env = self._surroundings()
+            if len(self._shells) >= SHELL_LIMIT:
+                raise CallRefusedError(f"pod {self._pod_name} has {SHELL_LIMIT} shells")
+        except KubetorchError as error:
+            failure = failures.describe(error, pod_name=self._pod_name, started=False)
+            body = failures.without_traceback(failure, error).to_json()
+            raise Refusal(failure.status, body) from error
+        shell = Shell(folder, env, self._on_over)
+        self._shells.add(shell)
+        self._on_change()
+        return shell
+
+    async def close(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(shell.kill() for shell in list(self._shells)))
+
+    def _on_over(self, shell: Shell) -> None:
+        self._shells.discard(shell)
+        self._on_change()
+
+
+class Shell:
+    """One shell, and the endpoint of its connection.
+
+    Args:
+        folder: Where it runs.
+        env: Its environment.
+        on_over: Told when both have ended.
+    """
+
+    def __init__(
+        self, folder: str, env: Mapping[str, str], on_over: Callable[[Shell], None]
+    ) -> None:
+        self._folder = folder
+        self._env = env
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._marker = f"{MARKER}={secrets.token_hex(8)}"
+        self._pid = 0
+        self._terminal = -1
+        self._input = -1
+        self._waiting = bytearray()
+        self._is_input_over = False
+        # Descriptors that are read, and what stands in front of their messages.
+        self._outputs: dict[int, bytes] = {}
+        self._burial: asyncio.Task[None] | None = None
+
+    # --------------------------------------------------------------------------- the connection
+
+    def on_open(self, connection: Connection) -> None:  # noqa: D102  # Endpoint's
+        self._connection = connection
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Endpoint's
+        if opcode == websocket.BINARY:
+            self._waiting += payload
+            self._write()
+            return
+        try:
+            self._take(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
+        except (ProtocolError, OSError) as error:
+            if self._connection is not None:
+                self._connection.close(websocket.PROTOCOL_ERROR, str(error))
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102
+        return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Endpoint's
+        self._waiting += head + bytes(rest)
+        self._write()
+
+    def on_writable(self) -> None:  # noqa: D102  # Endpoint's
+        for descriptor in self._outputs:
+            self._loop.add_reader(descriptor, self._read, descriptor)
+
+    def on_close(self, reason: str) -> None:  # noqa: D102  # Endpoint's
+        self._connection = None
+        if self._pid:
+            self._signal(signal.SIGHUP)
+            self._signal(signal.SIGKILL)
+        else:
+            self._on_over(self)
+
+    def _take(self, message: FromClient) -> None:
+        if isinstance(message, ShellOpen):
+            if not self._pid:
+                self._start(message)
+        elif isinstance(message, ShellEnd):
+            self._is_input_over = True
+            self._write()
+        elif self._terminal >= 0:
+            self._resize(message)
+
+    # -------------------------------------------------------------------------------- the shell
+
+    def _start(self, wanted: ShellOpen) -> None:
+        env, folder = {**self._env, MARKER: self._marker.partition("=")[2]}, self._folder
+        begin: tuple[str, ...]
+        if wanted.terminal:
+            self._terminal, theirs = os.openpty()
+            self._resize(ShellResize(rows=wanted.rows, columns=wanted.columns))
+            env["TERM"] = wanted.kind
+            begin = ("/bin/sh", "-c", _ON_TERMINAL, folder, os.ttyname(theirs))
+            standard = {"stdin": theirs, "output": theirs, "errors": theirs}
+            self._input = os.dup(self._terminal)
+            self._outputs = {self._terminal: OUTPUT}
+        else:
+            stdin, self._input = os.pipe()
+            output, stdout = os.pipe()
+            errors, stderr = os.pipe()
+            begin = ("/bin/sh", "-c", _ON_PIPES, folder)
+            standard = {"stdin": stdin, "output": stdout, "errors": stderr}
+            self._outputs = {output: OUTPUT, errors: ERRORS}
+        try:
+            self._pid = spawning.spawn((*begin, *_program(wanted.command)), env, **standard)
+        finally:
+            for descriptor in set(standard.values()):
+                os.close(descriptor)
+        for descriptor in (self._input, *self._outputs):
+            os.set_blocking(descriptor, False)
+        self.on_writable()
+        ExitWatch(self._pid, self._on_end)
+        self._write()
+
+    def _resize(self, size: ShellResize) -> None:
+        packed = struct.pack("HHHH", size.rows & 0xFFFF, size.columns & 0xFFFF, 0, 0)
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, packed)
+
+    def _read(self, descriptor: int) -> None:
+        connection = self._connection
+        if connection is not None and connection.is_congested:
+            self._loop.remove_reader(descriptor)
+            return
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                data = os.read(descriptor, _PIECE)
+            except BlockingIOError:
+                return
+            except OSError:  # a terminal that nobody has open any more
+                data = b""
+        if data:
+            self._send(self._outputs[descriptor], data)
+        else:
+            self._loop.remove_reader(descriptor)
+
+    def _send(self, kind: bytes, data: bytes) -> None:
+        if self._connection is not None:
+            self._connection.send(kind, data)
+
+    def _write(self) -> None:
+        """Give the shell what waits for it."""
+        if self._input < 0:
+            return
+        self._loop.remove_writer(self._input)
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._input, self._waiting[:_PIECE])]
+        except BlockingIOError:
+            self._loop.add_writer(self._input, self._write)
+        except OSError:  # it reads no more
+            self._waiting.clear()
+        if self._connection is not None:
+            self._connection.read_on(len(self._waiting) < INPUT_WAITING)
+        if self._is_input_over and not self._waiting:
+            if self._terminal >= 0:
+                self._waiting += b"\x04"
+                self._is_input_over = False
+                self._write()
+            else:
+                self._close_input()
+
+    def _close_input(self) -> None:
+        if self._input >= 0:
+            self._loop.remove_writer(self._input)
+            os.close(self._input)
+            self._input = -1
+
+    # ---------------------------------------------------------------------------------- its end
+
+    async def kill(self) -> None:
+        """End it and all that it started."""
+        self._signal(signal.SIGKILL)
+        if self._connection is not None:
+            self._connection.close(websocket.GOING_AWAY, "the pod ends")
+        if self._burial is not None:
+            await self._burial
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid and self._burial is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, number)
+
+    def _on_end(self) -> None:
+        self._burial = self._loop.create_task(self._bury())
+
+    async def _bury(self) -> None:
+        status = processes.exit_status(self._pid)
+        kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
+        for pid in await self._loop.run_in_executor(None, kill):
+            processes.reap(pid)
+        self._close_input()
+        for descriptor, kind in self._outputs.items():
+            self._loop.remove_reader(descriptor)
+            with contextlib.suppress(OSError):
+                while data := os.read(descriptor, _PIECE):
+                    self._send(kind, data)
+            os.close(descriptor)
+        self._outputs.clear()
+        if self._connection is not None:
+            code = ShellExit(code=exit_code(status))
+            self._connection.send(messages.encode(code), opcode=websocket.TEXT)
+            self._connection.close()
+        self._on_over(self)
+
+
+def _program(command: str | None) -> tuple[str, ...]:
+    """What runs: the command, or an interactive shell."""
+    if command is not None:
+        return ("/bin/sh", "-c", command)
+    return ("/bin/bash", "-i") if os.access("/bin/bash", os.X_OK) else ("/bin/sh", "-i")

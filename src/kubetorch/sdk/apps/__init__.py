@@ -1,0 +1,1 @@
+"""Apps: commands as services, from a program and from `kt run`."""

@@ -1,0 +1,173 @@
+"""The terminal's end of a shell in a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+
+from kubetorch.errors import AgentDiedError
+from kubetorch.lib import upgrading, websocket
+from kubetorch.lib.connections import Connection
+from kubetorch.sdk import services
+from kubetorch.wire import failures, messages, routes, shells
+from kubetorch.wire.messages import PodView
+from kubetorch.wire.shells import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
+
+_PIECE = 64 * 1024
+
+
+def run(pod: PodView, command: str | None = None) -> int:
+    """Run a shell in a pod on this program's standard streams; its exit code.
+
+    Args:
+        pod: The pod.
+        command: What it runs; without one it is interactive, if this program has a terminal.
+
+    Raises:
+        UnauthorizedError: This program has not the user's own token.
+        AgentDiedError: The pod ended.
+        OSError: It cannot be reached.
+    """
+    return asyncio.run(_run(pod, command))
+
+
+async def _run(pod: PodView, command: str | None) -> int:
+    has_terminal = command is None and os.isatty(0) and os.isatty(1)
+    wanted = ShellOpen(command=command)
+    if has_terminal:
+        columns, rows = shutil.get_terminal_size()
+        kind = os.environ.get("TERM") or "xterm"
+        wanted = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
+    client = _Client()
+    headers = {routes.AUTHORIZATION: f"Bearer {services.controller_client().token}"}
+    try:
+        await upgrading.connect(
+            f"{pod.url}{routes.SHELL}", client, headers=headers, max_message=shells.MESSAGE_LIMIT
+        )
+    except upgrading.UpgradeRefusedError as error:
+        raise failures.rebuild(failures.parse_json(error.body)) from error
+    client.say(wanted)
+    with _raw() if has_terminal else contextlib.nullcontext(), client.attached(has_terminal):
+        code = await client.exited
+    if code is None:
+        raise AgentDiedError(pod.name, f"the shell was lost: {client.reason}")
+    return code
+
+
+@contextlib.contextmanager
+def _raw() -> Iterator[None]:
+    """Keys go to the pod as they are, Ctrl-C too."""
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead stays
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+class _Client:
+    """The endpoint of the connection."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self.exited: asyncio.Future[int | None] = self._loop.create_future()
+        self.reason = ""
+        self._is_reading = False
+
+    def say(self, message: ShellMessage) -> None:
+        """Tell the agent."""
+        if self._connection is not None:
+            self._connection.send(messages.encode(message), opcode=websocket.TEXT)
+
+    @contextlib.contextmanager
+    def attached(self, has_terminal: bool) -> Iterator[None]:
+        """Pass the standard input on, and sizes of the terminal."""
+        if has_terminal:
+            self._loop.add_signal_handler(signal.SIGWINCH, self._resize)
+        self._read_input()
+        try:
+            yield
+        finally:
+            self._stop_reading()
+            if has_terminal:
+                self._loop.remove_signal_handler(signal.SIGWINCH)
+
+    def _read_input(self) -> None:
+        try:
+            self._loop.add_reader(0, self._on_input)
+            self._is_reading = True
+        except PermissionError:  # a file, which no loop can wait for: it can be read at once
+            while data := os.read(0, _PIECE):
+                self._send(data)
+            self.say(ShellEnd())
+        except OSError:  # there is no standard input
+            self.say(ShellEnd())
+
+    def _on_input(self) -> None:
+        try:
+            data = os.read(0, _PIECE)
+        except OSError:
+            data = b""
+        if data:
+            self._send(data)
+        else:
+            self._stop_reading()
+            self.say(ShellEnd())
+
+    def _send(self, data: bytes) -> None:
+        if self._connection is not None:
+            self._connection.send(data)
+            if self._connection.is_congested:
+                self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(0)
+
+    def _resize(self) -> None:
+        columns, rows = shutil.get_terminal_size()
+        self.say(ShellResize(rows=rows, columns=columns))
+
+    # ------------------------------------------------------------------------------ connection
+
+    def on_open(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        if opcode == websocket.TEXT:
+            self._end(messages.decode(ShellExit, bytes(payload)).code)
+        else:
+            self._show(bytes(payload[:1]), bytes(payload[1:]))
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self._show(head[:1], head[1:] + bytes(rest))
+
+    def on_writable(self) -> None:
+        if not self._is_reading and not self.exited.done():
+            self._read_input()
+
+    def on_close(self, reason: str) -> None:
+        self.reason = reason
+        self._end(None)
+
+    def _end(self, code: int | None) -> None:
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+    def _show(self, kind: bytes, data: bytes) -> None:
+        stream = sys.stderr if kind == shells.ERRORS else sys.stdout
+        with contextlib.suppress(BrokenPipeError):
+            stream.buffer.write(data)
+            stream.buffer.flush()

@@ -1,0 +1,24 @@
+"""Files of this machine in the pods."""
+
+from pathlib import Path
+
+import kubetorch as kt
+
+
+def my_function():
+    return 1
+
+
+compute = kt.Compute(cpus="0.1")
+remote_fn = kt.fn(my_function).to(compute)
+for folder in ("src", "data"):
+    Path(folder).mkdir()
+    Path(folder, "note.txt").write_text(f"{folder}\n")
+
+# --- the example
+compute.rsync(["./src", "./data"])
+
+# --- what is said of it
+found = compute.run_bash("cat src/note.txt data/note.txt")
+assert found == [[0, "src\ndata\n", ""]], found
+remote_fn.teardown()

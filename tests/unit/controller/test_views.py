@@ -1,0 +1,45 @@
+import pytest
+
+from kubetorch.controller import rollout, views
+from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.views import Heard
+from kubetorch.specs.app import AppSpec
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.apps import AppView
+from kubetorch.wire.messages import Activity
+
+PODS = [PodStatus(name=f"web-{n}", ordinal=n, phase="Running", url="http://here") for n in (0, 1)]
+
+
+def status(*apps, port=None):
+    """The word for two pods that serve the wanted generation, whose apps are these."""
+    state = rollout.Rollout(wanted=1, good=1)
+    state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS), frozenset()))
+    for pod in PODS:
+        state.handle(rollout.Connected(pod.name, 1))
+    heard = {
+        pod.name: Heard(activity=Activity(calls=0, last=0.0, app=app))
+        for pod, app in zip(PODS, apps, strict=True)
+    }
+    app = AppSpec("python train.py", port=port)
+    ref = CallableRef("app", "web", "train", "app", app=app)
+    return views.status(PODS, heard, state, WorkloadSpec("default", "web", ref))
+
+
+RUNS = AppView(state="running", pid=1)
+
+
+@pytest.mark.parametrize(
+    ("apps", "port", "word"),
+    [
+        ((RUNS, RUNS), 8000, "Ready"),
+        ((RUNS, RUNS), None, "Running"),
+        ((RUNS, AppView(state="exited", exit_code=0)), None, "Running"),
+        ((AppView(state="exited", exit_code=0),) * 2, None, "Succeeded"),
+        ((RUNS, AppView(state="exited", exit_code=3)), None, "Failed"),
+        ((None, None), None, "Ready"),
+    ],
+)
+def test_a_service_that_runs_an_app_is_as_its_app_is(apps, port, word):
+    assert status(*apps, port=port) == word

@@ -1,0 +1,58 @@
+import pytest
+
+from kubetorch.lib.proxying import Mount, end_to_end, request_head
+
+HTTP = Mount(outside="/http", inside="")
+ROOT = Mount(outside="", inside="/http")
+NAMED = Mount(outside="/default/train:80", inside="")
+
+
+@pytest.mark.parametrize(
+    ("mount", "path", "there"),
+    [
+        (HTTP, b"/http/a/b", b"/a/b"),
+        (HTTP, b"/http", b"/"),
+        (HTTP, b"/http/", b"/"),
+        (ROOT, b"/a", b"/http/a"),
+        (NAMED, b"/default/train:80/ready", b"/ready"),
+    ],
+)
+def test_paths_are_moved_to_where_the_server_has_them(mount, path, there):
+    assert mount.has(path.decode())
+    assert mount.enter(path) == there
+
+
+def test_other_paths_are_not_the_servers():
+    assert not HTTP.has("/httpx")
+    assert not HTTP.has("/")
+
+
+@pytest.mark.parametrize(
+    ("mount", "location", "outside"),
+    [
+        (HTTP, b"/login?x=1", b"/http/login?x=1"),
+        (HTTP, b"http://here/login", b"http://here/http/login"),
+        (HTTP, b"http://elsewhere/login", b"http://elsewhere/login"),
+        (HTTP, b"login", b"login"),
+        (HTTP, b"/http/login", b"/http/login"),
+        (ROOT, b"/http/login", b"/login"),
+        (ROOT, b"/other", b"/other"),
+    ],
+)
+def test_redirects_of_the_server_to_itself_stay_with_it(mount, location, outside):
+    assert mount.leave(location, b"here") == outside
+
+
+def test_headers_of_the_connection_stay_on_it():
+    headers = [
+        (b"connection", b"close, X-Own"),
+        (b"x-own", b"1"),
+        (b"transfer-encoding", b"chunked"),
+        (b"accept", b"*/*"),
+    ]
+    assert end_to_end(headers) == [(b"accept", b"*/*")]
+
+
+def test_a_head_has_what_was_asked_for():
+    head = request_head("GET", b"/a", b"x=1", [(b"host", b"here")], (b"connection", b"close"))
+    assert head == b"GET /a?x=1 HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"

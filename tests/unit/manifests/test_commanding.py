@@ -1,0 +1,61 @@
+"""What the container of a manifest, or a Dockerfile, would run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetorch.manifests import commanding
+
+
+def pod(**container: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {"containers": [{"name": "main", "image": "a", **container}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "command"),
+    [
+        ({}, None),
+        ({"command": ["python", "-m", "http.server"]}, "python -m http.server"),
+        ({"command": ["echo"], "args": ["a b", "$HOME"]}, "echo 'a b' '$HOME'"),
+        ({"args": ["serve", 8000]}, "serve 8000"),
+        (
+            {
+                "command": ["echo", "$(A)", "$(B)", "$$(A)", "$(NONE)"],
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}],
+            },
+            "echo 1 12 '$(A)' '$(NONE)'",
+        ),
+        (
+            {
+                "command": ["echo", "$(S)"],
+                "env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            },
+            "echo '$(S)'",
+        ),
+    ],
+)
+def test_the_command_of_a_manifest(container: dict[str, Any], command: str | None) -> None:
+    assert commanding.of_manifest(pod(**container)) == command
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("FROM a\n", None),
+        ('FROM a\nCMD ["python", "m.py"]\n', "python m.py"),
+        ("FROM a\nCMD python m.py && echo done\n", "python m.py && echo done"),
+        ('FROM a\nENTRYPOINT ["python"]\nCMD ["m.py", "a b"]\n', "python m.py 'a b'"),
+        ('FROM a\nENTRYPOINT ["run"]\nCMD echo x\n', "run /bin/sh -c 'echo x'"),
+        ("FROM a\nENTRYPOINT exec serve\nCMD ignored\n", "exec serve"),
+        ("FROM a\nCMD first\nCMD second\n", "second"),
+        ("FROM a AS build\nCMD first\nFROM b\n", None),
+    ],
+)
+def test_the_command_of_a_dockerfile(text: str, command: str | None) -> None:
+    assert commanding.of_dockerfile(text, path="Dockerfile") == command

@@ -1,0 +1,113 @@
+"""Dockerfiles as images of live pods."""
+
+import pytest
+
+import kubetorch as kt
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "Dockerfile"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def body(image):
+    return image.contents.splitlines()
+
+
+def test_the_usual_instructions(write, tmp_path):
+    (tmp_path / "app").mkdir()
+    image = kt.Image.from_dockerfile(
+        write(
+            '# comment\nfrom python:3.12 AS base\nRUN a \\\n  && b\nENV A=1 B="two words"\n'
+            "ENV C three words\nCOPY app /app\nWORKDIR /app\nUSER me\n"
+            'ENTRYPOINT ["python"]\nCMD ["-m", "x"]\n'
+        ),
+        name="mine",
+    )
+    assert (image.name, image.image_id) == ("mine", "python:3.12")
+    assert body(image) == [
+        "FROM python:3.12",
+        "RUN a && b",
+        "ENV A 1",
+        "ENV B two words",
+        "ENV C three words",
+        f"COPY {tmp_path}/app /app",
+        "WORKDIR /app",
+        "USER me",
+        'ENTRYPOINT ["python"]',
+        'CMD ["-m", "x"]',
+    ]
+    assert image.dockerfile_command == ("python", "-m", "x")
+
+
+def test_the_name_of_a_stage_is_no_part_of_the_base(write):
+    assert kt.Image.from_dockerfile(write("FROM a/b:1 AS y\n")).image_id == "a/b:1"
+
+
+def test_options_and_several_sources_of_copy(write, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    image = kt.Image.from_dockerfile(write("FROM x\nCOPY --chown=me:us a.txt b.txt /etc/kt/\n"))
+    assert body(image)[1:] == [
+        f"COPY {tmp_path}/a.txt /etc/kt/a.txt",
+        "RUN chown -R me:us /etc/kt/a.txt",
+        f"COPY {tmp_path}/b.txt /etc/kt/b.txt",
+        "RUN chown -R me:us /etc/kt/b.txt",
+    ]
+
+
+def test_variables_with_an_equals_sign(write):
+    image = kt.Image.from_dockerfile(write("FROM x\nENV KT_PYTHON_PATH=/opt/py\nENV A=1\n"))
+    assert image.python_path == "/opt/py"
+    assert body(image)[1:] == ["ENV KT_PYTHON_PATH /opt/py", "ENV A 1"]
+
+
+def test_paths_are_relative_to_the_dockerfile(write, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir("/")
+    image = kt.Image.from_dockerfile(write("FROM x\nCOPY data data\n"))
+    assert body(image)[1] == f"COPY {tmp_path}/data data"
+
+
+def test_arguments_have_defaults_and_reach_the_base_and_commands(write):
+    image = kt.Image.from_dockerfile(
+        write("ARG V=3.12\nFROM python:${V}-slim\nARG NAME=a\nRUN echo $NAME\n")
+    )
+    assert image.image_id == "python:3.12-slim"
+    assert body(image)[1] == "RUN export NAME=a; echo $NAME"
+    with pytest.raises(kt.SpecError, match="ARG V has no default"):
+        kt.Image.from_dockerfile(write("ARG V\nFROM python:$V\n"))
+
+
+def test_of_several_stages_the_last_counts_and_files_of_others_are_refused(write):
+    image = kt.Image.from_dockerfile(write("FROM a:1 AS build\nRUN make\nFROM b:1\nRUN x\n"))
+    assert body(image) == ["FROM b:1", "RUN x"]
+    with pytest.raises(kt.SpecError, match="another build stage"):
+        kt.Image.from_dockerfile(write("FROM a AS b\nFROM c\nCOPY --from=b /x /x\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("FROM x\nHEALTHCHECK NONE\n", "line 2: 'HEALTHCHECK' is not supported"),
+        ("FROM x\nRUN\n", "line 2: RUN needs an argument"),
+        ('FROM x\nCMD ["a"\n', "line 2"),
+        ("RUN a\n", "no FROM"),
+        ("RUN a\nFROM x\n", "RUN stands before FROM"),
+        ("FROM x\nCOPY nothing /x\n", "there is no"),
+        ("FROM x\nRUN a \\\n", "does not end"),
+    ],
+)
+def test_what_cannot_be_followed_is_named_with_its_line(write, text, said):
+    with pytest.raises(ValueError, match=said):
+        kt.Image.from_dockerfile(write(text))
+
+
+def test_a_file_that_is_not_there_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        kt.Image.from_dockerfile(tmp_path / "Dockerfile")
