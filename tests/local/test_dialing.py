@@ -216,3 +216,22 @@ def test_a_server_that_never_speaks_tls_is_given_up():
                 )
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_handshake_that_breaks_is_no_wrong_certificate(answer):
+    """A server that is just starting or ending does that: it is worth another attempt."""
+
+    async def scenario():
+        async def breaking(reader, writer):
+            await reader.read(10)
+            writer.write(answer)
+            writer.close()
+
+        async with listening(breaking) as port:
+            route = Route("127.0.0.1", port, ssl.create_default_context())
+            with pytest.raises(dialing.UnreachableError) as caught:
+                await dialing.dial(route, asyncio.Protocol, timeout=5)
+            assert not isinstance(caught.value, dialing.UntrustedError)
+
+    asyncio.run(scenario())

@@ -46,7 +46,7 @@ class UnreachableError(ConnectionError):
 
 
 class UntrustedError(UnreachableError):
-    """The server's certificate does not verify, or TLS failed otherwise."""
+    """The server's certificate does not verify."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ async def dial(
         timeout: Seconds for all of it.
 
     Raises:
-        UntrustedError: TLS failed.
+        UntrustedError: The server's certificate does not verify.
         UnreachableError: There is no connection, for any other reason.
     """
     transport: asyncio.Transport | None = None
@@ -98,8 +98,9 @@ async def dial(
     except BaseException as error:
         if transport is not None:
             transport.abort()
-        if isinstance(error, (ssl.SSLError, ssl.CertificateError)):
-            raise UntrustedError(_tls_reason(error)) from error
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = f"its certificate does not verify: {error.verify_message}"
+            raise UntrustedError(why) from error
         if isinstance(error, TimeoutError):
             raise UnreachableError(f"no connection within {timeout:g} s") from error
         if isinstance(error, OSError) and not isinstance(error, UnreachableError):
@@ -116,12 +117,9 @@ def _reason(error: OSError) -> str:
         return "nobody listens there"
     if isinstance(error, socket.gaierror):
         return f"its name cannot be resolved: {error.strerror}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
     return error.strerror or str(error) or type(error).__name__
-
-
-def _tls_reason(error: Exception) -> str:
-    message = getattr(error, "verify_message", "")
-    return f"its certificate does not verify: {message}" if message else f"TLS failed: {error}"
 
 
 async def _first_hop(route: Route) -> tuple[asyncio.Transport, _Greeting]:
