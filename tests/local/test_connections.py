@@ -10,7 +10,6 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -108,19 +107,6 @@ class Server:
     async def _app(self, scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"plain"})
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def runs(request):
-    """Runs a scenario on each kind of loop."""
-
-    def run(scenario) -> None:
-        if request.param == "uvloop":
-            uvloop.run(scenario())
-        else:
-            asyncio.run(scenario())
-
-    return run
 
 
 def test_messages_travel_both_ways(runs):

@@ -39,7 +39,7 @@ def ended(code):
 
 
 @pytest.mark.parametrize("code", [0, 3, 137])
-def test_a_program_runs_to_its_end(code):
+def test_a_program_runs_to_its_end(runs, code):
     async def handler(exchange):
         assert exchange.request.header("sec-websocket-protocol") == f"{V5}, {V4}"
         channels = await ServerChannels.accept(exchange, V5)
@@ -58,11 +58,11 @@ def test_a_program_runs_to_its_end(code):
             assert target.startswith("/api/v1/namespaces/team/pods/web/exec?")
             assert "command=ls&command=-l&command=a+b&container=main&stdout=1&stderr=1" in target
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
 @pytest.mark.parametrize("subprotocol", [V5, V4])
-def test_standard_input_is_written_and_ends_where_the_server_can(subprotocol):
+def test_standard_input_is_written_and_ends_where_the_server_can(runs, subprotocol):
     async def handler(exchange):
         channels = await ServerChannels.accept(exchange, subprotocol)
         received = b""
@@ -88,10 +88,10 @@ def test_standard_input_is_written_and_ends_where_the_server_can(subprotocol):
             assert b"".join([piece async for _, piece in process.output()]) == data
             assert await process.wait() == 0
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_program_that_cannot_start_says_why():
+def test_a_program_that_cannot_start_says_why(runs):
     async def handler(exchange):
         channels = await ServerChannels.accept(exchange, V5)
         await channels.send(3, json.dumps(failure(500, "InternalError", "no such file")).encode())
@@ -104,10 +104,10 @@ def test_a_program_that_cannot_start_says_why():
                 await execs.run(client, WEB, ["nope"], timeout=5)
             assert "cannot get pods/exec 'web' in namespace 'team'" in str(caught.value)
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_refused_upgrade_is_the_error_of_the_refusal():
+def test_a_refused_upgrade_is_the_error_of_the_refusal(runs):
     async def handler(exchange):
         exchange.refuse(403, "Forbidden", "User cannot create pods/exec")
 
@@ -117,10 +117,10 @@ def test_a_refused_upgrade_is_the_error_of_the_refusal():
                 await execs.start(client, WEB, ["ls"])
             assert "['create', 'get']" in caught.value.hint
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_rotated_token_opens_a_stream(tmp_path):
+def test_a_rotated_token_opens_a_stream(runs, tmp_path):
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -141,10 +141,10 @@ def test_a_rotated_token_opens_a_stream(tmp_path):
                 assert (await execs.run(rotated, WEB, ["ls"], timeout=5)).exit_code == 0
             assert len(server.requests) == 2
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_connection_that_breaks_is_no_end_of_the_program():
+def test_a_connection_that_breaks_is_no_end_of_the_program(runs):
     async def handler(exchange):
         channels = await ServerChannels.accept(exchange, V5)
         await channels.send(1, b"half")
@@ -155,10 +155,10 @@ def test_a_connection_that_breaks_is_no_end_of_the_program():
             with pytest.raises(errors.KubernetesUnavailableError, match="before the program did"):
                 await execs.run(client, WEB, ["ls"], timeout=5)
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_program_that_takes_too_long_is_left_when_its_time_is_over():
+def test_a_program_that_takes_too_long_is_left_when_its_time_is_over(runs):
     async def scenario():
         left = asyncio.Event()
 
@@ -173,10 +173,10 @@ def test_a_program_that_takes_too_long_is_left_when_its_time_is_over():
                 await execs.run(client, WEB, ["sleep"], timeout=0.3)
             await asyncio.wait_for(left.wait(), 5)
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_output_that_nobody_reads_stops_the_sender():
+def test_output_that_nobody_reads_stops_the_sender(runs):
     total = 64 * 1024 * 1024
 
     async def scenario():
@@ -206,13 +206,13 @@ def test_output_that_nobody_reads_stops_the_sender():
                 received += len(data)
             assert received == total
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
 # ------------------------------------------------------------------------------------- logs
 
 
-def test_a_log_is_followed_line_by_line_until_it_ends():
+def test_a_log_is_followed_line_by_line_until_it_ends(runs):
     async def scenario():
         proceed = asyncio.Event()
 
@@ -241,10 +241,10 @@ def test_a_log_is_followed_line_by_line_until_it_ends():
             proceed.set()
             assert [line async for line in lines] == [b"y", b"last"]
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_log_that_breaks_off_is_an_error():
+def test_a_log_that_breaks_off_is_an_error(runs):
     async def handler(exchange):
         await exchange.say(b"one\n")
         exchange.cut()
@@ -254,10 +254,10 @@ def test_a_log_that_breaks_off_is_an_error():
             with pytest.raises(errors.KubernetesUnavailableError, match="pods/log"):
                 _ = [line async for line in podlogs.follow(client, WEB)]
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_log_is_read_up_to_a_limit():
+def test_a_log_is_read_up_to_a_limit(runs):
     async def handler(exchange):
         exchange.answer(200, b"line\n")
 
@@ -267,7 +267,7 @@ def test_a_log_is_read_up_to_a_limit():
             assert await podlogs.read(client, WEB, options, limit=7) == b"line\n"
             assert server.requests[0].query == {"previous": "true", "limitBytes": "7"}
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
 # ----------------------------------------------------------------------------- port-forward
@@ -303,7 +303,7 @@ async def forwarded(handler, port=8080):
         yield forward, server
 
 
-def test_connections_are_forwarded_side_by_side():
+def test_connections_are_forwarded_side_by_side(runs):
     async def scenario():
         async with forwarded(echo) as (forward, server):
             pairs = [
@@ -317,10 +317,10 @@ def test_connections_are_forwarded_side_by_side():
             assert len(server.requests) == 3
             assert forward.error is None
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_the_end_of_the_pods_side_ends_the_local_connection():
+def test_the_end_of_the_pods_side_ends_the_local_connection(runs):
     async def scenario():
         async with forwarded(echo) as (forward, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", forward.local_port)
@@ -328,10 +328,10 @@ def test_the_end_of_the_pods_side_ends_the_local_connection():
             assert await asyncio.wait_for(reader.read(), 5) == b"bye"
             writer.close()
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_client_that_ends_its_side_still_gets_the_answer():
+def test_a_client_that_ends_its_side_still_gets_the_answer(runs):
     async def handler(exchange):
         channels = await ServerChannels.accept(exchange, V4)
         await channels.send(0, b"xx")
@@ -350,10 +350,10 @@ def test_a_client_that_ends_its_side_still_gets_the_answer():
             assert await asyncio.wait_for(reader.read(), 5) == b"answer"
             writer.close()
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_port_that_nobody_listens_on_is_an_error_with_the_reason():
+def test_a_port_that_nobody_listens_on_is_an_error_with_the_reason(runs):
     async def scenario():
         async with forwarded(echo, port=9) as (forward, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", forward.local_port)
@@ -363,10 +363,10 @@ def test_a_port_that_nobody_listens_on_is_an_error_with_the_reason():
             assert "port 9" in str(forward.error)
             assert "connection refused" in str(forward.error)
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_forward_survives_that_the_server_was_away():
+def test_a_forward_survives_that_the_server_was_away(runs):
     async def scenario():
         async with forwarded(echo) as (forward, server):
             await server.stop()
@@ -381,10 +381,10 @@ def test_a_forward_survives_that_the_server_was_away():
             assert await reader.readexactly(5) == b"again"
             writer.close()
 
-    asyncio.run(scenario())
+    runs(scenario)
 
 
-def test_a_wrong_certificate_is_refused_for_streams_too():
+def test_a_wrong_certificate_is_refused_for_streams_too(runs):
     async def scenario():
         async with client_of(echo) as (client, _):
             other = Pem(data=Authority().pem)
@@ -394,4 +394,4 @@ def test_a_wrong_certificate_is_refused_for_streams_too():
                 with pytest.raises(errors.KubernetesCredentialsError, match="does not verify"):
                     await portforward.connect(wary, WEB, 8080)
 
-    asyncio.run(scenario())
+    runs(scenario)
