@@ -379,7 +379,9 @@ class StreamClient:
         }
         if resume is not None:
             sent[routes.RESUME] = resume
-        request, accept = websocket.upgrade_request(f"127.0.0.1:{port}", routes.STREAM, sent)
+        request, accept = websocket.upgrade_request(
+            f"127.0.0.1:{port}", routes.STREAM, sent.items()
+        )
         self.sock.sendall(request)
         head = b""
         while not head.endswith(b"\r\n\r\n"):

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from kubetorch.errors import ImagePullError as ImagePullError
     from kubetorch.errors import ImageStepError as ImageStepError
     from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
+    from kubetorch.errors import KubernetesConflictError as KubernetesConflictError
     from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
+    from kubetorch.errors import KubernetesError as KubernetesError
+    from kubetorch.errors import KubernetesForbiddenError as KubernetesForbiddenError
+    from kubetorch.errors import KubernetesNotFoundError as KubernetesNotFoundError
+    from kubetorch.errors import KubernetesRequestError as KubernetesRequestError
+    from kubetorch.errors import KubernetesUnavailableError as KubernetesUnavailableError
     from kubetorch.errors import KubetorchError as KubetorchError
     from kubetorch.errors import NotebookError as NotebookError
     from kubetorch.errors import OutOfMemoryError as OutOfMemoryError
@@ -109,7 +115,13 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ImagePullError",
     "ImageStepError",
     "KnativeServiceConflictError",
+    "KubernetesConflictError",
     "KubernetesCredentialsError",
+    "KubernetesError",
+    "KubernetesForbiddenError",
+    "KubernetesNotFoundError",
+    "KubernetesRequestError",
+    "KubernetesUnavailableError",
     "KubetorchError",
     "LoggingConfig",
     "Module",

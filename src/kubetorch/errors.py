@@ -19,6 +19,12 @@ cannot be imported here.
     │   ├── UnauthorizedError (PermissionError)
     │   ├── ForeignOriginError (PermissionError)
     │   └── VersionMismatchError
+    ├── KubernetesError                     the API server of a cluster
+    │   ├── KubernetesUnavailableError (ConnectionError)
+    │   └── KubernetesRequestError
+    │       ├── KubernetesForbiddenError (PermissionError)
+    │       ├── KubernetesNotFoundError (LookupError)
+    │       └── KubernetesConflictError
     ├── WorkloadError                       one workload, its pods
     │   ├── ServiceNotFoundError (LookupError)
     │   ├── StartupError
@@ -58,7 +64,7 @@ pickling and `to_state`/`from_state`, with the attributes that it documents.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 
@@ -135,7 +141,7 @@ class ConfigError(KubetorchError, ValueError):
 
 
 class KubernetesCredentialsError(ConfigError):
-    """There is neither an in-cluster token nor a usable kubeconfig."""
+    """There is neither an in-cluster token nor a usable kubeconfig, or what it names fails."""
 
     code = "kubernetes_credentials"
 
@@ -235,6 +241,70 @@ class VersionMismatchError(ControllerError):
     """Two parts are too far apart in version to understand each other."""
 
     code = "version_mismatch"
+    status = 409
+
+
+# ---------------------------------------------------------------------------------- kubernetes
+
+
+class KubernetesError(KubetorchError):
+    """The API server of a cluster did not do what was asked."""
+
+    code = "kubernetes"
+    status = 502
+
+
+class KubernetesUnavailableError(KubernetesError, ConnectionError):
+    """The API server cannot be reached, broke off, or was silent for too long."""
+
+    code = "kubernetes_unavailable"
+    status = 503
+
+
+class KubernetesRequestError(KubernetesError):
+    """The API server refused a request.
+
+    Attributes:
+        verb: What was asked, as RBAC calls it: `get`, `list`, `patch`, ….
+        resource: Of what, as RBAC calls it: `pods`, `pods/exec`, `deployments.apps`, ….
+        namespace: Where; `None` for what belongs to no namespace, and for all of them.
+        name: Which one; `None` when none was named.
+        status_code: HTTP status of the answer.
+        reason: Kubernetes' word for it, such as `Invalid` or `AlreadyExists`; may be empty.
+        causes: Its details: dicts with `reason`, `message` and `field`, as far as it gave them.
+        retry_after: Seconds after which it asked to try again, if it did.
+    """
+
+    code = "kubernetes_request"
+
+    verb: str = ""
+    resource: str = ""
+    namespace: str | None = None
+    name: str | None = None
+    status_code: int = 0
+    reason: str = ""
+    causes: Sequence[dict[str, str]] = ()
+    retry_after: float | None = None
+
+
+class KubernetesForbiddenError(KubernetesRequestError, PermissionError):
+    """The API server does not know who asks, or does not let them; also quotas and admission."""
+
+    code = "kubernetes_forbidden"
+    status = 403
+
+
+class KubernetesNotFoundError(KubernetesRequestError, LookupError):
+    """There is no such object, or no such kind."""
+
+    code = "kubernetes_not_found"
+    status = 404
+
+
+class KubernetesConflictError(KubernetesRequestError):
+    """The object exists, was changed in between, or another manager owns its fields (`causes`)."""
+
+    code = "kubernetes_conflict"
     status = 409
 
 

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from kubetorch.lib import connections, websocket
+from kubetorch.lib import connections, upgrading, websocket
 from kubetorch.wire import failures, messages, routes, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -119,7 +119,7 @@ async def main() -> None:
         while True:
             try:
                 await session(agent)
-            except (OSError, connections.UpgradeRefusedError) as error:
+            except (OSError, upgrading.UpgradeRefusedError) as error:
                 log("no session", error)
             await asyncio.sleep(0.05)
 
@@ -128,7 +128,7 @@ async def session(agent: Agent) -> None:
     credentials = json.loads(Path(POD.credentials_file).read_bytes())
     url = Path(POD.controller_file).read_text().strip()
     agent.closed.clear()
-    await connections.connect(
+    await upgrading.connect(
         url + routes.SESSIONS,
         agent,
         headers={routes.AUTHORIZATION: f"Bearer {credentials['session']}"},

@@ -298,7 +298,7 @@ class Socket:
         sent.update(headers)
         self.sock = socket.create_connection((web.agent.hostname, web.agent.port), TIMEOUT)
         host = f"127.0.0.1:{web.agent.port}"
-        request, accept = websocket.upgrade_request(host, "/http/ws", sent)
+        request, accept = websocket.upgrade_request(host, "/http/ws", sent.items())
         self.sock.sendall(request)
         head = b""
         while not head.endswith(b"\r\n\r\n"):

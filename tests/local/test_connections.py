@@ -10,13 +10,13 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from kubetorch.lib import connections, websocket
-from kubetorch.lib.connections import Connection, Refusal, UpgradeRefusedError
+from kubetorch.lib import connections, dialing, upgrading, websocket
+from kubetorch.lib.connections import Connection, Refusal
+from kubetorch.lib.upgrading import UpgradeRefusedError
 from kubetorch.lib.websocket import WebSocketError
 
 MIB = 1024 * 1024
@@ -94,7 +94,7 @@ class Server:
 
     async def connect(self, endpoint: Endpoint, path: str = "/x", **headers: str) -> Connection:
         url = f"http://127.0.0.1:{self.port}{path}"
-        return await connections.connect(url, endpoint, headers=headers, max_message=LIMIT)
+        return await upgrading.connect(url, endpoint, headers=headers, max_message=LIMIT)
 
     def _accept(self, path, headers):
         self.seen.append((path, dict(headers)))
@@ -107,19 +107,6 @@ class Server:
     async def _app(self, scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"plain"})
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def runs(request):
-    """Runs a scenario on each kind of loop."""
-
-    def run(scenario) -> None:
-        if request.param == "uvloop":
-            uvloop.run(scenario())
-        else:
-            asyncio.run(scenario())
-
-    return run
 
 
 def test_messages_travel_both_ways(runs):
@@ -210,7 +197,7 @@ async def upgrade(server: Server) -> socket.socket:
     sock = socket.socket()
     sock.setblocking(False)
     await loop.sock_connect(sock, ("127.0.0.1", server.port))
-    request, _ = websocket.upgrade_request("localhost", "/", {})
+    request, _ = websocket.upgrade_request("localhost", "/", [])
     await loop.sock_sendall(sock, request)
     head = b""
     while not head.endswith(b"\r\n\r\n"):
@@ -294,6 +281,27 @@ def test_a_peer_that_is_silent_for_too_long_is_given_up(runs, monkeypatch):
     runs(scenario)
 
 
+def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
+    monkeypatch.setattr(connections, "PING_INTERVAL", 0.05)
+
+    async def scenario():
+        async with Server() as server:
+            endpoint = Endpoint()
+            connection = await server.connect(endpoint)
+            connection.silence = 0.2
+            connection.read_on(False)
+            server.accepted[0].connection.send(b"waits")
+            await asyncio.sleep(0.6)
+            assert connection.is_open
+            assert endpoint.messages.empty()
+            connection.read_on(True)
+            assert await endpoint.next() == (websocket.BINARY, b"waits")
+            connection.close()
+            await endpoint.reason()
+
+    runs(scenario)
+
+
 def test_a_goodbye_that_is_never_read_is_given_up(runs, monkeypatch):
     monkeypatch.setattr(connections, "CLOSE_TIMEOUT", 0.2)
 
@@ -351,7 +359,7 @@ def test_an_upgrade_without_its_headers_is_refused(runs, missing):
     async def scenario():
         async with Server() as server:
             loop = asyncio.get_running_loop()
-            request, _ = websocket.upgrade_request("localhost", "/", {})
+            request, _ = websocket.upgrade_request("localhost", "/", [])
             lines = [
                 line for line in request.split(b"\r\n") if not line.startswith(missing.encode())
             ]
@@ -396,7 +404,7 @@ async def connect_to(answer: bytes, *, then_close: bool = True) -> Endpoint:
 
     endpoint = Endpoint()
     async with listening(serve) as port:
-        await connections.connect(
+        await upgrading.connect(
             f"http://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT, timeout=1.0
         )
     return endpoint
@@ -436,8 +444,8 @@ def test_nobody_listening_is_an_os_error(runs):
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))  # taken, so that nobody else listens there meanwhile
             url = f"http://127.0.0.1:{sock.getsockname()[1]}/"
-            with pytest.raises(ConnectionRefusedError):
-                await connections.connect(url, Endpoint(), headers={}, max_message=LIMIT)
+            with pytest.raises(dialing.UnreachableError, match="nobody listens there"):
+                await upgrading.connect(url, Endpoint(), headers={}, max_message=LIMIT)
 
     runs(scenario)
 
@@ -466,7 +474,7 @@ def test_messages_right_behind_the_answer_are_not_lost(runs, pause):
 
         endpoint = Endpoint()
         async with listening(serve) as port:
-            connection = await connections.connect(
+            connection = await upgrading.connect(
                 f"ws://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT
             )
             found = [(await endpoint.next())[1] for _ in range(4)]

@@ -106,6 +106,22 @@ def local_dir() -> Path:
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
 
 
+def kubeconfig_list() -> str | None:
+    """The kubeconfig files that the user lists, all of `KUBECONFIG`."""
+    return os.environ.get("KUBECONFIG") or None
+
+
+def kubernetes_service() -> tuple[str, int] | None:
+    """Host and port of the API server of the cluster that this process runs in a pod of."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+    return (host, int(port)) if host and port and port.isdigit() else None
+
+
+def for_programs() -> dict[str, str]:
+    """All of it, for programs that the user's configuration names, and for proxies."""
+    return dict(os.environ)
+
+
 def variable(name: str) -> str | None:
     """A variable that the user named, as the source of a secret; none if it is empty."""
     return os.environ.get(name) or None

@@ -2,7 +2,7 @@
 
     socket ── transport ── Connection ── Endpoint (the owner: told of messages, sends)
 
-`connect` opens the client's end. The server's end comes from an HTTP server
+`kubetorch.lib.upgrading` opens the client's end. The server's end comes from an HTTP server
 (`kubetorch.lib.serving`), which parses the request and hands an upgrade to the class that
 `upgrade_class` makes; plain HTTP on the same port stays with that server and its application.
 """
@@ -13,9 +13,8 @@ import asyncio
 import http
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
-from kubetorch.lib import deadlines, websocket
+from kubetorch.lib import websocket
 
 #: A peer that has not answered a ping for so long is gone, in seconds.
 PING_INTERVAL = 10.0
@@ -26,8 +25,6 @@ CLOSE_TIMEOUT = 5.0
 #: Bytes that wait in the transport before the connection counts as congested: two chunks of a
 #: large message, so that the socket never runs dry while the next one is prepared.
 WRITE_BUFFER = 512 * 1024
-#: Bytes that the head of an answer to an upgrade, or the body of a refusal, may have.
-ANSWER_LIMIT = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -66,8 +63,13 @@ class Connection(asyncio.BufferedProtocol):
         self._is_open = False
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
+        self._is_paused = False
         #: The code of the first goodbye, whoever said it; `None` when there was none.
         self.close_code: int | None = None
+        #: What both ends agreed to speak, if the client offered anything.
+        self.subprotocol: str | None = None
+        #: Seconds after which a peer that says nothing and answers no ping is given up.
+        self.silence = PING_TIMEOUT
         #: Whether what is sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
 
@@ -108,7 +110,9 @@ class Connection(asyncio.BufferedProtocol):
     def read_on(self, is_wanted: bool) -> None:
         """Whether more messages are taken now, or wait with the peer."""
         transport = self._transport
-        if transport and not transport.is_closing() and transport.is_reading() != is_wanted:
+        if transport and not transport.is_closing() and self._is_paused == is_wanted:
+            self._is_paused = not is_wanted
+            self._heard = asyncio.get_running_loop().time()
             (transport.resume_reading if is_wanted else transport.pause_reading)()
 
     def abort(self, reason: str) -> None:
@@ -149,8 +153,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_peer(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop.time() - self._heard > PING_TIMEOUT:
-            self.abort(f"the peer has been silent for {PING_TIMEOUT:.0f} s")
+        if not self._is_paused and loop.time() - self._heard > self.silence:
+            self.abort(f"the peer has been silent for {self.silence:.0f} s")
             return
         self.send(b"", opcode=websocket.PING)
         self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
@@ -181,6 +185,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102  # asyncio's
         if self._transport is None:
             return
+        self._transport.close()  # Python 3.10's of TLS does not know that it is over
         self._transport = None
         self._is_open = False
         if self._timer is not None:
@@ -208,106 +213,6 @@ class Connection(asyncio.BufferedProtocol):
             self.close_code = code
             self.send(websocket.close_payload(code), opcode=websocket.CLOSE)
             self._finish(reason or f"closed by the peer with code {code}")
-
-
-# --------------------------------------------------------------------------------------- client
-
-
-class UpgradeRefusedError(Exception):
-    """The server answered an upgrade with an ordinary response.
-
-    Attributes:
-        status: HTTP status.
-        body: The response's body.
-    """
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"the upgrade was answered with status {status}")
-        self.status = status
-        self.body = body
-
-
-async def connect(
-    url: str,
-    endpoint: Endpoint,
-    *,
-    headers: Mapping[str, str],
-    max_message: int,
-    timeout: float = 10.0,
-) -> Connection:
-    """Open a WebSocket to `url` (`http://` or `ws://`).
-
-    Raises:
-        UpgradeRefusedError: The server said no.
-        OSError, TimeoutError, WebSocketError: There is no connection.
-    """
-    parts = urlsplit(url)
-    assert parts.hostname is not None, url
-    port = parts.port or 80
-    request, accept = websocket.upgrade_request(parts.netloc, parts.path or "/", headers)
-    async with deadlines.timeout(timeout):
-        loop = asyncio.get_running_loop()
-        transport, protocol = await loop.create_connection(_Handshake, parts.hostname, port)
-        transport.write(request)
-        try:
-            status, answer = websocket.parse_response(await protocol.head, accept)
-            if status != 101:
-                raise UpgradeRefusedError(status, await protocol.body(answer))
-        except BaseException:
-            transport.abort()
-            raise
-    connection = Connection(endpoint, is_client=True, max_message=max_message)
-    transport.set_protocol(connection)
-    connection.start(transport)
-    connection.feed(protocol.rest)
-    return connection
-
-
-class _Handshake(asyncio.Protocol):
-    """Reads the head of a response, and a body after it when the upgrade was refused.
-
-    Attributes:
-        head: The head, up to and with its empty line.
-        rest: What has come after it.
-    """
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.head: asyncio.Future[bytes] = loop.create_future()
-        self.rest = bytearray()
-        self._need: int | None = None
-        self._body: asyncio.Future[bytes] = loop.create_future()
-
-    def data_received(self, data: bytes) -> None:
-        self.rest += data
-        if not self.head.done():
-            end = self.rest.find(b"\r\n\r\n")
-            if end >= 0:
-                self.head.set_result(bytes(self.rest[: end + 4]))
-                del self.rest[: end + 4]
-            elif len(self.rest) > ANSWER_LIMIT:
-                error = websocket.WebSocketError("the answer to the upgrade has no end")
-                self.head.set_exception(error)
-        self._finish_body()
-
-    async def body(self, headers: Mapping[str, str]) -> bytes:
-        """The body of a refusal, as far as it is of any interest."""
-        length = headers.get("content-length", "")
-        self._need = min(int(length), ANSWER_LIMIT) if length.isascii() and length.isdigit() else 0
-        self._finish_body()
-        return await self._body
-
-    def _finish_body(self) -> None:
-        if self._need is not None and len(self.rest) >= self._need and not self._body.done():
-            self._body.set_result(bytes(self.rest[: self._need]))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        lost = exc or ConnectionResetError("the connection was closed during the handshake")
-        if not self.head.done():
-            self.head.set_exception(lost)
-            self.head.exception()  # retrieved: nobody may be waiting
-        if not self._body.done():
-            self._body.set_result(bytes(self.rest))
 
 
 # --------------------------------------------------------------------------------------- server

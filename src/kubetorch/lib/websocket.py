@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -60,7 +60,7 @@ def accept_key(key: str) -> str:
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID).digest()).decode()
 
 
-def upgrade_request(host: str, path: str, headers: Mapping[str, str]) -> tuple[bytes, str]:
+def upgrade_request(host: str, path: str, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str]:
     """The client's request, and the `Sec-WebSocket-Accept` that has to come back."""
     key = base64.b64encode(os.urandom(16)).decode()
     lines = [
@@ -70,9 +70,9 @@ def upgrade_request(host: str, path: str, headers: Mapping[str, str]) -> tuple[b
         "Connection: Upgrade",
         f"Sec-WebSocket-Key: {key}",
         "Sec-WebSocket-Version: 13",
-        *(f"{name}: {value}" for name, value in headers.items()),
+        *(f"{name}: {value}" for name, value in headers),
     ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), accept_key(key)
+    return ("\r\n".join(lines) + "\r\n\r\n").encode(), accept_key(key)
 
 
 def parse_response(head: bytes, accept: str) -> tuple[int, dict[str, str]]:

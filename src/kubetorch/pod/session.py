@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kubetorch.errors import ProtocolError
-from kubetorch.lib import connections, websocket
+from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.wire import messages, routes, versions
 from kubetorch.wire.apps import AppView
@@ -158,7 +158,7 @@ class Session:
             try:
                 await self._run_once()
                 delays = _delays()
-            except connections.UpgradeRefusedError as error:
+            except upgrading.UpgradeRefusedError as error:
                 _log.warning(
                     "session refused status=%s body=%s",
                     error.status,
@@ -172,7 +172,7 @@ class Session:
         """One session, from its connect to its end."""
         url = self._controller_file.read_text().strip()
         link = _Link(self._on_text)
-        await connections.connect(
+        await upgrading.connect(
             url.rstrip("/") + routes.SESSIONS,
             link,
             headers=self._headers,

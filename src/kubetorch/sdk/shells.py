@@ -13,7 +13,7 @@ import tty
 from collections.abc import Iterator
 
 from kubetorch.errors import AgentDiedError
-from kubetorch.lib import connections, websocket
+from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.sdk import services
 from kubetorch.wire import failures, messages, routes, shells
@@ -48,10 +48,10 @@ async def _run(pod: PodView, command: str | None) -> int:
     client = _Client()
     headers = {routes.AUTHORIZATION: f"Bearer {services.controller_client().token}"}
     try:
-        await connections.connect(
+        await upgrading.connect(
             f"{pod.url}{routes.SHELL}", client, headers=headers, max_message=shells.MESSAGE_LIMIT
         )
-    except connections.UpgradeRefusedError as error:
+    except upgrading.UpgradeRefusedError as error:
         raise failures.rebuild(failures.parse_json(error.body)) from error
     client.say(wanted)
     with _raw() if has_terminal else contextlib.nullcontext(), client.attached(has_terminal):

@@ -216,7 +216,7 @@ def test_a_close_payload_is_read_back_and_its_reason_is_cut():
 
 
 def test_the_answer_to_an_upgrade_is_parsed():
-    request, accept = websocket.upgrade_request("h:1", "/p", {"X-A": "1"})
+    request, accept = websocket.upgrade_request("h:1", "/p", [("X-A", "1")])
     assert request.startswith(b"GET /p HTTP/1.1\r\nHost: h:1\r\n")
     assert b"\r\nX-A: 1\r\n" in request
     head = f"HTTP/1.1 101 Switching\r\nSec-WebSocket-Accept: {accept}\r\n\r\n".encode()

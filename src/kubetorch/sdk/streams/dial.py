@@ -50,7 +50,7 @@ def dial(
         raise ConfigError(f"{base!r} is no URL that calls can go to; it must begin with http://")
     deadline = time.monotonic() + timeout
     request, accept = websocket.upgrade_request(
-        parts.netloc, parts.path.rstrip("/") + path, headers
+        parts.netloc, parts.path.rstrip("/") + path, headers.items()
     )
     connection = socket.create_connection((parts.hostname, parts.port or 80), timeout=timeout)
     try:

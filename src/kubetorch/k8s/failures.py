@@ -1,0 +1,199 @@
+"""What an API server refuses, as errors that say what was asked and what to do. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch import errors
+
+#: Longest text of an answer that is no `Status`.
+_TEXT_LIMIT = 300
+#: Parts of pods that are connections.
+_STREAMS = ("pods/attach", "pods/exec", "pods/portforward")
+_CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
+    401: errors.KubernetesForbiddenError,
+    403: errors.KubernetesForbiddenError,
+    404: errors.KubernetesNotFoundError,
+    409: errors.KubernetesConflictError,
+}
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is asked of the server, in the words of RBAC.
+
+    Attributes:
+        verb: `get`, `list`, `watch`, `create`, `patch`, `update`, `delete`, `deletecollection`.
+        resource: `pods`, `pods/exec`, `deployments.apps`, ….
+        namespace: Where; `None` for all of them, and for what lies in none.
+        name: Which one; `None` for a collection.
+        origin: As whom and where, such as the context of a kubeconfig.
+    """
+
+    verb: str
+    resource: str
+    namespace: str | None = None
+    name: str | None = None
+    origin: str = ""
+
+    def __str__(self) -> str:
+        which = f" {self.name!r}" if self.name else ""
+        where = f" in namespace {self.namespace!r}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{which}{where}"
+
+
+def unavailable(action: Action, server: str, error: BaseException) -> errors.KubetorchError:
+    """The error for an action that got no answer."""
+    return errors.KubernetesUnavailableError(
+        f"cannot {action}: the API server {server} did not answer: {error}",
+        hint=f"check that the cluster runs and can be reached ({action.origin})",
+    )
+
+
+def untrusted(action: Action, server: str, error: BaseException) -> errors.KubetorchError:
+    """The error for a server whose certificate is not what it should be."""
+    return errors.KubernetesCredentialsError(
+        f"cannot {action}: the API server {server}: {error}",
+        hint=f"correct certificate-authority, tls-server-name or client-certificate "
+        f"({action.origin})",
+    )
+
+
+def garbled(action: Action, server: str, why: object) -> errors.KubetorchError:
+    """The error for an answer that no API server gives."""
+    return errors.KubernetesError(
+        f"cannot {action}: {server} answered with something that is no answer of Kubernetes: {why}",
+        hint=f"is that the URL of an API server, and no portal or proxy in between? "
+        f"({action.origin})",
+    )
+
+
+def refused(
+    action: Action, status_code: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> errors.KubernetesRequestError:
+    """The error for an action that the server refused.
+
+    Args:
+        action: What was asked.
+        status_code: HTTP status of the answer.
+        body: Its body, a `Status` if the API server itself refused.
+        headers: Its headers.
+    """
+    status = parse_status(body)
+    said = "" if status else body[:_TEXT_LIMIT].decode(errors="replace").strip()
+    return refused_by(action, status_code, status, said=said, headers=headers)
+
+
+def refused_by(
+    action: Action,
+    status_code: int,
+    status: Mapping[str, Any],
+    *,
+    said: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> errors.KubernetesRequestError:
+    """The error that a `Status` describes.
+
+    Args:
+        action: What was asked.
+        status_code: The HTTP status.
+        status: The object; empty if there was none.
+        said: The message instead of its own.
+        headers: Headers of the answer.
+    """
+    details = status.get("details") or {}
+    reason = str(status.get("reason") or "")
+    said = said or str(status.get("message") or "")
+    words = " ".join(filter(None, [str(status_code), reason]))
+    message = f"cannot {action}: the API server answered {words}" + (f": {said}" if said else "")
+    made = _CLASSES.get(status_code, errors.KubernetesRequestError)
+    error = made(message, hint=_hint(action, status_code, reason, said))
+    error.verb, error.resource = action.verb, action.resource
+    error.namespace, error.name = action.namespace, action.name
+    error.status_code, error.reason = status_code, reason
+    error.causes = [_cause(cause) for cause in details.get("causes") or []]
+    error.retry_after = _retry_after(details, headers or {})
+    return error
+
+
+def parse_status(body: bytes) -> dict[str, Any]:
+    """The `Status` in an answer; empty if there is none."""
+    try:
+        status = json.loads(body)
+    except ValueError:
+        return {}
+    return status if isinstance(status, dict) and status.get("kind") == "Status" else {}
+
+
+def _cause(cause: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(cause.get(name) or "") for name in ("reason", "message", "field")}
+
+
+def _retry_after(details: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:
+    for value in (headers.get("retry-after"), details.get("retryAfterSeconds")):
+        text = str(value or "")
+        if text.isascii() and text.isdigit():
+            return float(text)
+    return None
+
+
+def _hint(action: Action, status_code: int, reason: str, said: str) -> str | None:
+    if status_code == 401:
+        return f"the credentials are unknown or have expired; log in again ({action.origin})"
+    if status_code == 403:
+        return _forbidden_hint(action, said)
+    if status_code == 404:
+        if is_unserved(said):
+            return "the cluster does not serve this kind: is its operator installed?"
+        return "check name and namespace; it may have been deleted"
+    if status_code == 409:
+        if reason == "AlreadyExists":
+            return "choose another name, or apply it instead of creating it"
+        if "Apply failed with" in said:
+            return "leave those fields to the manager that owns them, or apply with force"
+        return "somebody changed it in between: read it again and repeat"
+    if status_code == 429:
+        return "the API server is busy; try again later"
+    if status_code in (400, 422):
+        if is_admission(said):
+            return "change the object as the admission webhook asks"
+        return "correct the fields that the message names"
+    return None
+
+
+def is_unserved(said: str) -> bool:
+    """Whether a message says that a path is not served, rather than that an object is missing."""
+    return "could not find the requested resource" in said or "404 page not found" in said
+
+
+def is_admission(said: str) -> bool:
+    """Whether a message is that of an admission webhook or policy."""
+    return "admission webhook" in said or "ValidatingAdmissionPolicy" in said
+
+
+def is_quota(said: str) -> bool:
+    """Whether a message says that a ResourceQuota is full."""
+    return "exceeded quota" in said
+
+
+def _forbidden_hint(action: Action, said: str) -> str:
+    if is_quota(said):
+        return "free some of the quota (kubectl describe resourcequota), or ask for less"
+    if is_admission(said):
+        return "change the object as the admission webhook asks"
+    plural, _, group = action.resource.partition(".")
+    _, slash, subresource = group.partition("/")
+    if slash:  # deployments.apps/status is deployments/status of the group apps
+        plural, group = f"{plural}/{subresource}", group.partition("/")[0]
+    verbs = [action.verb]
+    if plural in _STREAMS:
+        verbs = ["create", "get"]  # which of them is asked for depends on the server's version
+    kind = "Role" if action.namespace else "ClusterRole"
+    where = f" in namespace {action.namespace!r}" if action.namespace else ""
+    return (
+        f"let an administrator grant it with a {kind}{where}: apiGroups: [{group!r}], "
+        f"resources: [{plural!r}], verbs: {verbs} ({action.origin})"
+    )

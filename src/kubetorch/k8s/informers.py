@@ -1,0 +1,177 @@
+"""A selection of objects, always as the server has it, and callbacks when it changes.
+
+Nothing is queued here: callbacks run before the next event is read, and what the server says
+meanwhile waits in the socket. A server that has to wait for too long ends the watch, which goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Mapping
+
+from kubetorch.errors import (
+    KubernetesError,
+    KubernetesRequestError,
+    KubernetesUnavailableError,
+    KubetorchError,
+)
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Object, Selection
+from kubetorch.k8s.watching import Change, Key, WatchFrom, WatchState
+from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
+
+#: A watch is ended by the server after a while of these seconds, each one after another.
+WATCH_SECONDS = (240.0, 300.0)
+#: Statuses with which no list will ever succeed, unless somebody changes the cluster.
+_HOPELESS = (400, 401, 403, 404, 405, 422)
+
+_logger = logging.getLogger(__name__)
+
+
+class Informer:
+    """Lists and watches a selection until it is closed; an asynchronous context manager.
+
+    Args:
+        client: Asks the server.
+        selection: What to watch.
+        on_change: Called with each change, in order; the first ones are all objects that there
+            are. An exception of its own is logged and changes nothing.
+        watch_seconds: How long a watch lasts before the next one, at least and at most.
+
+    Attributes:
+        error: Why the server is not being listened to at this moment; `None` while it is.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        selection: Selection,
+        on_change: Callable[[Change], object] | None = None,
+        *,
+        watch_seconds: tuple[float, float] = WATCH_SECONDS,
+    ) -> None:
+        self.error: KubetorchError | None = None
+        self._client = client
+        self._selection = selection
+        self._on_change = on_change
+        self._watch_seconds = watch_seconds
+        self._action = client.action_on("watch", selection)
+        self._state = WatchState(self._action)
+        self._changes = Changes()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Informer:
+        self._task = asyncio.create_task(self._run(), name=f"watch {self._selection.resource}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop watching."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    @property
+    def objects(self) -> Mapping[Key, Object]:
+        """All objects by namespace and name; not to be changed."""
+        return self._state.objects
+
+    def get(self, name: str, namespace: str = "") -> Object | None:
+        """One object, if it is there."""
+        return self._state.objects.get((namespace, name))
+
+    async def listed(self, *, timeout: float) -> None:
+        """Wait until all objects are known.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            KubernetesRequestError: The server refused for a reason that waiting does not change.
+            KubernetesUnavailableError: The seconds are over.
+        """
+        try:
+            async with deadlines.timeout(timeout):
+                while not self._state.is_listed:
+                    error = self.error
+                    if isinstance(error, KubernetesRequestError) and error.status_code in _HOPELESS:
+                        raise error
+                    await self._changes.wait()
+        except TimeoutError as error:
+            raise self.error or KubernetesUnavailableError(
+                f"cannot {self._action}: not listed within {timeout:g} s"
+            ) from error
+
+    async def until(
+        self, condition: Callable[[Mapping[Key, Object]], bool], *, timeout: float
+    ) -> None:
+        """Wait until something is true of the objects.
+
+        Args:
+            condition: Asked after every change.
+            timeout: Seconds.
+
+        Raises:
+            TimeoutError: They are over.
+        """
+        async with deadlines.timeout(timeout):
+            while not (self._state.is_listed and condition(self.objects)):
+                await self._changes.wait()
+
+    # ------------------------------------------------------------------------------------ inside
+
+    async def _run(self) -> None:
+        state, loop = self._state, asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(state.pause)
+            step, begun = state.step, loop.time()
+            try:
+                if isinstance(step, WatchFrom):
+                    await self._watch(step.resource_version)
+                    state.ended(loop.time() - begun)
+                else:
+                    listing = await self._client.list(self._selection)
+                    self._tell(state.listed(listing.items, listing.resource_version))
+                    self._heard()
+            except KubetorchError as error:
+                self._failed(error, loop.time() - begun)
+            except Exception as error:  # a defect must not end the watch for good
+                _logger.exception("cannot %s", self._action)
+                wrapped = KubernetesError(f"cannot {self._action}: {error!r}")
+                self._failed(wrapped, loop.time() - begun)
+
+    async def _watch(self, resource_version: str) -> None:
+        seconds = random.uniform(*self._watch_seconds)
+        events = self._client.watch(
+            self._selection, resource_version, seconds=seconds, on_open=self._heard
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                self._tell(self._state.told(event))
+                self._heard()
+
+    def _failed(self, error: KubetorchError, seconds: float) -> None:
+        self._state.failed(error, seconds)
+        self.error = error
+        self._changes.notify()
+
+    def _heard(self) -> None:
+        self.error = None
+        self._changes.notify()
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            if self._on_change is not None:
+                try:
+                    self._on_change(change)
+                except Exception:  # the owner's bug must not stop the watch
+                    _logger.exception("a callback for a change of %s failed", self._action.resource)

@@ -1,0 +1,362 @@
+"""Kubeconfig files: found, merged, and resolved to one `Access`.
+
+Several files are merged as Kubernetes documents it: the first that sets a value wins, and of two
+clusters, users or contexts of one name the first file's counts in full. Files that `KUBECONFIG`
+lists and that do not exist are left out; one that is named outright has to exist. Paths in a file
+are relative to its folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from kubetorch.errors import KubernetesCredentialsError
+from kubetorch.k8s.access import Access, Cluster, Impersonation, Pem, Plugin, User
+
+#: Where the file is when nobody says.
+DEFAULT = "~/.kube/config"
+_EXTENSION = "client.authentication.k8s.io/exec"
+_PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_INTERACTIONS = ("Never", "IfAvailable", "Always")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a cluster, user or context says, and in which file."""
+
+    value: dict[str, Any]
+    file: Path
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """Merged files.
+
+    Attributes:
+        files: Those that exist, in order.
+        current_context: The context that is used when none is named.
+    """
+
+    files: tuple[Path, ...] = ()
+    current_context: str = ""
+    _clusters: Mapping[str, _Entry] = field(default_factory=dict)
+    _users: Mapping[str, _Entry] = field(default_factory=dict)
+    _contexts: Mapping[str, _Entry] = field(default_factory=dict)
+
+    @property
+    def contexts(self) -> list[str]:
+        """Names of all contexts."""
+        return sorted(self._contexts)
+
+    def access(self, context: str | None = None) -> Access:
+        """What a context comes to.
+
+        Args:
+            context: Its name; the current one when not given.
+
+        Raises:
+            KubernetesCredentialsError: Something that it needs is missing or wrong.
+        """
+        name = context or self.current_context
+        where = ", ".join(map(str, self.files)) or "no file"
+        if not name:
+            raise KubernetesCredentialsError(
+                f"the kubeconfig ({where}) has no current context",
+                hint=f"choose one of {self.contexts}: kubectl config use-context NAME",
+            )
+        entry = _pick(self._contexts, name, "context", where)
+        settings = _Fields(entry, f"context {name!r}")
+        cluster_name = settings.text("cluster")
+        if cluster_name is None:
+            raise settings.wrong("cluster", "names no cluster")
+        cluster = _pick(self._clusters, cluster_name, "cluster", where)
+        user_name = settings.text("user")
+        user = User()
+        if user_name is not None:
+            found = _pick(self._users, user_name, "user", where)
+            user = _user(_Fields(found, f"user {user_name!r}"))
+        return Access(
+            cluster=_cluster(_Fields(cluster, f"cluster {cluster_name!r}")),
+            user=user,
+            namespace=settings.text("namespace") or "default",
+            context=name,
+            origin=f"context {name!r} of {entry.file}",
+        )
+
+
+def paths(variable: str | None, home: Path) -> list[Path]:
+    """The files that `KUBECONFIG` lists, or the default one.
+
+    Args:
+        variable: Its value.
+        home: Folder that `~` stands for.
+    """
+    listed = [name for name in (variable or "").split(os.pathsep) if name]
+    if not listed:
+        return [home / ".kube" / "config"]
+    return [Path(name) for name in dict.fromkeys(listed)]
+
+
+def load(files: Sequence[Path]) -> Kubeconfig:
+    """Read and merge files; those that do not exist are left out.
+
+    Raises:
+        KubernetesCredentialsError: One cannot be read or is no kubeconfig.
+    """
+    documents: list[tuple[Path, str]] = []
+    for file in files:
+        try:
+            documents.append((file, file.read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise KubernetesCredentialsError(
+                f"kubeconfig {file} cannot be read: {getattr(error, 'strerror', None) or error}",
+                hint="correct its permissions, or name another one in KUBECONFIG",
+            ) from error
+    return merge(documents)
+
+
+def load_file(file: Path) -> Kubeconfig:
+    """Read one file, which has to exist.
+
+    Raises:
+        KubernetesCredentialsError: It does not, or cannot be used.
+    """
+    config = load([file])
+    if not config.files:
+        raise KubernetesCredentialsError(
+            f"there is no kubeconfig {file}", hint="correct kubeconfig_path"
+        )
+    return config
+
+
+def merge(documents: Sequence[tuple[Path, str]]) -> Kubeconfig:
+    """Merge the texts of files.
+
+    Args:
+        documents: Where each lies, and what it contains.
+
+    Raises:
+        KubernetesCredentialsError: One is no kubeconfig.
+    """
+    current = ""
+    merged: dict[str, dict[str, _Entry]] = {"cluster": {}, "user": {}, "context": {}}
+    for file, text in documents:
+        document = _parse(file, text)
+        current = current or str(document.get("current-context") or "")
+        for kind, entries in merged.items():
+            for name, value in _named(document, kind, file).items():
+                entries.setdefault(name, _Entry(value, file))
+    return Kubeconfig(
+        files=tuple(file for file, _ in documents),
+        current_context=current,
+        _clusters=merged["cluster"],
+        _users=merged["user"],
+        _contexts=merged["context"],
+    )
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        document = yaml.load(text, loader)  # both are safe ones
+    except yaml.YAMLError as error:
+        raise _unusable(file, f"is no YAML: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or document.get("kind", "Config") != "Config":
+        raise _unusable(file, "is no kubeconfig: it should be a mapping with kind: Config")
+    return document
+
+
+def _named(document: dict[str, Any], kind: str, file: Path) -> dict[str, dict[str, Any]]:
+    """The clusters, users or contexts of a file by name, of two with one name the first."""
+    found: dict[str, dict[str, Any]] = {}
+    listed = document.get(f"{kind}s") or []
+    if not isinstance(listed, list):
+        raise _unusable(file, f"{kind}s should be a list")
+    for item in listed:
+        value = item.get(kind) or {} if isinstance(item, dict) else None
+        if not isinstance(value, dict) or not isinstance(item.get("name"), str):
+            raise _unusable(file, f"an item of {kind}s should have name and {kind}: {item!r:.80}")
+        found.setdefault(item["name"], value)
+    return found
+
+
+def _unusable(file: Path, why: str) -> KubernetesCredentialsError:
+    return KubernetesCredentialsError(
+        f"kubeconfig {file} {why}", hint="correct the file, or name another one in KUBECONFIG"
+    )
+
+
+def _pick(entries: Mapping[str, _Entry], name: str, kind: str, where: str) -> _Entry:
+    if name not in entries:
+        raise KubernetesCredentialsError(
+            f"the kubeconfig ({where}) has no {kind} {name!r}",
+            hint=f"it has {sorted(entries)}",
+        )
+    return entries[name]
+
+
+# ------------------------------------------------------------------------------- single entries
+
+
+class _Fields:
+    """The fields of an entry, checked as they are read."""
+
+    def __init__(self, entry: _Entry, what: str) -> None:
+        self._value = entry.value
+        self._folder = entry.file.parent
+        self._where = f"{what} of {entry.file}"
+
+    def wrong(self, name: str, why: str) -> KubernetesCredentialsError:
+        return KubernetesCredentialsError(f"{self._where}: {name} {why}", hint="correct the file")
+
+    def get(self, name: str) -> Any:  # noqa: ANN401  # what YAML has
+        return self._value.get(name)
+
+    def text(self, name: str) -> str | None:
+        value = self._value.get(name)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise self.wrong(name, f"should be a string, not {value!r}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._value.get(name)
+        if value not in (None, True, False):
+            raise self.wrong(name, f"should be true or false, not {value!r}")
+        return bool(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._value.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, f"should be a list of strings, not {value!r}")
+        return tuple(value)
+
+    def path(self, name: str) -> Path | None:
+        value = self.text(name)
+        return None if value is None else self._folder / Path(value).expanduser()
+
+    def pem(self, name: str) -> Pem:
+        data = self.text(f"{name}-data")
+        if data is None:
+            return Pem(path=self.path(name))
+        try:
+            return Pem(data=base64.b64decode("".join(data.split()), validate=True))
+        except binascii.Error as error:
+            raise self.wrong(f"{name}-data", f"is no base64: {error}") from error
+
+    def beside(self, command: str) -> str:
+        """A program: one with a slash is relative to the file's folder, others are on `PATH`."""
+        return str(self._folder / command) if os.sep in command else command
+
+    def nested(self, name: str) -> _Fields | None:
+        value = self._value.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, f"should be a mapping, not {value!r}")
+        return _Fields(_Entry(value, self._folder / "config"), f"{self._where}: {name}")
+
+
+def _cluster(fields: _Fields) -> Cluster:
+    server = fields.text("server")
+    parts = urlsplit(server or "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise fields.wrong("server", f"should be an http:// or https:// URL, not {server!r}")
+    authority, is_insecure = fields.pem("certificate-authority"), False
+    if fields.flag("insecure-skip-tls-verify"):
+        if authority.is_given:
+            raise fields.wrong("insecure-skip-tls-verify", "contradicts certificate-authority")
+        is_insecure = True
+    return Cluster(
+        server=str(server).rstrip("/"),
+        authority=authority,
+        is_insecure=is_insecure,
+        tls_name=fields.text("tls-server-name"),
+        proxy=fields.text("proxy-url"),
+        config=_plugin_config(fields),
+    )
+
+
+def _plugin_config(fields: _Fields) -> Any:  # noqa: ANN401  # belongs to the plugin
+    for extension in fields.get("extensions") or []:
+        if isinstance(extension, dict) and extension.get("name") == _EXTENSION:
+            return extension.get("extension")
+    return None
+
+
+def _user(fields: _Fields) -> User:
+    provider = fields.nested("auth-provider")
+    if provider is not None:
+        raise fields.wrong(
+            "auth-provider",
+            f"{provider.text('name')!r} is of a kind that Kubernetes removed in 1.26; "
+            "configure the provider's exec plugin instead",
+        )
+    certificate, key = fields.pem("client-certificate"), fields.pem("client-key")
+    if certificate.is_given != key.is_given:
+        raise fields.wrong("client-certificate and client-key", "belong together")
+    execution = fields.nested("exec")
+    return User(
+        certificate=certificate,
+        key=key,
+        token=fields.text("token"),
+        token_file=fields.path("tokenFile"),
+        username=fields.text("username"),
+        password=fields.text("password"),
+        plugin=None if execution is None else _plugin(execution),
+        impersonation=_impersonation(fields),
+    )
+
+
+def _impersonation(fields: _Fields) -> Impersonation:
+    extra = fields.nested("as-user-extra")
+    names = fields.get("as-user-extra") or {}
+    impersonation = Impersonation(
+        user=fields.text("as") or "",
+        uid=fields.text("as-uid") or "",
+        groups=fields.texts("as-groups"),
+        extra={} if extra is None else {name: extra.texts(name) for name in names},
+    )
+    if not impersonation.user and impersonation != Impersonation():
+        raise fields.wrong("as-uid, as-groups and as-user-extra", "need a user in as")
+    return impersonation
+
+
+def _plugin(fields: _Fields) -> Plugin:
+    command = fields.text("command")
+    if command is None:
+        raise fields.wrong("command", "is missing")
+    version = fields.text("apiVersion")
+    if version not in _PLUGIN_VERSIONS:
+        raise fields.wrong("apiVersion", f"{version!r} should be one of {_PLUGIN_VERSIONS}")
+    interaction = fields.text("interactiveMode") or "IfAvailable"
+    if interaction not in _INTERACTIONS:
+        raise fields.wrong("interactiveMode", f"{interaction!r} should be one of {_INTERACTIONS}")
+    environment: dict[str, str] = {}
+    for item in fields.get("env") or []:
+        if not isinstance(item, dict) or not {"name", "value"} <= item.keys():
+            raise fields.wrong("env", f"should be a list of name and value, not {item!r}")
+        environment[str(item["name"])] = str(item["value"])
+    return Plugin(
+        command=fields.beside(command),
+        arguments=fields.texts("args"),
+        environment=environment,
+        api_version=version,
+        install_hint=fields.text("installHint"),
+        wants_cluster=fields.flag("provideClusterInfo"),
+        interaction=interaction,
+    )

@@ -1,0 +1,118 @@
+"""Kinds as the API serves them, and the paths of their objects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+#: An object of the API, or a part of one.
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind in one version.
+
+    Attributes:
+        group: Its API group; empty for the core.
+        version: Of the group, such as `v1`.
+        plural: Its name in paths and in RBAC, such as `deployments`.
+        kind: Its name in manifests, such as `Deployment`.
+        is_namespaced: Whether its objects lie in namespaces.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    is_namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """`apiVersion` of its manifests."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(
+        self, *, namespace: str | None = None, name: str | None = None, subresource: str = ""
+    ) -> str:
+        """The path of the collection, of one object, or of a part of that.
+
+        Args:
+            namespace: Where; `None` for all, and for what lies in none.
+            name: The object.
+            subresource: Its part, such as `status`.
+        """
+        parts = [group_path(self.api_version)]
+        if self.is_namespaced and namespace is not None:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(quote(name, safe=""))
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """One object, or a part of one.
+
+    Attributes:
+        resource: Its kind.
+        name: Its name.
+        namespace: Where it lies; `None` means the client's own namespace, or none for what lies in
+            none.
+        subresource: The part, such as `status`; empty for the object itself.
+    """
+
+    resource: Resource
+    name: str
+    namespace: str | None = None
+    subresource: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Objects of one kind.
+
+    Attributes:
+        resource: The kind.
+        namespace: Where they lie; `None` for everywhere.
+        labels: A label selector, such as `app=web,tier!=cache`.
+        fields: A field selector, such as `metadata.name=web`.
+    """
+
+    resource: Resource
+    namespace: str | None = None
+    labels: str = ""
+    fields: str = ""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What says it in a URL, but for the namespace."""
+        query = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        return {name: value for name, value in query.items() if value}
+
+
+def group_path(api_version: str) -> str:
+    """Where a version of an API group lies."""
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+PODS = Resource("", "v1", "pods", "Pod")
+
+
+def key(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace (empty when it lies in none) and name of an object."""
+    metadata = manifest["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def version(manifest: Mapping[str, Any]) -> str:
+    """The `resourceVersion` of an object or a list; empty if it has none."""
+    return str((manifest.get("metadata") or {}).get("resourceVersion") or "")

@@ -1,0 +1,248 @@
+"""Requests to one API server: credentials, safe repetition, and errors that say what was asked.
+
+What is sent again, until `patience` is over:
+
+| What happened | Sent again |
+|---|---|
+| no connection, so nothing was sent | every request |
+| 429 | every request, after `Retry-After` |
+| connection broken, silence, 5xx | what only reads |
+| 401 | every request, once, with fresh credentials if there may be any |
+
+A certificate that does not verify is never tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode, urlsplit
+
+from kubetorch._version import __version__
+from kubetorch.config import environment
+from kubetorch.errors import KubernetesRequestError
+from kubetorch.k8s import failures
+from kubetorch.k8s.access import Access
+from kubetorch.k8s.credentials import Credentials
+from kubetorch.k8s.failures import Action
+from kubetorch.lib import backoff, connections, dialing, httppool, upgrading, websocket
+
+#: Bytes that an answer, a watch's line or a refusal may have.
+ANSWER_LIMIT, LINE_LIMIT, REFUSAL_LIMIT = 256 * 1024**2, 16 * 1024**2, 1024**2
+#: Bytes of a message on a WebSocket; kubelets send at most 32 KiB at once.
+MESSAGE_LIMIT = 1024**2
+#: Seconds without a sign of life after which a WebSocket is given up. API servers do not answer
+#: pings while a container does not read what it is sent.
+SILENCE = 60.0
+
+#: Requests with a short answer that are under way at the same time; others wait for their turn.
+CONCURRENCY = 32
+
+_READING = "GET"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to an API server.
+
+    Attributes:
+        action: What it asks, for messages.
+        method: `GET`, `POST`, ….
+        path: Without the prefix of the server's URL.
+        query: Pairs of the query; a name may occur twice.
+        body: What is sent.
+        content_type: Of the body.
+    """
+
+    action: Action
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = field(default=None, repr=False)
+    content_type: str = _JSON
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+
+class Session:
+    """The connections of one client.
+
+    Args:
+        access: Where and as whom.
+        timeout: Seconds that an answer may take to begin, and a short one to end.
+        patience: Seconds for which requests that may be sent again are sent again.
+        variables: Variables for credential plugins and about proxies; those of this process if not
+            given.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        timeout: float,
+        patience: float,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        if variables is None:
+            variables = environment.for_programs()
+        self.server = access.cluster.server
+        self._prefix = urlsplit(self.server).path.rstrip("/")
+        self._credentials = Credentials(access, variables)
+        self._timeout = timeout
+        self._patience = patience
+        self._pool = httppool.HttpPool(connect_timeout=min(10.0, timeout))
+        self._turns = asyncio.Semaphore(CONCURRENCY)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close()
+
+    async def fetch(self, call: Call) -> bytes:
+        """The whole answer to a request.
+
+        Raises:
+            KubetorchError: See `send`; also when the answer does not end.
+        """
+        delays = _Delays(self._patience)
+        while True:
+            try:
+                async with self._turns, await self._send(call, delays) as answer:
+                    return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
+            except (httppool.BrokenError, httppool.SilentError) as error:
+                if call.method != _READING or not await delays.pause():
+                    raise failures.unavailable(call.action, self.server, error) from error
+            except httppool.TooLargeError as error:
+                raise failures.garbled(call.action, self.server, error) from error
+
+    async def send(self, call: Call, *, patience: float | None = None) -> httppool.Answer:
+        """Send a request that may be answered for long; the answer has begun then.
+
+        Args:
+            call: The request.
+            patience: Instead of the session's own.
+
+        Raises:
+            KubernetesRequestError: The server refused.
+            KubernetesUnavailableError: It does not answer.
+            KubernetesCredentialsError: Credentials cannot be had, or its certificate is wrong.
+        """
+        return await self._send(call, _Delays(self._patience if patience is None else patience))
+
+    async def open_channel(
+        self, call: Call, endpoint: connections.Endpoint, subprotocols: tuple[str, ...]
+    ) -> connections.Connection:
+        """Upgrade a request to a WebSocket.
+
+        Args:
+            call: The request, a GET; it is not repeated once it was sent.
+            endpoint: Told of the messages.
+            subprotocols: One of these is spoken; `Connection.subprotocol` says which.
+
+        Raises:
+            KubetorchError: As `send`.
+        """
+        delays = _Delays(self._patience)
+        renewed = False
+        while True:
+            headers = await self._credentials.headers()
+            offered = (*headers, ("Sec-WebSocket-Protocol", ", ".join(subprotocols)))
+            try:
+                connection = await upgrading.upgrade(
+                    await self._credentials.route(),
+                    self._prefix + call.target,
+                    endpoint,
+                    headers=offered,
+                    max_message=MESSAGE_LIMIT,
+                    timeout=self._timeout,
+                )
+            except upgrading.UpgradeRefusedError as error:
+                if error.status == 401 and self._credentials.can_change and not renewed:
+                    renewed = True
+                    self._credentials.reject(headers)
+                    continue
+                refusal = failures.refused(call.action, error.status, error.body)
+                if error.status != 429 or not await delays.pause(refusal.retry_after):
+                    raise refusal from None
+            except dialing.UntrustedError as error:
+                raise failures.untrusted(call.action, self.server, error) from error
+            except dialing.UnreachableError as error:
+                if not await delays.pause():
+                    raise failures.unavailable(call.action, self.server, error) from error
+            except TimeoutError as error:
+                silent = httppool.SilentError(f"no answer within {self._timeout:g} s")
+                raise failures.unavailable(call.action, self.server, silent) from error
+            except (OSError, websocket.WebSocketError) as error:
+                raise failures.unavailable(call.action, self.server, error) from error
+            else:
+                connection.silence = SILENCE
+                return connection
+
+    # ------------------------------------------------------------------------------------ inside
+
+    async def _send(self, call: Call, delays: _Delays) -> httppool.Answer:
+        renewed = False
+        while True:
+            headers = await self._credentials.headers()
+            try:
+                answer = await self._exchange(call, headers)
+            except dialing.UntrustedError as error:
+                raise failures.untrusted(call.action, self.server, error) from error
+            except (dialing.UnreachableError, httppool.BrokenError, httppool.SilentError) as error:
+                is_safe = isinstance(error, dialing.UnreachableError) or call.method == _READING
+                if not is_safe or not await delays.pause():
+                    raise failures.unavailable(call.action, self.server, error) from error
+                continue
+            if 200 <= answer.status < 300:
+                return answer
+            refusal = await self._refusal(call, answer)
+            if answer.status == 401 and self._credentials.can_change and not renewed:
+                renewed = True
+                self._credentials.reject(headers)
+            elif not _may_repeat(call, answer.status) or not await delays.pause(
+                refusal.retry_after
+            ):
+                raise refusal
+
+    async def _exchange(self, call: Call, headers: tuple[tuple[str, str], ...]) -> httppool.Answer:
+        head = [*headers, ("Accept", _JSON), ("User-Agent", f"kubetorch/{__version__}")]
+        if call.body is not None:
+            head.append(("Content-Type", call.content_type))
+        request = httppool.Request(call.method, self._prefix + call.target, tuple(head), call.body)
+        route = await self._credentials.route()
+        return await self._pool.send(route, request, timeout=self._timeout)
+
+    async def _refusal(self, call: Call, answer: httppool.Answer) -> KubernetesRequestError:
+        try:
+            body = await answer.read(REFUSAL_LIMIT, timeout=self._timeout)
+        except (httppool.BrokenError, httppool.SilentError, httppool.TooLargeError):
+            body = b""  # the status says enough
+        return failures.refused(call.action, answer.status, body, answer.headers)
+
+
+def _may_repeat(call: Call, status: int) -> bool:
+    return status == 429 or (status >= 500 and call.method == _READING)
+
+
+class _Delays:
+    """The pauses between the attempts of one request."""
+
+    def __init__(self, patience: float) -> None:
+        self._end = asyncio.get_running_loop().time() + patience
+        self._delays = backoff.jittered(backoff.exponential(first=0.1, limit=5.0))
+
+    async def pause(self, wanted: float | None = None) -> bool:
+        """Wait before the next attempt; false if there is to be none.
+
+        Args:
+            wanted: Seconds that the server asked for.
+        """
+        delay = max(next(self._delays), wanted or 0.0)
+        if asyncio.get_running_loop().time() + delay > self._end:
+            return False
+        await asyncio.sleep(delay)
+        return True

@@ -1,0 +1,170 @@
+"""What is known of a selection of objects, and what to ask next: a state machine without I/O.
+
+    ListAll ──(listed)──► WatchFrom ──(told: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
+       ▲                     │  ▲
+       │                     │  └──(ended, failed: resume at the last version, after a pause)
+       └──(410: forgotten)───┘
+
+A list after a gap is compared with what is known, so nobody misses that an object went away while
+nobody watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.errors import KubernetesRequestError, KubetorchError
+from kubetorch.k8s import failures
+from kubetorch.k8s.resources import Object, key, version
+from kubetorch.lib import backoff
+
+#: Pauses after failures, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+#: A watch that lasted so many seconds was a healthy one: whatever ends it starts pauses anew.
+HEALTHY_SECONDS = 5.0
+#: Servers send a bookmark each minute. One that said nothing for so long waits for a version that
+#: it never had (etcd was restored), and would for ever.
+SILENT_SECONDS = 150.0
+
+ADDED, MODIFIED, DELETED = "added", "modified", "deleted"
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something is different.
+
+    Attributes:
+        kind: `ADDED`, `MODIFIED` or `DELETED`.
+        object: As it is now; a deleted one as it was last seen.
+        previous: As it was before; `None` for an added one.
+    """
+
+    kind: str
+    object: Object
+    previous: Object | None = None
+
+
+@dataclass(frozen=True)
+class ListAll:
+    """List all objects."""
+
+
+@dataclass(frozen=True)
+class WatchFrom:
+    """Watch from this moment on."""
+
+    resource_version: str
+
+
+class WatchState:
+    """What a watcher knows.
+
+    Attributes:
+        objects: By namespace and name, without `managedFields`, which are half of their size.
+        is_listed: Whether all of them were listed once.
+        pause: Seconds to wait before `step` is taken.
+
+    Args:
+        action: What is watched, for messages.
+    """
+
+    def __init__(self, action: failures.Action) -> None:
+        self.objects: dict[Key, Object] = {}
+        self.is_listed = False
+        self.pause = 0.0
+        self._action = action
+        self._version = ""
+        self._is_silent = True
+        self._pauses: Iterator[float] | None = None
+
+    @property
+    def step(self) -> ListAll | WatchFrom:
+        """What to ask the server next."""
+        return WatchFrom(self._version) if self._version else ListAll()
+
+    def listed(self, items: list[Object], resource_version: str) -> list[Change]:
+        """All objects were listed, as of this moment."""
+        changes = [change for item in items for change in self._put(item)]
+        present = {key(item) for item in items}
+        gone = [known for known in self.objects if known not in present]
+        changes += [Change(DELETED, old, old) for old in map(self.objects.pop, gone)]
+        self._version = resource_version
+        self._is_silent = True
+        self.is_listed = True
+        self._rest()
+        return changes
+
+    def told(self, event: Mapping[str, Any]) -> list[Change]:
+        """The watch said something.
+
+        Raises:
+            KubernetesRequestError: It said that it cannot go on; pass that to `failed`.
+            KubernetesError: It is no event; pass that to `failed`.
+        """
+        kind, item = event.get("type"), event.get("object")
+        if kind == "ERROR" and isinstance(item, dict):
+            raise refusal(self._action, item)
+        if not isinstance(item, dict) or not version(item):
+            raise failures.garbled(self._action, "the API server", f"{event!r:.80}")
+        self._version = version(item)
+        self._is_silent = False
+        if kind == "BOOKMARK":
+            return []
+        if kind == "DELETED":
+            previous = self.objects.pop(key(item), None)
+            return [] if previous is None else [Change(DELETED, item, previous)]
+        return self._put(item)
+
+    def ended(self, seconds: float) -> None:
+        """The watch ended after so many seconds, as each does sooner or later."""
+        if self._is_silent and seconds >= SILENT_SECONDS:
+            self._version = ""
+        self._is_silent = True
+        if seconds >= HEALTHY_SECONDS:
+            self._rest()
+        else:
+            self._wait(None)
+
+    def failed(self, error: KubetorchError, seconds: float = 0.0) -> None:
+        """The list or the watch failed after so many seconds."""
+        self._is_silent = True
+        if seconds >= HEALTHY_SECONDS:
+            self._rest()
+        refused = error if isinstance(error, KubernetesRequestError) else None
+        if refused is not None and _is_forgotten(refused):
+            self._version = ""
+        self._wait(refused.retry_after if refused is not None else None)
+
+    def _put(self, item: Object) -> list[Change]:
+        previous = self.objects.get(key(item))
+        if previous is not None and version(previous) == version(item):
+            return []
+        item["metadata"].pop("managedFields", None)
+        self.objects[key(item)] = item
+        return [Change(ADDED if previous is None else MODIFIED, item, previous)]
+
+    def _rest(self) -> None:
+        self.pause = 0.0
+        self._pauses = None
+
+    def _wait(self, wanted: float | None) -> None:
+        if self._pauses is None:
+            delays = backoff.exponential(first=FIRST_PAUSE, limit=LONGEST_PAUSE)
+            self._pauses = backoff.jittered(delays)
+        self.pause = max(next(self._pauses), wanted or 0.0)
+
+
+def _is_forgotten(error: KubernetesRequestError) -> bool:
+    """Whether the server does not know the moment any more, or never did (etcd was restored)."""
+    never_was = any(cause["reason"] == "ResourceVersionTooLarge" for cause in error.causes)
+    return error.status_code == 410 or error.reason in ("Expired", "Gone") or never_was
+
+
+def refusal(action: failures.Action, status: Object) -> KubernetesRequestError:
+    """The error for a `Status` that came as an event."""
+    code = status.get("code")
+    return failures.refused_by(action, code if isinstance(code, int) else 500, status)

@@ -1,0 +1,393 @@
+"""An HTTP/1.1 client on an asyncio loop: connections that are kept, answers read as they come.
+
+What decides about sending again is the caller: `dialing.UnreachableError` says that nothing was
+sent, `BrokenError` and `SilentError` that the server may have seen the request. A kept connection
+that its server has closed is not used, so a request breaks on one only if the server closes it in
+the very moment in which the request is on its way.
+
+A reader that stops reading stops the server: no more than a few pieces of an answer wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import httptools
+
+from kubetorch.lib import deadlines, dialing
+
+#: A connection that nobody used for so many seconds is closed; Go's servers keep theirs for longer.
+IDLE_SECONDS = 55.0
+#: Idle connections that are kept.
+IDLE_LIMIT = 32
+#: Bytes that the head of an answer may have.
+HEAD_LIMIT = 64 * 1024
+_PIECE = 64 * 1024
+
+Headers = Iterable[tuple[str, str]]
+
+
+class BrokenError(ConnectionError):
+    """The server broke off, or sent what is no HTTP; it may have processed the request."""
+
+
+class SilentError(TimeoutError):
+    """The server said nothing for too long; it may have processed the request."""
+
+
+class TooLargeError(Exception):
+    """An answer, or a line of one, has more bytes than are taken."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to ask.
+
+    Attributes:
+        method: `GET`, `POST`, ….
+        target: Path and query, quoted.
+        headers: Pairs; `Host` and `Content-Length` are added.
+        body: What is sent.
+    """
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+
+
+class HttpPool:
+    """Connections to servers. Belongs to one event loop; `close` it there.
+
+    Args:
+        connect_timeout: Seconds that making a connection may take, with proxy and TLS.
+    """
+
+    def __init__(self, *, connect_timeout: float = 10.0) -> None:
+        self._connect_timeout = connect_timeout
+        self._idle: dict[dialing.Route, list[_Connection]] = {}
+        self._all: set[_Connection] = set()
+        self._is_closed = False
+
+    async def send(self, route: dialing.Route, request: Request, *, timeout: float) -> Answer:
+        """Send a request, and wait for the head of its answer.
+
+        Args:
+            route: The server.
+            request: What to ask.
+            timeout: Seconds until the head of the answer, from when the connection is there.
+
+        Raises:
+            dialing.UnreachableError: There is no connection.
+            BrokenError, SilentError: There is no answer.
+        """
+        if self._is_closed:
+            raise dialing.UnreachableError("the client is closed")
+        connection = self._take_idle(route) or await self._connect(route)
+        try:
+            connection.write(request)
+            async with deadlines.timeout(timeout):
+                head = await connection.read_head()
+        except BaseException as error:
+            self._drop(connection)
+            if isinstance(error, TimeoutError):
+                raise SilentError(f"no answer within {timeout:g} s") from error
+            raise
+        return Answer(self, connection, head)
+
+    async def close(self) -> None:
+        """Close every connection, those of answers that are being read too."""
+        self._is_closed = True
+        connections = list(self._all)
+        for connection in connections:
+            self._drop(connection)
+        for connection in connections:
+            await connection.wait_closed()
+
+    async def _connect(self, route: dialing.Route) -> _Connection:
+        reader = _Reader(limit=_PIECE)
+        transport, protocol = await dialing.dial(
+            route, lambda: asyncio.StreamReaderProtocol(reader), timeout=self._connect_timeout
+        )
+        loop = asyncio.get_running_loop()
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        connection = _Connection(route, reader, writer)
+        self._all.add(connection)
+        return connection
+
+    def _take_idle(self, route: dialing.Route) -> _Connection | None:
+        idle = self._idle.get(route, [])
+        while idle:
+            connection = idle.pop()
+            if connection.timer is not None:
+                connection.timer.cancel()
+            if connection.is_fresh:
+                return connection
+            self._drop(connection)
+        return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        connection.rest()
+        idle = self._idle.setdefault(connection.route, [])
+        is_full = sum(map(len, self._idle.values())) >= IDLE_LIMIT
+        if self._is_closed or is_full or not connection.is_fresh:
+            self._drop(connection)
+            return
+        loop = asyncio.get_running_loop()
+        connection.timer = loop.call_later(IDLE_SECONDS, self._drop, connection)
+        idle.append(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection.timer is not None:
+            connection.timer.cancel()
+        idle = self._idle.get(connection.route, [])
+        if connection in idle:
+            idle.remove(connection)
+        if not idle:
+            self._idle.pop(connection.route, None)
+        self._all.discard(connection)
+        connection.abort()
+
+
+class _Reader(asyncio.StreamReader):
+    """Notices what comes while nothing was asked."""
+
+    is_expecting = False
+    was_told_unasked = False
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.was_told_unasked |= not self.is_expecting
+        super().feed_data(data)
+
+
+class _Head:
+    """The head of one answer and what of its body is parsed; told by the parser."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.pieces: list[bytes] = []
+        self.has_head = False
+        self.is_complete = False
+        self.has_excess = False
+
+    def on_message_begin(self) -> None:
+        self.has_excess = self.is_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_excess:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self.has_excess:
+            self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether nothing but the end of the connection says where the body ends."""
+        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
+
+
+class _Connection:
+    """One connection, one exchange at a time."""
+
+    def __init__(self, route: dialing.Route, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+        self.route = route
+        self.timer: asyncio.TimerHandle | None = None
+        self._reader = reader
+        self._writer = writer
+        self._head = _Head()
+        self._parser = httptools.HttpResponseParser(self._head)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the server has neither closed it nor said anything unasked."""
+        reader = self._reader
+        is_over = self._writer.is_closing() or reader.at_eof() or reader.exception()
+        return not (is_over or reader.was_told_unasked)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may follow the answer, which was read to its end."""
+        head = self._head
+        is_whole = head.is_complete and not head.has_excess and not head.ends_with_connection
+        closes = "close" in head.headers.get("connection", "").lower()
+        return is_whole and not closes and self._parser.get_http_version() == "1.1"
+
+    def write(self, request: Request) -> None:
+        self._head = _Head()
+        self._parser = httptools.HttpResponseParser(self._head)
+        self._reader.is_expecting = True
+        lines = [
+            f"{request.method} {request.target} HTTP/1.1",
+            f"Host: {dialing.host_header(self.route)}",
+        ]
+        lines += [f"{name}: {value}" for name, value in request.headers]
+        if request.body is not None:
+            lines.append(f"Content-Length: {len(request.body)}")
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        self._writer.write(head + (request.body or b""))
+
+    async def read_head(self) -> _Head:
+        received = 0
+        while not self._head.has_head:
+            received += await self._feed()
+            if received > HEAD_LIMIT and not self._head.has_head:
+                raise BrokenError("the head of the answer has no end")
+        self._head.status = self._parser.get_status_code()
+        return self._head
+
+    async def read_piece(self) -> bytes:
+        """The next bytes of the body; none when it has ended."""
+        while not self._head.pieces:
+            if self._head.is_complete:
+                return b""
+            await self._feed()
+        piece = b"".join(self._head.pieces)
+        self._head.pieces.clear()
+        return piece
+
+    async def _feed(self) -> int:
+        try:
+            data = await self._reader.read(_PIECE)
+            if data:
+                self._parser.feed_data(data)
+        except OSError as error:
+            raise BrokenError(error.strerror or str(error) or type(error).__name__) from error
+        except httptools.HttpParserError as error:
+            raise BrokenError(f"not an HTTP answer: {error}") from error
+        if not data:
+            if not (self._head.has_head and self._head.ends_with_connection):
+                part = "in the middle of" if self._head.has_head else "before"
+                raise BrokenError(f"the connection was closed {part} the answer")
+            self._head.is_complete = True
+        return len(data)
+
+    def rest(self) -> None:
+        """Nothing is expected from the server until the next request."""
+        self._reader.is_expecting = False
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def wait_closed(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Answer:
+    """An answer, whose body is read as it comes; an asynchronous context manager.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers, names in lower case; of repeated ones the last.
+    """
+
+    def __init__(self, pool: HttpPool, connection: _Connection, head: _Head) -> None:
+        self._pool = pool
+        self._connection: _Connection | None = connection
+        self.status = head.status
+        self.headers = head.headers
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Be done with it; what was not read is dropped with the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool._drop(connection)
+
+    async def read(self, limit: int, *, timeout: float) -> bytes:
+        """The rest of the body.
+
+        Args:
+            limit: Bytes that it may have.
+            timeout: Seconds that all of it may take.
+
+        Raises:
+            TooLargeError: It has more.
+            BrokenError, SilentError: It does not come.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while piece := await self._piece(max(0.0, deadline - loop.time())):
+            size += len(piece)
+            if size > limit:
+                self.close()
+                raise TooLargeError(f"an answer of more than {limit} bytes")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def pieces(self, *, timeout: float | None) -> AsyncGenerator[bytes, None]:
+        """Pieces of the body, each as soon as it is there.
+
+        Args:
+            timeout: Seconds that the next piece may take; `None` leaves it to TCP's keep-alive to
+                notice that the server is gone.
+
+        Raises:
+            BrokenError, SilentError: The rest does not come.
+        """
+        while piece := await self._piece(timeout):
+            yield piece
+
+    async def lines(self, *, limit: int, timeout: float | None) -> AsyncGenerator[bytes, None]:
+        """Lines of the body without their ends, each as soon as it is complete.
+
+        Args:
+            limit: Bytes that a line may have.
+            timeout: As for `pieces`.
+
+        Raises:
+            TooLargeError: A line is longer.
+            BrokenError, SilentError: The rest does not come.
+        """
+        pending = bytearray()
+        while piece := await self._piece(timeout):
+            pending += piece
+            if b"\n" in piece:
+                *lines, rest = bytes(pending).split(b"\n")
+                pending = bytearray(rest)
+                for line in lines:
+                    yield line
+            if len(pending) > limit:
+                self.close()
+                raise TooLargeError(f"a line of more than {limit} bytes")
+        if pending:
+            yield bytes(pending)
+
+    async def _piece(self, timeout: float | None) -> bytes:
+        connection = self._connection
+        if connection is None:
+            return b""
+        try:
+            async with deadlines.timeout(timeout):
+                piece = await connection.read_piece()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, TimeoutError):
+                raise SilentError(f"no more of the answer within {timeout:g} s") from error
+            raise
+        if not piece:
+            self._connection = None
+            if connection.is_reusable:
+                self._pool._give_back(connection)
+            else:
+                self._pool._drop(connection)
+        return piece

@@ -1,0 +1,175 @@
+"""The state machine of a watch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kubetorch.errors import KubernetesError, KubernetesRequestError, KubernetesUnavailableError
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.watching import LONGEST_PAUSE, ListAll, WatchFrom, WatchState
+
+Object = dict[str, Any]
+
+
+def pod(name: str, version: int) -> Object:
+    metadata = {"name": name, "namespace": "n", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "managedFields": [{}]}}
+
+
+def event(kind: str, item: Object) -> Object:
+    return {"type": kind, "object": item}
+
+
+def state() -> WatchState:
+    return WatchState(Action("watch", "pods"))
+
+
+def told(machine: WatchState, kind: str, item: Object) -> list[tuple[str, str]]:
+    return [(c.kind, c.object["metadata"]["name"]) for c in machine.told(event(kind, item))]
+
+
+def listed(machine: WatchState, version: int, *items: Object) -> list[tuple[str, str]]:
+    changes = machine.listed(list(items), str(version))
+    return [(change.kind, change.object["metadata"]["name"]) for change in changes]
+
+
+def gone(code: int = 410, reason: str = "Expired", **details: Any) -> Object:
+    return {"kind": "Status", "code": code, "reason": reason, "details": details}
+
+
+def test_it_lists_then_watches_from_there() -> None:
+    machine = state()
+    assert machine.step == ListAll()
+    assert not machine.is_listed
+    assert listed(machine, 5, pod("a", 3)) == [("added", "a")]
+    assert machine.step == WatchFrom("5")
+    assert machine.is_listed
+
+
+def test_events_change_what_is_known_and_move_the_moment() -> None:
+    machine = state()
+    listed(machine, 5)
+    assert told(machine, "ADDED", pod("a", 6)) == [("added", "a")]
+    assert told(machine, "MODIFIED", pod("a", 7)) == [("modified", "a")]
+    assert machine.step == WatchFrom("7")
+    assert told(machine, "DELETED", pod("a", 8)) == [("deleted", "a")]
+    assert machine.objects == {}
+    assert machine.step == WatchFrom("8")
+
+
+def test_a_bookmark_moves_the_moment_only() -> None:
+    machine = state()
+    listed(machine, 5, pod("a", 3))
+    assert machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "90"}})) == []
+    assert machine.step == WatchFrom("90")
+    assert len(machine.objects) == 1
+
+
+def test_what_is_repeated_is_no_change() -> None:
+    machine = state()
+    listed(machine, 5, pod("a", 3))
+    assert told(machine, "ADDED", pod("a", 3)) == []
+    assert told(machine, "DELETED", pod("b", 6)) == []
+
+
+def test_a_change_has_what_was_before() -> None:
+    machine = state()
+    listed(machine, 5, pod("a", 3))
+    (change,) = machine.told(event("MODIFIED", pod("a", 6)))
+    assert change.previous is not None
+    assert change.previous["metadata"]["resourceVersion"] == "3"
+
+
+def test_managed_fields_are_not_kept() -> None:
+    machine = state()
+    listed(machine, 5, pod("a", 3))
+    assert "managedFields" not in machine.objects["n", "a"]["metadata"]
+
+
+@pytest.mark.parametrize("status", [gone(410, ""), gone(410, "Expired"), gone(400, "Expired")])
+def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
+    machine = state()
+    listed(machine, 5, pod("a", 3), pod("b", 4), pod("c", 5))
+    with pytest.raises(KubernetesRequestError) as caught:
+        machine.told(event("ERROR", status))
+    machine.failed(caught.value, 60.0)
+    assert machine.step == ListAll()
+    assert machine.pause < 1
+    found = listed(machine, 50, pod("a", 3), pod("b", 40), pod("d", 41))
+    assert found == [("modified", "b"), ("added", "d"), ("deleted", "c")]
+    assert machine.pause == 0
+
+
+def test_a_moment_that_never_was_is_listed_anew() -> None:
+    machine = state()
+    listed(machine, 500)
+    causes = [{"reason": "ResourceVersionTooLarge"}]
+    with pytest.raises(KubernetesRequestError) as caught:
+        machine.told(event("ERROR", gone(504, "Timeout", causes=causes)))
+    machine.failed(caught.value)
+    assert machine.step == ListAll()
+
+
+def test_a_watch_that_never_said_anything_is_followed_by_a_list() -> None:
+    machine = state()
+    listed(machine, 500)
+    machine.ended(240.0)
+    assert machine.step == ListAll()
+    listed(machine, 7)
+    machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}))
+    machine.ended(240.0)
+    assert machine.step == WatchFrom("7")
+    machine.ended(10.0)
+    assert machine.step == WatchFrom("7"), "too short to be suspicious"
+
+
+def test_a_broken_watch_goes_on_where_it_was() -> None:
+    machine = state()
+    listed(machine, 5)
+    machine.failed(KubernetesUnavailableError("cut"), 60.0)
+    assert machine.step == WatchFrom("5")
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{}, {"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}]
+)
+def test_what_is_no_event_is_an_error(nonsense: Object) -> None:
+    machine = state()
+    listed(machine, 5)
+    with pytest.raises(KubernetesError, match="no answer of Kubernetes"):
+        machine.told(nonsense)
+
+
+def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_healthy_watch() -> None:
+    random.seed(1)
+    machine = state()
+    pauses = []
+    for _ in range(12):
+        machine.failed(KubernetesUnavailableError("away"))
+        pauses.append(machine.pause)
+    assert 0.05 <= pauses[0] <= 0.1
+    assert LONGEST_PAUSE / 2 <= pauses[-1] <= LONGEST_PAUSE
+    assert len(set(pauses[6:])) > 1, "many clients must not come at once"
+    machine.ended(240.0)
+    assert machine.pause == 0
+    machine.failed(KubernetesUnavailableError("away"))
+    assert machine.pause <= 0.1
+
+
+def test_a_watch_that_ends_at_once_is_not_repeated_at_once() -> None:
+    machine = state()
+    listed(machine, 5)
+    machine.ended(0.01)
+    assert machine.pause > 0
+
+
+def test_a_server_that_names_a_time_is_given_it() -> None:
+    machine = state()
+    error = KubernetesRequestError("busy")
+    error.status_code, error.retry_after = 429, 9.0
+    machine.failed(error)
+    assert machine.pause == 9.0
+    assert machine.step == ListAll()
