@@ -156,6 +156,7 @@ class Agent:
             activity=self._activity,
             on_message=self._on_message,
             on_settled=self._on_settled,
+            on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
         )
         self._results = Results(
             root / "results",
