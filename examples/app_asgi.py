@@ -1,5 +1,6 @@
 """An ASGI server as an app (pip install uvicorn). Edit GREETING, run this again: it is live."""
 
+import os
 import sys
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ async def app(scope, receive, send):
 
 
 if __name__ == "__main__":
+    os.chdir(Path(__file__).parent)  # an app runs in the folder in which its program does
     command = f"{Path(sys.executable).name} -m uvicorn app_asgi:app --port {PORT} --lifespan off"
     served = kt.app(command, port=PORT).to(kt.Compute(cpus="0.1"), stream_logs=False)
     request = urllib.request.Request(served.endpoint("/greeting"), headers=served.request_headers)

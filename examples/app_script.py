@@ -3,8 +3,10 @@
 `kt run python app_script.py 3` does the same from a shell: there, kt.app says what it runs on.
 """
 
+import os
 import sys
 import time
+from pathlib import Path
 
 import kubetorch as kt
 
@@ -21,6 +23,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         work(int(sys.argv[1]))
     else:
+        os.chdir(Path(__file__).parent)  # an app runs in the folder in which its program does
         job = kt.app("python app_script.py 3", name="work")
         job.to(kt.Compute(cpus="0.1"), stream_logs=False)
         print("exit code:", job.follow(print))

@@ -161,6 +161,40 @@ def test_a_deploy_without_a_change_runs_the_command_again(web):
 # ----------------------------------------------------------------------------- who may ask
 
 
+SLOW_TO_END = """
+import signal, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+def end(*_):
+    time.sleep(0.5)
+    print("put away", flush=True)
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, end)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), BaseHTTPRequestHandler).serve_forever()
+"""
+
+
+def test_a_server_below_a_shell_has_time_to_end_and_gives_its_port_free(project, port, capsys):
+    (project.folder / "slow.py").write_text(SLOW_TO_END)
+    slow = kt.App(
+        None,
+        f"{sys.executable} slow.py {port}; exit 1",  # the shell stays, and ends at SIGTERM
+        (str(project.folder), "slow", "app"),
+        name=f"slow{project.suffix}",
+        port=port,
+    )
+    compute = kt.Compute(cpus="0.1")
+
+    for _ in range(3):
+        slow.to(compute)
+
+    compute.logs()
+    assert capsys.readouterr().out.count("put away") == 2
+
+
 def test_a_request_needs_a_token(web):
     assert web.ask(token=False)[0] == 401
     assert web.ask(token=False, Authorization="Bearer wrong")[0] == 401

@@ -78,7 +78,7 @@ def test_every_example_is_tested():
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_program_prints_what_it_should(name, folder):
-    assert run(sys.executable, name, cwd=folder) == EXPECTED[name]
+    assert run(sys.executable, f"examples/{name}", cwd=folder.parent) == EXPECTED[name]
 
 
 def test_the_first_example_shows_its_new_code_after_an_edit(folder):

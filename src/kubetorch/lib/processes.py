@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -116,6 +117,43 @@ def exit_status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
+async def wait_for_ends(pids: Iterable[int]) -> None:
+    """Wait until processes have ended, whoever their parents are; take the status of children.
+
+    Args:
+        pids: The processes; one that may not be watched is left out.
+    """
+    loop = asyncio.get_running_loop()
+    ends: list[asyncio.Future[None]] = []
+    watches = []
+    try:
+        for pid in pids:
+            end = loop.create_future()
+            with contextlib.suppress(OSError):
+                watches.append(ExitWatch(pid, functools.partial(_end, pid, end)))
+                ends.append(end)
+        await asyncio.gather(*ends)
+    finally:
+        for watch in watches:
+            watch.close()
+
+
+def _end(pid: int, end: asyncio.Future[None]) -> None:
+    exit_status(pid)
+    if not end.done():
+        end.set_result(None)
+
+
+def members(leader: int, *, marker: str) -> list[int]:
+    """The processes of a session, and those that left it; none where the system does not say.
+
+    Args:
+        leader: The process that leads the session; it may have ended.
+        marker: `NAME=value` in the environment that its descendants inherited.
+    """
+    return _members(leader, marker.encode())
+
+
 def kill_session(leader: int, *, marker: str) -> list[int]:
     """Kill the processes of a session, and those that left it; the ids of those found.
 
@@ -123,21 +161,21 @@ def kill_session(leader: int, *, marker: str) -> list[int]:
         leader: The process that leads the session; it may have ended.
         marker: `NAME=value` in the environment that its descendants inherited.
     """
-    members = _members(leader, marker.encode())
-    for pid in members:
+    found = members(leader, marker=marker)
+    for pid in found:
         if pid == os.getpid():  # the last to go
             continue
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
-    return members
+    return found
 
 
 def _members(session: int, marker: bytes) -> list[int]:
     if sys.platform != "linux":
         return []
-    members = []
+    found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -146,10 +184,10 @@ def _members(session: int, marker: bytes) -> list[int]:
             fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             is_member = int(fields[3]) == session
             if is_member or (marker and marker in (entry / "environ").read_bytes().split(b"\0")):
-                members.append(int(entry.name))
+                found.append(int(entry.name))
         except OSError:  # it has ended, or is another user's
             continue
-    return members
+    return found
 
 
 def reap(pid: int) -> None:

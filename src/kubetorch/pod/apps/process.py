@@ -25,6 +25,8 @@ from kubetorch.wire.apps import AppView
 STOP_GRACE = 10.0
 #: Seconds for a killed app to be gone.
 KILL_TIMEOUT = 10.0
+#: Seconds of these for what the shell of a killed app has left.
+REST_TIMEOUT = 5.0
 #: Seconds in which a command that cannot be run at all is noticed.
 SETTLE = 0.2
 #: Lines that an error about an app ends with.
@@ -72,6 +74,7 @@ class AppProcess:
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self.ended = ended
         self._exited = asyncio.Event()
+        self._is_out_of_time = asyncio.Event()
         self._burial: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._marker = f"{MARKER}={secrets.token_hex(8)}"
@@ -221,6 +224,7 @@ class AppProcess:
     async def kill(self) -> None:
         """End it and all that it started, now."""
         self.is_asked = True
+        self._is_out_of_time.set()
         if self.is_alive:
             self._signal(signal.SIGKILL)
         async with deadlines.timeout(KILL_TIMEOUT):
@@ -242,17 +246,34 @@ class AppProcess:
     async def _bury(self) -> None:
         """Its first process has ended: end the others, read what they wrote, say so."""
         status = processes.exit_status(self.pid)
+        if self.is_asked:
+            await self._let_others_end()
         self._signal(signal.SIGKILL)
-        # What left the session is found by its marker.
-        kill = functools.partial(processes.kill_session, self.pid, marker=self._marker)
-        for pid in await self._loop.run_in_executor(None, kill):
-            processes.reap(pid)
+        # Until they are gone, its port is taken.
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            async with deadlines.timeout(REST_TIMEOUT):
+                await processes.wait_for_ends(await self._find(processes.kill_session))
         self._loop.remove_reader(self._output.descriptor)
         self._output.close()
         code = run.exit_code(status)
         self.ended = Ended(self.generation, code, self.started, time.time())
         self._exited.set()
         self._on_change(self)
+
+    async def _let_others_end(self) -> None:
+        """Shells end at SIGTERM at once; what they run has the rest of the time that was given."""
+        others = await self._find(processes.members)
+        ends = asyncio.ensure_future(processes.wait_for_ends(others))
+        no_time = asyncio.ensure_future(self._is_out_of_time.wait())
+        await asyncio.wait((ends, no_time), return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (ends, no_time):
+            waiting.cancel()
+        await asyncio.gather(ends, no_time, return_exceptions=True)
+
+    async def _find(self, look: Callable[..., list[int]]) -> list[int]:
+        # What left the session is found by its marker.
+        looked = functools.partial(look, self.pid, marker=self._marker)
+        return await self._loop.run_in_executor(None, looked)
 
     # ----------------------------------------------------------------------------------- output
 
