@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from kubetorch.errors import AgentDiedError, KubetorchError
-from kubetorch.pod.call import Call
+from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
 from kubetorch.wire.messages import CallReport
@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Results:
-    """Records of detached calls; `kubetorch.pod.calls.Records`.
+    """Records of detached calls; `kubetorch.pod.calls.calls.Records`.
 
     Args:
         folder: Where they lie.
