@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from kubetorch.errors import AgentDiedError, KubetorchError
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
@@ -69,7 +70,7 @@ class Results:
         """Report what an earlier process of this agent left behind."""
         for path in sorted(self._folder.glob("*.json")):
             try:
-                report = msgspec.json.decode(path.read_bytes(), type=CallReport)
+                report = json_decoder(CallReport).decode(path.read_bytes())
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 _remove(path)
                 continue
