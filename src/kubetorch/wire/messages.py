@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kubetorch.errors import ProtocolError
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.apps import AppView
@@ -384,7 +385,7 @@ def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
         ProtocolError: It is not one; the message names the path of what is wrong.
     """
     try:
-        return msgspec.json.decode(data, type=kind, dec_hook=_decode_step)
+        return json_decoder(kind, _decode_step).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
 
@@ -394,4 +395,5 @@ def _decode_step(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  # as msgs
     found = next((STEPS[name] for name in value if name in STEPS), None)
     if kind is not Step or found is None:
         raise ValueError(f"no step of an image: {value!r}")
+    json_decoder(found, _decode_step)  # so that no two threads look at the type at the same time
     return msgspec.convert(value, found)

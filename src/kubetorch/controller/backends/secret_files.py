@@ -20,6 +20,7 @@ from kubetorch.errors import (
     SpecError,
 )
 from kubetorch.lib import files
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.lib.hidden import Hidden
 from kubetorch.manifests import secrets as manifests
 from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
@@ -121,7 +122,7 @@ class SecretFiles:
         except OSError as error:
             disk.fail(path, error)
         try:
-            return msgspec.json.decode(data, type=SecretFile)
+            return json_decoder(SecretFile).decode(data)
         except msgspec.MsgspecError:
             # Without its cause, whose text may have something of the file in it.
             raise ControllerError(

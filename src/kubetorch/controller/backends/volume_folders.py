@@ -19,6 +19,7 @@ import msgspec
 from kubetorch.controller.backends import disk
 from kubetorch.errors import ControllerError, VolumeNotFoundError
 from kubetorch.lib import files
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.volumes import CreatedVolume, VolumeView
 
@@ -93,7 +94,7 @@ class VolumeFolders:
         """A volume, if there is one of that name."""
         note = self._note(namespace, claim)
         try:
-            stored = msgspec.json.decode(note.read_bytes(), type=_Stored)
+            stored = json_decoder(_Stored).decode(note.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:

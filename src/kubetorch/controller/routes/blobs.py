@@ -12,6 +12,7 @@ from kubetorch.controller.routes.table import Route
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes
 
@@ -72,7 +73,7 @@ class BlobRoutes:
     async def _names(self, exchange: Exchange) -> tuple[str, ...]:
         body = await exchange.body(NAMES_LIMIT)
         try:
-            names = msgspec.json.decode(body, type=_Names).blobs
+            names = json_decoder(_Names).decode(body).blobs
             for digest in names:
                 check_digest(digest)
         except (msgspec.MsgspecError, UnicodeDecodeError, DataStoreError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from kubetorch.lib.decoding import json_decoder
 from kubetorch.specs.app import AppSpec
 from kubetorch.wire.apps import AppView
 
@@ -75,7 +76,7 @@ class Memory:
     def find(self, generation: int) -> Ended | None:
         """How the run of a generation ended."""
         try:
-            found = msgspec.json.decode(self._file.read_bytes(), type=Ended)
+            found = json_decoder(Ended).decode(self._file.read_bytes())
         except (OSError, msgspec.MsgspecError):
             return None
         return found if found.generation == generation else None

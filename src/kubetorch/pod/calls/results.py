@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from kubetorch.errors import AgentDiedError, KubetorchError
-from kubetorch.pod.call import Call
+from kubetorch.lib.decoding import json_decoder
+from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
 from kubetorch.wire.messages import CallReport
@@ -37,7 +38,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Results:
-    """Records of detached calls; `kubetorch.pod.calls.Records`.
+    """Records of detached calls; `kubetorch.pod.calls.calls.Records`.
 
     Args:
         folder: Where they lie.
@@ -69,7 +70,7 @@ class Results:
         """Report what an earlier process of this agent left behind."""
         for path in sorted(self._folder.glob("*.json")):
             try:
-                report = msgspec.json.decode(path.read_bytes(), type=CallReport)
+                report = json_decoder(CallReport).decode(path.read_bytes())
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 _remove(path)
                 continue
