@@ -89,6 +89,7 @@ def test_run_async_returns_once_it_runs(project):
     assert "kt logs naps" in done.stdout
     assert "kt teardown naps" in done.stdout
     assert json.loads(kt_("describe", "naps", "--json").stdout)["status"] == "Running"
+    assert "Access:" not in kt_("describe", "naps").stdout  # it has no port
     assert kt_("teardown", "naps", "-y").returncode == 0
 
 
@@ -151,6 +152,7 @@ def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
     assert "deployed serve" in done.stdout
     token = kt_("token", "serve").stdout.strip()
     url = json.loads(kt_("describe", "serve", "--json").stdout)["url"]
+    assert "Access:     with a token\n" in kt_("describe", "serve").stdout
     status, body = ask(url, "/http/serve.py", token)
     assert status == 200
     assert b"SimpleHTTPRequestHandler" in body

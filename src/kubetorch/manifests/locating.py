@@ -44,11 +44,18 @@ def kind_of(manifest: Mapping[str, Any], path: Path | None = None) -> Kind:
 
 
 def _unknown(manifest: Mapping[str, Any]) -> SpecError:
+    namesakes = [
+        repr("/".join(filter(None, (row.group, row.versions[0]))))
+        for row in kinds.KINDS.values()
+        if row.kind == manifest["kind"]
+    ]
     found = [".".join(path) for path in candidates(manifest)]
     hint = "nothing in it looks like a pod template (a `spec` with `containers`)"
     if found:
         which = "it seems to be" if len(found) == 1 else "it may be one of"
         hint = f"{which} " + ", ".join(f'{_WHERE}="{path}"' for path in found)
+    if namesakes:
+        hint = f"did you mean apiVersion {' or '.join(namesakes)}? Else, {hint}"
     return SpecError(
         f"the kind {manifest['kind']!r} of {manifest['apiVersion']!r} is not known, so {_WHERE} "
         "has to say where its pod template lies",

@@ -62,6 +62,15 @@ def test_a_service_of_kubernetes_is_not_one_of_knative() -> None:
     assert "'Service' of 'v1' is not known" in error.message
 
 
+def test_a_known_kind_of_another_group_is_told_its_own() -> None:
+    error = refusal({**manifests()["Job"], "apiVersion": "apps/v1"})
+    assert "'Job' of 'apps/v1' is not known" in error.message
+    assert error.hint == (
+        "did you mean apiVersion 'batch/v1'? "
+        'Else, it seems to be pod_template_path="spec.template"'
+    )
+
+
 def test_a_template_that_is_absent_is_named_with_the_one_that_is_there() -> None:
     manifest = manifests()["PyTorchJob"]
     specs = manifest["spec"]["pytorchReplicaSpecs"]

@@ -13,6 +13,7 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError
+from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import routes
 from kubetorch.wire.messages import WorkloadView
@@ -74,6 +75,13 @@ def _url(service: WorkloadView) -> str:
     return service.url or (ready[0] if ready else "http://SERVICE_IS_NOT_READY")
 
 
+def _access(app: AppSpec | None) -> str | None:
+    """Who reaches the port of an app."""
+    if app is None or app.port is None:
+        return None
+    return "public" if app.public else "with a token"
+
+
 def _show_facts(service: WorkloadView, operations: list[usage.Operation], output: Output) -> None:
     spec, compute = service.spec, service.spec.compute
     app = spec.callable.app
@@ -84,7 +92,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Callable": _callable(spec.callable),
         "Command": None if app is None else app.command,
         "Port": None if app is None else app.port,
-        "Access": None if app is None else "public" if app.public else "with a token",
+        "Access": _access(app),
         "Status": service.status,
         "Generation": service.generation,
         "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
