@@ -1,6 +1,7 @@
 """Faults injected for real: broken frames, broken connections, killed and stopped processes."""
 
 import os
+import shutil
 import signal
 import struct
 import threading
@@ -495,6 +496,17 @@ def test_calls_go_on_without_a_controller(agent, controller):
     assert report.state == "succeeded"
     client.close()
     assert "session refused status=401" in agent.log_file.read_text()
+
+
+def test_an_agent_whose_controller_was_removed_with_its_folder_ends(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    controller = FakeController(home)
+    agent = AgentProcess(tmp_path, controller)
+    shutil.rmtree(home)
+    controller.cut()
+    assert agent.process.wait(20) == 0
+    controller.close()
 
 
 def test_a_full_disk_costs_lines_of_the_log_and_no_call(tmp_path, controller):

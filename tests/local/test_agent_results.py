@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kubetorch.errors import ControllerUnavailableError
-from kubetorch.pod.results import Results
+from kubetorch.pod.calls.results import Results
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
 from kubetorch.wire.messages import CallReport
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubetorch.errors import WorkerDiedError
-from kubetorch.pod.workers import LoadFailed
+from kubetorch.pod.workers.host import LoadFailed
 from kubetorch.wire.failures import Failure
 from tests.local.worker_harness import Agent, agent, run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.pod.launching import launch
+from kubetorch.pod.workers.launching import launch
 from tests.local.worker_harness import agent, environment, run
 
 SHOP = """
@@ -96,7 +96,7 @@ def test_a_zygote_that_is_a_fork_is_like_one_that_was_started(folder: Path) -> N
     program = f"""
 import asyncio, json, os, sys
 from pathlib import Path
-from kubetorch.pod import launching
+from kubetorch.pod.workers import launching
 sys.path.append({str(Path(__file__).parents[2])!r})
 zygote = launching.fork()
 from tests.local.worker_harness import agent, environment

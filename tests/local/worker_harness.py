@@ -15,8 +15,15 @@ import uvloop
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import deadlines, memory
-from kubetorch.pod.launching import Launched
-from kubetorch.pod.workers import Line, OwnedPayload, Payload, Worker, WorkerHost, WorkerSpec
+from kubetorch.pod.workers.host import (
+    Line,
+    OwnedPayload,
+    Payload,
+    Worker,
+    WorkerHost,
+    WorkerSpec,
+)
+from kubetorch.pod.workers.launching import Launched
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import codecs, failures
 from kubetorch.wire.failures import Failure

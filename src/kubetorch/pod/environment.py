@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kubetorch.errors import SpecError
 from kubetorch.pod.apps.run import AppRun
-from kubetorch.pod.workers import WorkerSpec
+from kubetorch.pod.workers.host import WorkerSpec
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import BACKEND, PodEnv

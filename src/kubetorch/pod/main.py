@@ -21,30 +21,30 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.connections import Endpoint
-from kubetorch.pod.app import App
 from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
-from kubetorch.pod.auth import Credentials, Guard
-from kubetorch.pod.call import Call
-from kubetorch.pod.calls import Calls
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.calls.members import Membership
+from kubetorch.pod.calls.results import Results
+from kubetorch.pod.calls.streams import Streams
 from kubetorch.pod.code import Code
+from kubetorch.pod.http.app import App
+from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.http.server import Server, bind
 from kubetorch.pod.image.images import Images
-from kubetorch.pod.launching import Launched
-from kubetorch.pod.lines import Line
 from kubetorch.pod.logs import LogLine, PodLog
 from kubetorch.pod.making import Maker
-from kubetorch.pod.members import Membership
 from kubetorch.pod.orphans import Orphans
-from kubetorch.pod.results import Results
-from kubetorch.pod.server import Server, bind
 from kubetorch.pod.session import Session
 from kubetorch.pod.shells import Shells
-from kubetorch.pod.streams import Streams
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.view import PodView
-from kubetorch.pod.workers import Worker, WorkerHost
+from kubetorch.pod.workers.host import Worker, WorkerHost
+from kubetorch.pod.workers.launching import Launched
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
@@ -156,6 +156,7 @@ class Agent:
             activity=self._activity,
             on_message=self._on_message,
             on_settled=self._on_settled,
+            on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
         )
         self._results = Results(
             root / "results",

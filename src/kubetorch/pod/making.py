@@ -16,7 +16,7 @@ from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.code import Code
 from kubetorch.pod.environment import Prepared
 from kubetorch.pod.image.images import Images
-from kubetorch.pod.workers import Worker, WorkerHost
+from kubetorch.pod.workers.host import Worker, WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import LogReport, Observed, StageReport
 from kubetorch.wire.podenv import PodEnv

@@ -62,6 +62,8 @@ class Session:
         activity: Says how busy it is now.
         on_message: Told what the controller wants.
         on_settled: Told the id of a call whose end the controller certainly knows.
+        on_abandoned: Told that the folder of the controller is gone, and so everybody who could
+            end this agent.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Session:
         activity: Callable[[], Activity],
         on_message: Callable[[FromController], None],
         on_settled: Callable[[str], None],
+        on_abandoned: Callable[[], None],
     ) -> None:
         self._controller_file = Path(controller_file)
         self._headers = {
@@ -83,6 +86,7 @@ class Session:
         self._activity = activity
         self._on_message = on_message
         self._on_settled = on_settled
+        self._on_abandoned = on_abandoned
         self._link: _Link | None = None
         self._observed: Observed | None = None
         # Reports by call, and when they were written to a session.
@@ -152,9 +156,9 @@ class Session:
     # --------------------------------------------------------------------------------- to run
 
     async def run(self) -> None:
-        """Keep a session until this is cancelled."""
+        """Keep a session until this is cancelled, or there can be none any more."""
         delays = _delays()
-        while True:
+        while self._controller_file.parent.is_dir():
             try:
                 await self._run_once()
                 delays = _delays()
@@ -167,6 +171,7 @@ class Session:
             except (OSError, TimeoutError, asyncio.TimeoutError, websocket.WebSocketError) as error:
                 _log.info("no session error=%s", error)
             await asyncio.sleep(next(delays))
+        self._on_abandoned()
 
     async def _run_once(self) -> None:
         """One session, from its connect to its end."""

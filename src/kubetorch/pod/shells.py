@@ -18,8 +18,8 @@ from kubetorch.lib import processes, spawning, websocket
 from kubetorch.lib.connections import Connection, Endpoint, Refusal
 from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.apps.run import exit_code
-from kubetorch.pod.auth import Guard
-from kubetorch.pod.workers import MARKER
+from kubetorch.pod.http.auth import Guard
+from kubetorch.pod.workers.host import MARKER
 from kubetorch.wire import failures, messages, routes
 from kubetorch.wire.shells import (
     ERRORS,

@@ -13,7 +13,7 @@ import os
 import sys
 
 from kubetorch.lib import mounts
-from kubetorch.pod import launching
+from kubetorch.pod.workers import launching
 
 
 def wait() -> int:

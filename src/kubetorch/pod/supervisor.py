@@ -14,10 +14,10 @@ from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.pod import reload
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
-from kubetorch.pod.calls import Calls
-from kubetorch.pod.lines import Line
+from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.making import Maker, Reporter, Serving
-from kubetorch.pod.workers import LoadFailed, Worker
+from kubetorch.pod.workers.host import LoadFailed, Worker
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures
 from kubetorch.wire.messages import LogReport, Observed, Reload

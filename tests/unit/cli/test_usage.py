@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from kubetorch.cli import usage
-from kubetorch.pod import openapi
+from kubetorch.pod.http import openapi
 from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec

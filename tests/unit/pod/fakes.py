@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kubetorch.pod.call import Call
-from kubetorch.pod.calls import Calls
-from kubetorch.pod.lines import Line
-from kubetorch.pod.workers import CallSink, OwnedPayload, Payload
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.workers.host import CallSink, OwnedPayload, Payload
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec

@@ -13,8 +13,8 @@ from kubetorch.pod.apps import access
 from kubetorch.pod.apps.access import Passage
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
-from kubetorch.pod.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
-from kubetorch.pod.auth import Guard
+from kubetorch.pod.http.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
+from kubetorch.pod.http.auth import Guard
 from kubetorch.wire import failures, routes
 
 _MOUNT = Mount(outside=routes.APP, inside="")

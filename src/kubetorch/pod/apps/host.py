@@ -13,7 +13,7 @@ from kubetorch.lib import deadlines, ports
 from kubetorch.lib.changes import Changes
 from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.apps.run import AppRun, Memory
-from kubetorch.pod.lines import Line
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.apps import AppView
 

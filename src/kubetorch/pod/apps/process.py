@@ -17,8 +17,8 @@ from kubetorch.lib import deadlines, processes, spawning
 from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.apps import health, run
 from kubetorch.pod.apps.run import AppRun, Ended
-from kubetorch.pod.lines import Line, Output
-from kubetorch.pod.workers import MARKER
+from kubetorch.pod.workers.host import MARKER
+from kubetorch.pod.workers.lines import Line, Output
 from kubetorch.wire.apps import AppView
 
 #: Seconds that an app has to end after SIGTERM.

@@ -1,7 +1,7 @@
 """A worker, seen from the agent: calls in, results and lines out, the end of the process.
 
-`kubetorch.pod.workers` starts them. Everything here runs on the agent's event loop; what a call
-produces is handed to its `CallSink` right in the loop's callback.
+`kubetorch.pod.workers.host` starts them. Everything here runs on the agent's event loop; what a
+call produces is handed to its `CallSink` right in the loop's callback.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines, processes
 from kubetorch.lib.processes import ExitWatch
-from kubetorch.pod import endings
-from kubetorch.pod.lines import Line, Output
-from kubetorch.pod.links import Link, Payload
-from kubetorch.pod.terms import CallSink, LoadFailed, WorkerSpec
 from kubetorch.pod.worker import protocol
 from kubetorch.pod.worker.protocol import Frame
+from kubetorch.pod.workers import endings
+from kubetorch.pod.workers.lines import Line, Output
+from kubetorch.pod.workers.links import Link, Payload
+from kubetorch.pod.workers.terms import CallSink, LoadFailed, WorkerSpec
 from kubetorch.wire import failures
 
 #: Seconds that a cancelled call has before its worker is killed.

@@ -6,9 +6,9 @@ import socket
 
 from kubetorch.lib import serving
 from kubetorch.lib.connections import Acceptor, upgrade_class
-from kubetorch.pod.app import App
 from kubetorch.pod.apps.gate import Gate
-from kubetorch.pod.stream import MESSAGE_LIMIT
+from kubetorch.pod.calls.stream import MESSAGE_LIMIT
+from kubetorch.pod.http.app import App
 
 #: Connections that wait to be accepted.
 BACKLOG = 2048

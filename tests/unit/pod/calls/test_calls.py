@@ -11,9 +11,9 @@ from kubetorch.errors import (
     SerializationError,
     WorkerDiedError,
 )
-from kubetorch.pod import calls as module
-from kubetorch.pod.call import Call
-from kubetorch.pod.workers import OwnedPayload
+from kubetorch.pod.calls import calls as module
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.workers.host import OwnedPayload
 from kubetorch.wire.calls import Raised, Returned
 from kubetorch.wire.frames import Body, Open
 from tests.unit.pod.fakes import (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kubetorch.lib import deadlines, processes
 from kubetorch.lib.processes import ExitWatch
-from kubetorch.pod.launching import Launched
+from kubetorch.pod.workers.launching import Launched
 
 #: Seconds until a preload, a fork and an exit status are given up.
 PRELOAD_TIMEOUT = 300.0

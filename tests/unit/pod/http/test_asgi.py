@@ -5,7 +5,7 @@ import pytest
 
 from clock_loop import run
 from kubetorch.errors import ProtocolError
-from kubetorch.pod.asgi import ClientGoneError, Request, Responder
+from kubetorch.pod.http.asgi import ClientGoneError, Request, Responder
 from kubetorch.wire import failures
 
 

@@ -1,4 +1,4 @@
-from kubetorch.pod.outcomes import Outcomes
+from kubetorch.pod.calls.outcomes import Outcomes
 from kubetorch.wire.calls import Raised, Returned
 from kubetorch.wire.failures import Failure
 

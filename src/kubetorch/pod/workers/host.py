@@ -17,17 +17,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kubetorch.errors import KubetorchError, WorkerDiedError
 from kubetorch.lib import processes
-from kubetorch.pod.forking import Belongings, OnStage, Zygotes
-from kubetorch.pod.handles import Worker as Worker
-from kubetorch.pod.handles import WorkerProcess
-from kubetorch.pod.launching import Launched
-from kubetorch.pod.lines import Line as Line
-from kubetorch.pod.links import OwnedPayload as OwnedPayload
-from kubetorch.pod.links import Payload as Payload
-from kubetorch.pod.terms import CallSink as CallSink
-from kubetorch.pod.terms import LoadFailed as LoadFailed
-from kubetorch.pod.terms import WorkerSpec as WorkerSpec
-from kubetorch.pod.zygotes import Zygote, ZygoteError
+from kubetorch.pod.workers.forking import Belongings, OnStage, Zygotes
+from kubetorch.pod.workers.handles import Worker as Worker
+from kubetorch.pod.workers.handles import WorkerProcess
+from kubetorch.pod.workers.launching import Launched
+from kubetorch.pod.workers.lines import Line as Line
+from kubetorch.pod.workers.links import OwnedPayload as OwnedPayload
+from kubetorch.pod.workers.links import Payload as Payload
+from kubetorch.pod.workers.terms import CallSink as CallSink
+from kubetorch.pod.workers.terms import LoadFailed as LoadFailed
+from kubetorch.pod.workers.terms import WorkerSpec as WorkerSpec
+from kubetorch.pod.workers.zygotes import Zygote, ZygoteError
 
 #: Variable by which all that a worker started is found.
 MARKER = "KT_WORKER"

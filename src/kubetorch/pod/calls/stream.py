@@ -14,10 +14,10 @@ from typing import Any
 from kubetorch.errors import KubetorchError, ProtocolError, ResultExpiredError
 from kubetorch.lib import websocket
 from kubetorch.lib.connections import Connection
-from kubetorch.pod.call import Call
-from kubetorch.pod.calls import ARGUMENTS_LIMIT, Calls
-from kubetorch.pod.relay import Relay, log_level
-from kubetorch.pod.workers import OwnedPayload, Payload
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.calls.calls import ARGUMENTS_LIMIT, Calls
+from kubetorch.pod.calls.relay import Relay, log_level
+from kubetorch.pod.workers.host import OwnedPayload, Payload
 from kubetorch.wire import frames, versions
 from kubetorch.wire.channel import Inbox, Outbox
 from kubetorch.wire.frames import Kind

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetorch.errors import ProtocolError
-from kubetorch.pod import http
+from kubetorch.pod.http import calling
 from kubetorch.wire import codecs
 
 
@@ -24,21 +24,21 @@ from kubetorch.wire import codecs
     ],
 )
 def test_arguments_are_passed_on_as_they_stand(body, args, kwargs):
-    found = json.loads(http.parse_arguments(body, "json"))
+    found = json.loads(calling.parse_arguments(body, "json"))
     assert found == {"args": args, "kwargs": kwargs}
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists)), st.text())
 def test_any_json_arguments_survive(args, key):
     body = json.dumps({"args": args, "kwargs": {key: args}}).encode()
-    found = json.loads(http.parse_arguments(body, "json"))
+    found = json.loads(calling.parse_arguments(body, "json"))
     assert found == {"args": args, "kwargs": {key: args}}
 
 
 @given(st.binary(max_size=100), st.sampled_from(codecs.CODECS))
 def test_any_body_becomes_arguments_or_a_protocol_error(body, codec):
     try:
-        found = http.parse_arguments(body, codec)
+        found = calling.parse_arguments(body, codec)
     except ProtocolError:
         return
     if codec != "pickle":
@@ -61,34 +61,34 @@ def test_any_body_becomes_arguments_or_a_protocol_error(body, codec):
 )
 def test_bodies_of_another_form_are_refused(body):
     with pytest.raises(ProtocolError, match="args"):
-        http.parse_arguments(body, "json")
+        calling.parse_arguments(body, "json")
 
 
 def test_pickled_arguments_are_taken_from_the_object_or_the_bare_string():
     data = base64.b64encode(b"pickled").decode()
     for body in ({"data": data}, data):
-        assert http.parse_arguments(json.dumps(body).encode(), "pickle") == b"pickled"
+        assert calling.parse_arguments(json.dumps(body).encode(), "pickle") == b"pickled"
     with pytest.raises(ProtocolError, match="base64"):
-        http.parse_arguments(b'{"data": "!"}', "pickle")
+        calling.parse_arguments(b'{"data": "!"}', "pickle")
     with pytest.raises(ProtocolError, match="data"):
-        http.parse_arguments(b"{}", "pickle")
+        calling.parse_arguments(b"{}", "pickle")
 
 
 def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     value = {"a": np.arange(1000), "b": [np.ones(3), "text"]}
     segments = [memoryview(bytes(segment)) for segment in codecs.encode("pickle", value)]
     assert len(segments) == 3
-    again = pickle.loads(http.in_band(segments))
+    again = pickle.loads(calling.in_band(segments))
     assert np.array_equal(again["a"], value["a"])
     assert again["b"][1] == "text"
     again["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
-    assert http.in_band(plain) == pickle.dumps("text", protocol=5)
+    assert calling.in_band(plain) == pickle.dumps("text", protocol=5)
 
 
 @pytest.mark.parametrize(("given", "kept"), [("abc", True), ("", False), ("x" * 300, False)])
 def test_a_request_id_is_kept_or_made(given, kept):
-    found = http.request_id({"x-request-id": given})
+    found = calling.request_id({"x-request-id": given})
     assert (found == given) is kept
     assert kept or (len(found) == 10 and int(found, 16) >= 0)
-    assert len(http.request_id({})) == 10
+    assert len(calling.request_id({})) == 10

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
 from kubetorch.lib.connections import Endpoint, Refusal
-from kubetorch.pod.asgi import refusal
-from kubetorch.pod.auth import Guard
-from kubetorch.pod.calls import Calls
-from kubetorch.pod.stream import ClientStream
-from kubetorch.pod.workers import Payload
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.calls.stream import ClientStream
+from kubetorch.pod.http.asgi import refusal
+from kubetorch.pod.http.auth import Guard
+from kubetorch.pod.workers.host import Payload
 from kubetorch.wire import failures, routes, versions
 
 #: Clients at one time, with or without a connection.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.pod import lines
-from kubetorch.pod.lines import Assembler, Line
 from kubetorch.pod.worker import records
 from kubetorch.pod.worker.records import LOGGER, STDERR, STDOUT, Origin
+from kubetorch.pod.workers import lines
+from kubetorch.pod.workers.lines import Assembler, Line
 
 NONCE = b"\x1eKT" + bytes(range(13))
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kubetorch.errors import ProtocolError
-from kubetorch.pod.call import Call
-from kubetorch.pod.lines import Line
-from kubetorch.pod.workers import OwnedPayload, Payload
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.workers.host import OwnedPayload, Payload
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Outcome, Raised, Returned

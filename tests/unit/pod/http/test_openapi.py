@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubetorch.pod import openapi
+from kubetorch.pod.http import openapi
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec

@@ -23,7 +23,7 @@ import msgspec
 
 from kubetorch.errors import AgentDiedError, KubetorchError
 from kubetorch.lib.decoding import json_decoder
-from kubetorch.pod.call import Call
+from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
 from kubetorch.wire.messages import CallReport
@@ -38,7 +38,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Results:
-    """Records of detached calls; `kubetorch.pod.calls.Records`.
+    """Records of detached calls; `kubetorch.pod.calls.calls.Records`.
 
     Args:
         folder: Where they lie.

@@ -23,8 +23,8 @@ from kubetorch.errors import (
     PodTerminatedError,
     SerializationError,
 )
-from kubetorch.pod.call import Call, Caller, Runner
-from kubetorch.pod.outcomes import Outcomes
+from kubetorch.pod.calls.call import Call, Caller, Runner
+from kubetorch.pod.calls.outcomes import Outcomes
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, failures
 from kubetorch.wire.calls import Outcome, Returned

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kubetorch.errors import KubetorchError
-from kubetorch.pod.lines import Line
-from kubetorch.pod.links import Payload
+from kubetorch.pod.workers.lines import Line
+from kubetorch.pod.workers.links import Payload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire.failures import Failure
 

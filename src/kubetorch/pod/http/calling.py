@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from kubetorch.errors import ProtocolError
-from kubetorch.pod.asgi import JSON, NDJSON, Request, Responder
-from kubetorch.pod.call import Call
-from kubetorch.pod.calls import Calls
-from kubetorch.pod.lines import Line
-from kubetorch.pod.relay import GRANT_COUNT
-from kubetorch.pod.workers import OwnedPayload, Payload
+from kubetorch.pod.calls.call import Call
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.calls.relay import GRANT_COUNT
+from kubetorch.pod.http.asgi import JSON, NDJSON, Request, Responder
+from kubetorch.pod.workers.host import OwnedPayload, Payload
+from kubetorch.pod.workers.lines import Line
 from kubetorch.wire import codecs, failures, routes
 from kubetorch.wire.calls import Outcome, Raised, Returned, new_call_id
 from kubetorch.wire.frames import Body, Open

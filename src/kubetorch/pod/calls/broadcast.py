@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from kubetorch.errors import AgentDiedError, CallRefusedError, KubetorchError
 from kubetorch.lib import backoff, deadlines, fetching
-from kubetorch.pod import http
-from kubetorch.pod.asgi import JSON, NDJSON, Request, Responder
-from kubetorch.pod.members import Membership
+from kubetorch.pod.calls.members import Membership
+from kubetorch.pod.http import calling
+from kubetorch.pod.http.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.wire import failures, routes
 from kubetorch.wire.messages import Member
 
@@ -69,13 +69,13 @@ async def call(request: Request, respond: Responder, members: Membership, count:
     Raises:
         KubetorchError: The request cannot be understood.
     """
-    body = await request.body(http.BODY_LIMIT)
+    body = await request.body(calling.BODY_LIMIT)
     headers = {
         name: request.headers[name.lower()]
         for name in _PASSED_ON
         if name.lower() in request.headers
     }
-    timeout = http.timeout_of(request)
+    timeout = calling.timeout_of(request)
     patience = PATIENCE if timeout is None else min(timeout, PATIENCE)
     output = _Output(respond)
     tasks = [

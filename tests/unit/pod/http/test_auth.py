@@ -3,7 +3,7 @@ import json
 import pytest
 
 from kubetorch.errors import ConfigError, ForeignOriginError, UnauthorizedError
-from kubetorch.pod.auth import Credentials, Guard
+from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.wire import tokens
 
 KEY = tokens.workload_key(b"secret", "ns/name")

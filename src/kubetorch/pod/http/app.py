@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 from kubetorch.errors import CallRefusedError, KubetorchError
-from kubetorch.pod import commands, http
+from kubetorch.pod import commands
 from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
-from kubetorch.pod.asgi import (
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.calls.members import Membership
+from kubetorch.pod.http import calling
+from kubetorch.pod.http.asgi import (
     NDJSON,
     ClientGoneError,
     Receive,
@@ -22,11 +25,9 @@ from kubetorch.pod.asgi import (
     Send,
     refusal,
 )
-from kubetorch.pod.auth import Guard
-from kubetorch.pod.calls import Calls
+from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
-from kubetorch.pod.members import Membership
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, routes
@@ -93,7 +94,7 @@ class App:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        request.headers[routes.REQUEST_ID.lower()] = given = http.request_id(request.headers)
+        request.headers[routes.REQUEST_ID.lower()] = given = calling.request_id(request.headers)
         respond = Responder(send, {routes.REQUEST_ID: given})
         error: KubetorchError
         try:
@@ -127,7 +128,7 @@ class App:
             if count is not None and routes.ALONE.lower() not in headers:
                 await self._broadcast(request, respond, count)
                 return
-            await http.call(request, respond, self._calls, name, method)
+            await calling.call(request, respond, self._calls, name, method)
             return
         route = self._routes.get(request.path)
         if route is None:
@@ -137,7 +138,7 @@ class App:
         await route(request, respond)
 
     async def _broadcast(self, request: Request, respond: Responder, count: int) -> None:
-        from kubetorch.pod import broadcast  # noqa: PLC0415  # few services have several pods
+        from kubetorch.pod.calls import broadcast  # noqa: PLC0415  # few services have several pods
 
         await broadcast.call(request, respond, self._members, count)
 
@@ -207,7 +208,7 @@ class App:
         await respond.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, _request: Request, respond: Responder) -> None:
-        from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
+        from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
         spec = self._spec()
         found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
@@ -215,7 +216,7 @@ class App:
         await respond.answer(200, json.dumps(document, indent=2).encode())
 
     async def _docs(self, request: Request, respond: Responder) -> None:
-        from kubetorch.pod import openapi  # noqa: PLC0415  # rarely needed, and imports ast
+        from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
         spec = self._spec()
         found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)

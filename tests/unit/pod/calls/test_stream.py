@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from clock_loop import pause, run
 from kubetorch.lib import websocket
-from kubetorch.pod import relay as relays
-from kubetorch.pod import stream as module
-from kubetorch.pod.stream import ClientStream
-from kubetorch.pod.workers import OwnedPayload
+from kubetorch.pod.calls import relay as relays
+from kubetorch.pod.calls import stream as module
+from kubetorch.pod.calls.stream import ClientStream
+from kubetorch.pod.workers.host import OwnedPayload
 from kubetorch.wire import frames
 from kubetorch.wire.channel import Inbox, Outbox
 from kubetorch.wire.frames import Ack, Attach, Body, Cancel, Credit, Kind, Open

@@ -19,8 +19,8 @@ from kubetorch.errors import (
     CallTimeoutError,
     KubetorchError,
 )
-from kubetorch.pod.lines import Line
-from kubetorch.pod.workers import CallSink, Payload
+from kubetorch.pod.workers.host import CallSink, Payload
+from kubetorch.pod.workers.lines import Line
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures
 from kubetorch.wire.calls import Outcome, Raised, Returned

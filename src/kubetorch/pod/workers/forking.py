@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kubetorch.lib import processes
-from kubetorch.pod.launching import Launched, launch
-from kubetorch.pod.zygotes import Forked, Zygote, ZygoteLost
+from kubetorch.pod.workers.launching import Launched, launch
+from kubetorch.pod.workers.zygotes import Forked, Zygote, ZygoteLost
 
 OnStage = Callable[[str, str], None]
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from kubetorch.errors import OutOfMemoryError, WorkerDiedError
-from kubetorch.pod import endings
+from kubetorch.pod.workers import endings
 
 
 class Kills:
