@@ -1,6 +1,7 @@
 """An ASGI server as an app (pip install uvicorn). Edit GREETING, run this again: it is live."""
 
 import os
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import kubetorch as kt
 
 GREETING = "hello"
-PORT = 18080
 
 
 async def app(scope, receive, send):
@@ -22,8 +22,11 @@ async def app(scope, receive, send):
 
 if __name__ == "__main__":
     os.chdir(Path(__file__).parent)  # an app runs in the folder in which its program does
-    command = f"{Path(sys.executable).name} -m uvicorn app_asgi:app --port {PORT} --lifespan off"
-    served = kt.app(command, port=PORT).to(kt.Compute(cpus="0.1"), stream_logs=False)
+    # Without a cluster, pods share the ports of the machine, so a free one is taken.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"{Path(sys.executable).name} -m uvicorn app_asgi:app --port {port} --lifespan off"
+    served = kt.app(command, port=port).to(kt.Compute(cpus="0.1"), stream_logs=False)
     request = urllib.request.Request(served.endpoint("/greeting"), headers=served.request_headers)
     with urllib.request.urlopen(request) as answer:
         print(answer.status, answer.read().decode())

@@ -105,7 +105,7 @@ class KubetorchConfig:
     volumes = Setting[list[str] | None](values.claims, None, "Volumes of every `kt.Compute`.")
     api_url = Setting[str | None](values.url, None, "Where the controller answers.")
     cluster_config = Setting[dict[str, Plain]](values.mapping, {}, "Settings of the cluster.")
-    queue = Setting[str | None](values.text, None, "Queue that workloads wait in.")
+    queue = Setting[str | None](values.queue, None, "Queue that workloads wait in.")
     default_image = Setting(
         values.reference, DEFAULT_IMAGE, "Container image of pods where nobody names one."
     )

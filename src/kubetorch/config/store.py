@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kubetorch.errors import ConfigError
+
+#: Seconds that a program waits for another that writes, and between its attempts.
+_PATIENCE = 10.0
+_PAUSE = 0.01
 
 
 def read_yaml(path: Path) -> object:
@@ -63,21 +68,50 @@ class SettingsFile:
         Raises:
             ConfigError: It cannot be read or written.
         """
-        merged = {**self._read(), **values}
-        merged = {key: value for key, value in merged.items() if value is not None}
-        import yaml  # noqa: PLC0415  # 13 ms, only where there is a file
-
-        content = yaml.safe_dump(merged, sort_keys=True, allow_unicode=True) if merged else ""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(content, encoding="utf-8")
-            temporary.replace(self.path)
+            with self._alone():
+                merged = {**self._read(), **values}
+                self._write({key: value for key, value in merged.items() if value is not None})
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
         self._stamp = None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other program changes the file meanwhile: what it writes would be lost."""
+        import fcntl  # noqa: PLC0415  # reading needs none
+
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            until = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise ConfigError(
+                            f"{self.path} is being written by another program for {_PATIENCE:g} s"
+                        ) from None
+                    time.sleep(_PAUSE)  # a lock of a file has no deadline of its own
+                else:
+                    break
+            yield
+        finally:
+            os.close(folder)
+
+    def _write(self, values: Mapping[str, object]) -> None:
+        import yaml  # noqa: PLC0415  # 13 ms, only where there is a file
+
+        content = yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
     def _read(self) -> dict[str, object]:
         found = read_yaml(self.path)

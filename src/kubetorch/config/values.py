@@ -22,6 +22,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_LIMIT = 63
 _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -49,6 +50,17 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be text")
     return value.strip()
+
+
+def queue(value: object) -> str:
+    """The name of a queue, which pods carry as a label."""
+    found = text(value)
+    if len(found) > _LABEL_LIMIT or not _CLAIM.fullmatch(found):
+        raise ValueError(
+            f"must be at most {_LABEL_LIMIT} lower-case letters, digits, '-' and '.', and begin "
+            "and end with a letter or digit"
+        )
+    return found
 
 
 def url(value: object) -> str:

@@ -157,7 +157,7 @@ class Workload:
             updated=record.updated,
             last_active=record.active,
             failure=self._failure(),
-            notes=self._with.backend.notes(manifest),
+            notes=self._with.backend.notes(self.spec.compute, manifest),
             kind=manifest["kind"],
         )
 

@@ -34,7 +34,12 @@ def _workers(manifest: Manifest, group: Group) -> int:
 
 def _number(manifest: Manifest, path: Path | None, default: int) -> int:
     found = None if path is None else kinds.get(manifest, path)
-    return default if found is None else int(found)
+    if found is None:
+        return default
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        assert path is not None
+        raise SpecError(f"{'.'.join(path)} is {found!r}; it must be a whole number, 0 or more")
+    return found
 
 
 def write(manifest: Manifest, kind: Kind, wanted: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class _Reader:
     def _run(self, instruction: Instruction) -> None:
         _, text = dockerfile.flags(instruction.text)
         parsed = dockerfile.command(Instruction("RUN", text, instruction.line), path=str(self.path))
-        command = parsed if isinstance(parsed, str) else " ".join(map(_quote, parsed))
+        command = _script(parsed) if isinstance(parsed, str) else " ".join(map(_quote, parsed))
         force = command.endswith(specs.FORCE)
         command = command.removesuffix(specs.FORCE).rstrip()
         used = {
@@ -181,3 +182,9 @@ def _quote(text: str) -> str:
     import shlex  # noqa: PLC0415  # only Dockerfiles need it
 
     return shlex.quote(text)
+
+
+def _script(command: str) -> str:
+    """What a shell is to run: of a here-document alone (`RUN <<EOF`), what is in it."""
+    document = re.fullmatch(r"<<-?([\"']?)(\w+)\1\n(.*)\n\s*\2", command, re.DOTALL)
+    return command if document is None else document[3]

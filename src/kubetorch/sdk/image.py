@@ -136,6 +136,12 @@ class Image:
             SpecError: A requirement is no text, or empty.
         """
         items = _texts("reqs", reqs)
+        for item in items:
+            if "\n" in item.strip():
+                raise SpecError(
+                    f"reqs has {item!r} in it, which is more than one line",
+                    hint="give several requirements as a list",
+                )
         return self._add(*(specs.PipStep(_quoted(item), force=force) for item in items))
 
     def run_bash(self, command: str | Iterable[str], force: bool = False) -> Self:

@@ -85,7 +85,8 @@ class Volume:
 
         Args:
             name: Its name, or that of a claim that somebody else made.
-            namespace: Its namespace; `kt.config.namespace` if not given.
+            namespace: Its namespace; `kt.config.namespace` if not given. A name alone, as in
+                `kt.Compute(volumes=["data"])`, is looked up where the service is.
             mount_path: Where to mount it; where it was mounted before if not given, else
                 `/ktfs/<name>`.
 
@@ -292,7 +293,8 @@ def missing(claim: str, namespace: str) -> VolumeNotFoundError:
     """The error for a volume that does not exist."""
     return VolumeNotFoundError(
         f"Volume {claim!r} does not exist in namespace {namespace!r}",
-        hint=f"kt volumes list -n {namespace} shows those that are there",
+        hint=f"kt volumes list -n {namespace} shows those that are there; namespace= looks "
+        f"elsewhere, and kt.Compute(volumes=[{claim!r}]) where the service is",
     )
 
 

@@ -23,6 +23,9 @@ DEFAULT_RETENTION = "10m"
 DEFAULT_PROGRESS_DEADLINE = "10m"
 
 _DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
+# Seconds; https://knative.dev/docs/serving/autoscaling/kpa-specific/#stable-window
+_LEAST_WINDOW = 6
+_MOST_WINDOW = 3600
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 #: Spellings of the documents beside Knative's own words.
@@ -207,6 +210,11 @@ def _check_durations(spec: AutoscalingSpec, launch_timeout: int) -> None:
                 f"{name} must be a valid duration, not {value!r}",
                 hint='for example "30s" or "1m30s"',
             )
+    if window is not None and not _LEAST_WINDOW <= seconds(window) <= _MOST_WINDOW:
+        raise AutoScalingError(
+            f"window is {window!r}; Knative takes {_LEAST_WINDOW} s to {_MOST_WINDOW // 3600} h",
+            hint='for example window="60s"',
+        )
     assert spec.progress_deadline is not None
     if seconds(spec.progress_deadline) < launch_timeout:
         raise AutoScalingError(
@@ -224,7 +232,7 @@ def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:
     if chosen in ("kpa", "hpa"):
         chosen = {"kpa": KPA, "hpa": HPA}[chosen]
     metric: Any = spec.metric
-    if metric is not None and not isinstance(metric, str):
+    if metric is not None and not (isinstance(metric, str) and metric.strip()):
         raise AutoScalingError(f"metric is {metric!r}; it must be a word such as 'concurrency'")
     needs_hpa = metric is not None and metric not in KPA_METRICS
     if needs_hpa and chosen == KPA:

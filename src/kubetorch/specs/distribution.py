@@ -68,6 +68,11 @@ def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
     extra = given.pop("distribution_args", {})
     if not isinstance(extra, Mapping):
         raise SpecError(f"distribution_args is {extra!r}; it must be a dict")
+    for name, value in extra.items():
+        if given.get(name, value) != value:
+            raise SpecError(
+                f"{name} is {given[name]!r}, and {value!r} in distribution_args", hint="say it once"
+            )
     given = {**extra, **given}
     kind = _framework(given)
     if given.pop("scale_to_zero_grace_period", None) is not None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from kubetorch.errors import SpecError
 
@@ -13,6 +14,11 @@ _CLUSTER_HOST = re.compile(
     r"^(?:https?://)?(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc(?:\.cluster\.local)?"
     r"(?::(?P<port>\d+))?(?P<path>/.*)?$"
 )
+
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_WORD}")
+_VALUE = re.compile(rf"(?:{_WORD})?")
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -33,10 +39,10 @@ class Endpoint:
     def __init__(self, url: str | None = None, selector: Mapping[str, str] | None = None) -> None:
         if url is not None and selector is not None:
             raise SpecError("an Endpoint has a url or a selector, not both")
-        given: object = url
-        if given is not None and not (isinstance(given, str) and re.fullmatch(r"\S+", given)):
+        if url is not None and not _is_url(url):
             raise SpecError(
-                f"url is {url!r}; it must be a host with an optional scheme, port and path",
+                f"url is {url!r}; it must be a host with an optional port and path, and http:// or "
+                "https:// before it or nothing",
                 hint='for example kt.Endpoint(url="my-svc.my-ns.svc.cluster.local:8080")',
             )
         if selector is not None:
@@ -91,11 +97,30 @@ class Endpoint:
         )
 
 
+def _is_url(url: object) -> bool:
+    if not isinstance(url, str) or not re.fullmatch(r"[!-~]+", url):
+        return False
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not parts.query
+            and not parts.fragment
+            and "@" not in parts.netloc
+        )
+    except ValueError:  # the port is none, or the host a broken IPv6 address
+        return False
+
+
 def _check_selector(selector: object) -> None:
     ok = (
         isinstance(selector, Mapping)
         and selector
-        and all(isinstance(key, str) and isinstance(value, str) for key, value in selector.items())
+        and all(isinstance(value, str) for value in selector.values())
+        and all(isinstance(key, str) and _LABEL.fullmatch(key) for key in selector)
+        and all(_VALUE.fullmatch(value) for value in selector.values())
     )
     if not ok:
         raise SpecError(

@@ -59,7 +59,11 @@ class RunStep(Step):
 
     def text(self, install_command: str | None) -> str:
         """Its line."""
-        return _forced(f"RUN {self.command}", self)
+        if "\n" not in self.command:
+            return _forced(f"RUN {self.command}", self)
+        # In the shell form, a line break would end the instruction.
+        line = f"RUN {json.dumps(['/bin/bash', '-c', self.command])}"
+        return f"{FORCE}\n{line}" if self.force else line
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,21 @@ class EnvStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line: the older form where the value allows it, else quoted."""
+        """Its line: the older form where the value allows it, else quoted.
+
+        Raises:
+            SpecError: The value has a line break, which no Dockerfile can say.
+        """
+        if "\n" in self.value:
+            raise SpecError(
+                f"the environment variable {self.name} is {self.value!r}; a Dockerfile cannot have "
+                "a line break in a value",
+                hint=f"kt.Compute(env_vars={{{self.name!r}: ...}}) sets it beside the image",
+            )
         plain = re.fullmatch(r"[^\s\"'\\#]([^\n\"'\\#]*[^\s\"'\\#])?", self.value)
         if plain:
             return f"ENV {self.name} {self.value}"
-        escaped = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\\n")
+        escaped = self.value.replace("\\", "\\\\").replace('"', '\\"')
         return f'ENV {self.name}="{escaped}"'
 
 

@@ -235,7 +235,7 @@ ROUND = {
     "volumes": [["data"], ["data", "models.v1"]],
     "api_url": ["http://[::1]:8080/base"],
     "cluster_config": [{}, {"a": {"ö": [1, 1.5, None, "no", {"b": True}]}}],
-    "queue": ["0x10", "- a"],
+    "queue": ["0x10", "1e3"],
     "backend": ["auto", "local"],
 }
 
@@ -378,3 +378,8 @@ def test_an_install_namespace_of_ones_own_goes_before_all_others(file: Path) -> 
     assert settings.namespace == "shared"
     settings.install_namespace = "kubetorch"
     assert settings.namespace == "c"
+
+
+def test_a_queue_is_the_name_of_one() -> None:
+    with pytest.raises(ConfigError, match="queue is 'A b'"):
+        KubetorchConfig({}).set("queue", "A b")

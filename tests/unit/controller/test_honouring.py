@@ -10,6 +10,7 @@ from kubetorch.controller.backends import honouring
 from kubetorch.errors import SpecError
 from kubetorch.manifests import deployment, reading
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.endpoint import Endpoint
 
 POD: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
 
@@ -76,7 +77,7 @@ def test_kinds_that_become_plain_pods_say_so(
     honouring.refuse(manifest)
     (line,) = honouring.warnings(manifest)
     assert said in line
-    assert line in honouring.notes(manifest)
+    assert line in honouring.notes(ComputeSpec(), manifest)
 
 
 def test_a_kind_that_is_not_known_is_refused() -> None:
@@ -84,7 +85,7 @@ def test_a_kind_that_is_not_known_is_refused() -> None:
     with pytest.raises(SpecError, match=r"'Fleet' of .* cannot be run"):
         honouring.refuse(manifest)
     assert honouring.warnings(manifest) == ()
-    assert honouring.notes(manifest) == ("a Fleet cannot be run on this machine",)
+    assert honouring.notes(ComputeSpec(), manifest) == ("a Fleet cannot be run on this machine",)
 
 
 def test_what_has_no_meaning_here_is_noted() -> None:
@@ -106,7 +107,7 @@ def test_what_has_no_meaning_here_is_noted() -> None:
             ],
         }
     }
-    notes = honouring.notes(rendered("apps/v1", "Deployment", {"template": pod}))
+    notes = honouring.notes(ComputeSpec(), rendered("apps/v1", "Deployment", {"template": pod}))
     assert notes[:2] == (
         "the requests (cpu 1) reserve nothing on this machine",
         "the limits (cpu 2) are not kept on this machine",
@@ -118,4 +119,12 @@ def test_what_has_no_meaning_here_is_noted() -> None:
 
 def test_a_plain_service_has_no_notes_but_those_of_its_requests() -> None:
     manifest = deployment.render(ComputeSpec(cpus="1"), namespace="default", name="s")
-    assert honouring.notes(manifest) == ("the requests (cpu 1) reserve nothing on this machine",)
+    assert honouring.notes(ComputeSpec(), manifest) == (
+        "the requests (cpu 1) reserve nothing on this machine",
+    )
+
+
+def test_the_selector_of_an_endpoint_is_noted() -> None:
+    compute = ComputeSpec(cpus="1", endpoint=Endpoint(selector={"role": "head"}))
+    manifest = deployment.render(compute, namespace="default", name="s")
+    assert any("role=head" in note for note in honouring.notes(compute, manifest))

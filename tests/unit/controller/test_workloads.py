@@ -66,7 +66,7 @@ class OneThatBreaks:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
-    def notes(self, manifest: Manifest) -> tuple[str, ...]:
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import kinds, reading, rendering
+from kubetorch.manifests import deployment, kinds, reading, rendering
 from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -175,3 +175,13 @@ def test_an_autoscaled_service_asks_knative_for_nothing_that_it_refuses() -> Non
     scaled = ComputeSpec(cpus="1", autoscaling=autoscaling.parse({}, launch_timeout=300))
     container = render(scaled)["spec"]["template"]["spec"]["containers"][0]
     assert "securityContext" not in container
+
+
+@pytest.mark.parametrize("replicas", [-1, "2", 1.5, True])
+def test_what_is_no_number_of_pods_is_refused(replicas):
+    template = {"spec": {"containers": [{"name": "x", "image": "y"}]}}
+    spec = {"replicas": replicas, "template": template}
+    names = {"name": "a", "namespace": "b"}
+    manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": names, "spec": spec}
+    with pytest.raises(SpecError, match=r"spec\.replicas is"):
+        deployment.read(manifest)

@@ -111,3 +111,8 @@ def test_what_cannot_be_followed_is_named_with_its_line(write, text, said):
 def test_a_file_that_is_not_there_is_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         kt.Image.from_dockerfile(tmp_path / "Dockerfile")
+
+
+def test_a_here_document_alone_is_a_script_that_is_run(write):
+    image = kt.Image.from_dockerfile(write("FROM x\nRUN <<EOF\necho a\necho b\nEOF\nRUN c\n"))
+    assert body(image) == ["FROM x", 'RUN ["/bin/bash", "-c", "echo a\\necho b"]', "RUN c"]

@@ -126,3 +126,8 @@ def test_ready_images(image, name, reference):
 def test_each_ready_image_is_a_new_one():
     kt.images.debian().pip_install("a")
     assert kt.images.debian().to_spec().steps == ()
+
+
+def test_a_requirement_of_two_lines_is_refused():
+    with pytest.raises(kt.SpecError, match="more than one line"):
+        kt.Image().pip_install("numpy\nRUN rm -rf /")

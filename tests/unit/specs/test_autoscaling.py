@@ -92,3 +92,14 @@ def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
 def test_an_impossible_value_is_named(arguments, message):
     with pytest.raises(AutoScalingError, match=message):
         scaled(**arguments)
+
+
+@pytest.mark.parametrize("window", ["1s", "2h", "61m"])
+def test_a_window_that_knative_refuses_is_refused(window):
+    with pytest.raises(AutoScalingError, match="6 s to 1 h"):
+        parse({"window": window}, launch_timeout=900)
+
+
+def test_an_empty_metric_is_refused():
+    with pytest.raises(AutoScalingError, match="metric is ''"):
+        parse({"metric": ""}, launch_timeout=900)

@@ -65,3 +65,8 @@ def test_a_scale_to_zero_time_is_ignored_with_a_warning():
 def test_an_impossible_value_is_named(arguments, message):
     with pytest.raises(SpecError, match=message):
         parse(arguments)
+
+
+def test_two_values_of_one_argument_are_refused():
+    with pytest.raises(SpecError, match="num_proc is 1, and 2 in distribution_args"):
+        parse({"num_proc": 1, "distribution_args": {"num_proc": 2}})

@@ -44,3 +44,23 @@ def test_the_repr_rebuilds_it_and_it_hashes():
 def test_an_impossible_one_is_refused(bad):
     with pytest.raises(SpecError):
         Endpoint(**bad)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "a b", "ftp://x", "http://", "https://x:99999", "http://x:abc", "x?a=1", "ws://x", 5],
+)
+def test_what_is_no_url_of_http_is_refused(url):
+    with pytest.raises(SpecError, match="url is"):
+        Endpoint(url=url)
+
+
+@pytest.mark.parametrize("selector", [{}, {"a b": "c"}, {"a": "b c"}, {"a": 1}, {1: "a"}, "a=b"])
+def test_what_selects_no_pods_is_refused(selector):
+    with pytest.raises(SpecError, match="selector is"):
+        Endpoint(selector=selector)
+
+
+@pytest.mark.parametrize("url", ["https://h/p/", "localhost:80", "http://[::1]:80/x", "10.0.0.1"])
+def test_urls_of_http_are_taken(url):
+    assert Endpoint(url=url).url == url

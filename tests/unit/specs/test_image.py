@@ -115,3 +115,14 @@ def test_what_is_no_reference_is_refused(reference):
 def test_an_impossible_variable_is_refused(name, value):
     with pytest.raises(SpecError):
         check_variable(name, value)
+
+
+def test_a_command_of_several_lines_is_one_instruction():
+    step = RunStep('echo "a"\necho b')
+    assert step.text(None) == 'RUN ["/bin/bash", "-c", "echo \\"a\\"\\necho b"]'
+    assert RunStep("a\nb", force=True).text(None).splitlines()[0] == "# force"
+
+
+def test_a_line_break_in_a_variable_is_refused_in_a_dockerfile():
+    with pytest.raises(SpecError, match=r"MOTD is 'a\\nb'"):
+        EnvStep("MOTD", "a\nb").text(None)

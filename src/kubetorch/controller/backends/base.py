@@ -106,8 +106,8 @@ class Backend(Protocol):
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """What whoever deploys a manifest should be told at once, one sentence each."""
 
-    def notes(self, manifest: Manifest) -> tuple[str, ...]:
-        """What the backend cannot honour of a manifest, one sentence each."""
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        """What the backend cannot honour of a compute and its manifest, one sentence each."""
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:
         """Where a pod keeps its log, if that can be read without its agent."""

@@ -16,6 +16,7 @@ from kubetorch.manifests import deployment, kinds, locating
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.manifests.gpus import RESOURCE
 from kubetorch.manifests.place import Place
+from kubetorch.specs.compute import ComputeSpec
 
 #: Kinds that are here what they are in a cluster.
 WHOLE = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "Pod")
@@ -57,13 +58,13 @@ def warnings(manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def notes(manifest: Manifest) -> tuple[str, ...]:
+def notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     """What stands in `kt describe`."""
     kind = kinds.find(manifest)
     if kind is None:
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = locating.places(manifest, kind)[0]
-    found = (*_resources(deployment.read(manifest)), *_pod(primary))
+    found = (*_resources(deployment.read(manifest)), *_pod(primary), *_endpoint(compute))
     return (*found, *warnings(manifest))
 
 
@@ -79,6 +80,13 @@ def _resources(wanted: Wanted) -> Iterator[str]:
         yield f"the limits ({allowed}) are not kept on this machine"
     if wanted.working_dir is not None:
         yield f"the working directory {wanted.working_dir} is a folder of each pod's own here"
+
+
+def _endpoint(compute: ComputeSpec) -> Iterator[str]:
+    endpoint = compute.endpoint
+    if endpoint is not None and endpoint.selector is not None:
+        labels = ", ".join(f"{name}={value}" for name, value in endpoint.selector.items())
+        yield f"the endpoint's selector ({labels}) chooses nothing: calls go to any pod"
 
 
 def _pod(place: Place) -> Iterator[str]:

@@ -229,9 +229,9 @@ class ProcessBackend:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return honouring.warnings(manifest)
 
-    def notes(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         attached = self._attaching.notes(deployment.read(manifest).attached)
-        return (*honouring.notes(manifest), *attached)
+        return (*honouring.notes(compute, manifest), *attached)
 
     def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
         return self._site.folder(namespace, pod) / "log"

@@ -10,8 +10,15 @@ def check(name: str, compute: ComputeSpec) -> None:
     """Refuse a service that would not run as it is declared.
 
     Raises:
-        SpecError: It is distributed.
+        SpecError: It is distributed, or calls of it would go to a URL that they cannot go to.
     """
+    endpoint = None if compute.endpoint is None else compute.endpoint.base_url
+    if endpoint is not None and not endpoint.startswith("http://"):
+        raise SpecError(
+            f"{name} cannot be launched: the url of its endpoint is {endpoint!r}, and calls go to "
+            "http:// alone",
+            hint="give the endpoint the address that the pods have inside the cluster",
+        )
     distribution = compute.distribution
     if distribution is None or _is_of_manifest(compute):
         return

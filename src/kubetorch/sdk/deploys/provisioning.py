@@ -61,7 +61,8 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
         raise SpecError(
             f"the volume {spec.name!r} is one of namespace {spec.namespace!r}, and pods in "
             f"{namespace!r} cannot mount it",
-            hint="leave its namespace out: it is then that of the service",
+            hint=f"kt.Compute(volumes=[{spec.claim_name!r}]) takes the one that is where the "
+            "service is",
         )
     if spec.claim is None:
         controller.volumes.create(namespace, spec)

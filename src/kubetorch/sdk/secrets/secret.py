@@ -311,7 +311,7 @@ class Secret:
         return f"Secret({', '.join(given)})"
 
 
-def secret(
+def secret(  # noqa: PLR0913  # the documented arguments
     name: str | None = None,
     provider: str | None = None,
     path: str | PathLike[str] | None = None,
@@ -320,6 +320,7 @@ def secret(
     override: bool = False,
     *,
     values: Mapping[str, str | bytes] | None = None,
+    env_var: str | None = None,
 ) -> Secret | None:
     """A secret of exactly one source, or one that exists, by its name.
 
@@ -332,6 +333,7 @@ def secret(
         namespace: Its namespace, if not that of the service.
         override: Whether a deploy replaces the values of a secret of this name.
         values: The values themselves, by name.
+        env_var: One variable; if it is not set here, the secret of this name that exists.
 
     Returns:
         The secret; `None` if only a name was given and there is none of that name.
@@ -339,10 +341,13 @@ def secret(
     Raises:
         SpecError: There is no source or more than one, or it has no values.
     """
-    sources = [given for given in (provider, path, env_vars, values) if given]
-    if len(sources) == 1 or (len(sources) == 2 and provider and path):
-        return Secret(name, provider, values, path, env_vars, override, namespace=namespace)
-    if sources or not name:
+    given = (provider, path, env_vars, values, env_var)
+    count = sum(source is not None for source in given)
+    if count == 1 or (count == 2 and provider is not None and path is not None):
+        return Secret(
+            name, provider, values, path, env_vars, override, namespace=namespace, env_var=env_var
+        )
+    if count or not name:
         raise SpecError(_SOURCES)
     return Secret.from_name(name, namespace)
 

@@ -25,3 +25,11 @@ def test_what_follows_from_the_kind_of_a_manifest_is_left_to_the_backend():
     asked = kt.Compute.from_manifest(manifests()["Deployment"]).distribute("pytorch", workers=2)
     with pytest.raises(kt.SpecError, match="pytorch"):
         launchable.check("train", asked.to_spec())
+
+
+def test_an_endpoint_that_calls_cannot_go_to_is_refused():
+    compute = kt.Compute(endpoint=kt.Endpoint(url="https://example.com"))
+    with pytest.raises(kt.SpecError, match=r"https://example\.com"):
+        launchable.check("f", compute.to_spec())
+    inside = kt.Compute(endpoint=kt.Endpoint(url="example.com:80"))
+    launchable.check("f", inside.to_spec())

@@ -205,3 +205,16 @@ def test_a_name_of_a_provider_in_a_compute_is_its_secret(monkeypatch: pytest.Mon
     ]
     source = {"name": "kt.secret.global.openai", "key": "api_key"}
     assert variable["valueFrom"] == {"secretKeyRef": source}
+
+
+def test_one_variable_makes_a_secret_with_the_function_too(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf")
+    made = kt.secret(name="hf", env_var="HF_TOKEN")
+    assert made is not None
+    assert made.values == {"HF_TOKEN": "hf"}
+
+
+@pytest.mark.parametrize("empty", [{"values": {}}, {"env_vars": []}, {"path": ""}])
+def test_an_empty_source_is_refused_and_not_taken_for_none(empty):
+    with pytest.raises(kt.SpecError):
+        kt.secret(name="x", **empty)
