@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubetorch.errors import SpecError
 from kubetorch.manifests.secrets import HOME
 
 
@@ -106,6 +107,9 @@ def read(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Attached:
     Args:
         pod: Spec of the pod.
         container: The container in it.
+
+    Raises:
+        SpecError: A path in a volume leads out of it.
     """
     volumes = {one["name"]: one for one in pod.get("volumes") or ()}
     files, claims, others = [], [], []
@@ -135,14 +139,29 @@ def _variables(container: Mapping[str, Any]) -> Iterator[SecretVariables]:
 
 
 def _files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> SecretFiles:
-    items = ((one["key"], one["path"]) for one in secret.get("items") or ())
+    items = ((one["key"], _inside(one["path"], "path")) for one in secret.get("items") or ())
     optional = bool(secret.get("optional"))
     return SecretFiles(secret["secretName"], mount["mountPath"], tuple(items), optional)
 
 
 def _claim(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
     read_only = bool(mount.get("readOnly") or claim.get("readOnly"))
-    return ClaimMount(claim["claimName"], mount["mountPath"], read_only, mount.get("subPath", ""))
+    folder = _inside(mount.get("subPath") or "", "subPath")
+    return ClaimMount(claim["claimName"], mount["mountPath"], read_only, folder)
+
+
+def _inside(path: str, field: str) -> str:
+    """A path in a volume.
+
+    Raises:
+        SpecError: It leads out of it.
+    """
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise SpecError(
+            f"{field} {path!r} of a volume leads out of it",
+            hint="it must be relative, without '..', as Kubernetes has it",
+        )
+    return path
 
 
 def path_of_machine(path: str, home: str) -> str:
