@@ -92,3 +92,19 @@ def test_a_path_that_leads_out_of_its_volume_is_refused(path: str) -> None:
         attached.read({"volumes": [claim]}, {"volumeMounts": [{**mount, "subPath": path}]})
     with pytest.raises(SpecError, match="leads out of it"):
         attached.read({"volumes": [secret]}, {"volumeMounts": [mount]})
+
+
+@pytest.mark.parametrize("name", ["../other/secret", "", "a/b", "/etc", ".."])
+def test_a_name_that_no_object_can_have_is_refused(name: str) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/data"}]}
+    claim = {"name": "v", "persistentVolumeClaim": {"claimName": name}}
+    secret = {"name": "v", "secret": {"secretName": name}}
+    reference = {"name": "X", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
+    for volumes, container in (
+        ([claim], mounts),
+        ([secret], mounts),
+        ([], {"env": [reference]}),
+        ([], {"envFrom": [{"secretRef": {"name": name}}]}),
+    ):
+        with pytest.raises(SpecError, match="is no name"):
+            attached.read({"volumes": volumes}, container)
