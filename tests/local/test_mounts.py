@@ -155,6 +155,35 @@ def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
         outside.rmdir()
 
 
+def test_disks_that_are_mounted_somewhere_below_are_covered_too(folder: Path) -> None:
+    disk = folder / "disk"
+    (disk / "kept").mkdir(parents=True)
+    (disk / "file").write_text("of the machine")
+    (folder / "place").mkdir()
+    # The outer namespace stands for the machine.
+    mounting = f"""
+from kubetorch.lib import mounts
+assert mounts.separate() is None
+mounts._mount({str(disk)!r}, {str(folder / "place")!r}, mounts._MS_BIND)
+"""
+    seen = _run(
+        folder,
+        """
+        place = folder / "place"
+        view.shield(keep=[str(folder / "view"), str(place / "kept")])
+        (place / "file").write_text("changed")
+        (place / "new").write_text("new")
+        (place / "kept" / "new").write_text("new")
+        print(json.dumps([(place / "file").read_text(), sorted(os.listdir(place))]))
+        """,
+        before=mounting,
+    )
+    assert seen == ["changed", ["file", "kept", "new"]]
+    assert (disk / "file").read_text() == "of the machine"
+    assert sorted(one.name for one in disk.iterdir()) == ["file", "kept"]
+    assert (disk / "kept" / "new").exists()
+
+
 def test_temporary_folders_are_covered_too(folder: Path) -> None:
     program = """
         view.shield(keep=[str(folder)])

@@ -388,6 +388,35 @@ def test_what_is_no_request_is_refused_and_an_unknown_upgrade_is_an_ordinary_one
     run(scenario)
 
 
+def test_what_follows_a_body_is_no_header() -> None:
+    scopes: list[Any] = []
+
+    async def scenario(client: Client) -> None:
+        original = client.server.app
+
+        async def noting(scope: Any, receive: Any, send: Any) -> None:
+            scopes.append(scope)
+            await original(scope, receive, send)
+
+        client.server.app = noting
+        head = b"POST /x HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        status, _, _ = await client.ask(head + b"3\r\nabc\r\n0\r\nauthorization: x\r\n\r\n")
+        assert status == 200
+
+    run(scenario)
+    names = [name for name, _ in scopes[0]["headers"]]
+    assert names == [b"host", b"transfer-encoding"]
+
+
+def test_a_request_with_two_hosts_is_refused() -> None:
+    async def scenario(client: Client) -> None:
+        status, _, _ = await client.ask(b"GET /x HTTP/1.1\r\nHost: evil\r\nHost: localhost\r\n\r\n")
+        assert status == 400
+        assert await client.is_closed()
+
+    run(scenario)
+
+
 def test_a_head_that_never_ends_is_refused() -> None:
     async def scenario(client: Client) -> None:
         await client.send(b"GET /x HTTP/1.1\r\nHost: h\r\n")

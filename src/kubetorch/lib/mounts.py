@@ -47,8 +47,6 @@ _TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
 SHARED = ("/dev", "/proc", "/run", "/sys", "/var/run")
 #: Folders that are covered even where they are in memory.
 TEMPORARY = ("/tmp", "/var/tmp")
-
-
 # Kinds of file systems that are no disk.
 _VIRTUAL = frozenset(
     (
@@ -167,7 +165,7 @@ class View:
         shared |= virtual - temporary
         if not self._is_own(Path("/")):
             self._mirror(Path("/"))
-        self._cover_entries(Path("/"), shared, set(mounted))
+        self._cover_all(Path("/").iterdir(), shared, set(mounted))
 
     # ------------------------------------------------------------------------------------- places
 
@@ -224,19 +222,25 @@ class View:
                 raise
             # In a user namespace a folder in which others have mounted something cannot be a layer.
             self._mirror(folder)
-            self._cover_entries(folder, shared, mounted)
+            inside = set(folder.iterdir())
+        self._cover_all(_outermost(inside), shared, mounted)
 
-    def _cover_entries(
-        self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]
+    def _cover_all(
+        self, places: Iterable[Path], shared: AbstractSet[Path], mounted: AbstractSet[Path]
     ) -> None:
-        """The same for what is in a mirror."""
-        for entry in sorted(folder.iterdir()):
+        """The same for places at which something is mounted, such as all in a mirror."""
+        for entry in sorted(places):
             if entry in self._frozen:
                 _make_read_only(entry)
             elif entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
                 continue
             elif entry.is_dir():
-                self._cover(entry, shared, mounted)
+                try:
+                    self._cover(entry, shared, mounted)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    _make_read_only(entry)  # not every file system can be a layer
             elif entry.is_file():
                 _make_read_only(entry)
 

@@ -198,10 +198,13 @@ class _Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._is_in_head:  # what comes after the body has been checked by nobody
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
+        if sum(name == b"host" for name, _ in self._headers) > 1:
+            raise ValueError("a request with several hosts")
         if self._parser.should_upgrade() and self._is_websocket():
             return
         self._stop_idle()

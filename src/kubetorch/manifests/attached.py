@@ -5,11 +5,15 @@ Secrets as variables and files, and claims of volumes. Other kinds of volumes ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubetorch.errors import SpecError
 from kubetorch.manifests.secrets import HOME
+
+_NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ def read(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Attached:
     Args:
         pod: Spec of the pod.
         container: The container in it.
+
+    Raises:
+        SpecError: A path in a volume leads out of it, or a name is none.
     """
     volumes = {one["name"]: one for one in pod.get("volumes") or ()}
     files, claims, others = [], [], []
@@ -126,23 +133,53 @@ def _variables(container: Mapping[str, Any]) -> Iterator[SecretVariables]:
         ref = source.get("secretRef")
         if ref is not None:
             prefix, optional = source.get("prefix", ""), bool(ref.get("optional"))
-            yield SecretVariables(ref["name"], prefix=prefix, optional=optional)
+            yield SecretVariables(_named(ref["name"]), prefix=prefix, optional=optional)
     for variable in container.get("env") or ():
         ref = (variable.get("valueFrom") or {}).get("secretKeyRef")
         if ref is not None:
             optional = bool(ref.get("optional"))
-            yield SecretVariables(ref["name"], variable["name"], ref["key"], optional=optional)
+            secret = _named(ref["name"])
+            yield SecretVariables(secret, variable["name"], ref["key"], optional=optional)
 
 
 def _files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> SecretFiles:
-    items = ((one["key"], one["path"]) for one in secret.get("items") or ())
+    items = ((one["key"], _inside(one["path"], "path")) for one in secret.get("items") or ())
     optional = bool(secret.get("optional"))
-    return SecretFiles(secret["secretName"], mount["mountPath"], tuple(items), optional)
+    return SecretFiles(_named(secret["secretName"]), mount["mountPath"], tuple(items), optional)
 
 
 def _claim(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
     read_only = bool(mount.get("readOnly") or claim.get("readOnly"))
-    return ClaimMount(claim["claimName"], mount["mountPath"], read_only, mount.get("subPath", ""))
+    folder = _inside(mount.get("subPath") or "", "subPath")
+    return ClaimMount(_named(claim["claimName"]), mount["mountPath"], read_only, folder)
+
+
+def _named(name: str) -> str:
+    """The name of an object.
+
+    Raises:
+        SpecError: No object can have it.
+    """
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            f"{name!r} is no name of a secret or a claim",
+            hint="lowercase letters, digits, '-' and '.', as Kubernetes has it",
+        )
+    return name
+
+
+def _inside(path: str, field: str) -> str:
+    """A path in a volume.
+
+    Raises:
+        SpecError: It leads out of it.
+    """
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise SpecError(
+            f"{field} {path!r} of a volume leads out of it",
+            hint="it must be relative, without '..', as Kubernetes has it",
+        )
+    return path
 
 
 def path_of_machine(path: str, home: str) -> str:

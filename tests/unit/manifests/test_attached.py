@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from kubetorch.errors import SpecError
 from kubetorch.manifests import attached, deployment
 from kubetorch.manifests.attached import ClaimMount, SecretFiles, SecretVariables
 from kubetorch.specs.compute import ComputeSpec
@@ -78,3 +81,30 @@ def test_the_home_of_a_manifest_is_that_of_the_user() -> None:
     assert attached.path_of_machine("/root/.aws", "/home/alice") == "/home/alice/.aws"
     assert attached.path_of_machine("/root", "/home/alice") == "/home/alice"
     assert attached.path_of_machine("/rooted", "/home/alice") == "/rooted"
+
+
+@pytest.mark.parametrize("path", ["/etc", "../other", "a/../../b", ".."])
+def test_a_path_that_leads_out_of_its_volume_is_refused(path: str) -> None:
+    claim = {"name": "v", "persistentVolumeClaim": {"claimName": "d"}}
+    secret = {"name": "v", "secret": {"secretName": "s", "items": [{"key": "k", "path": path}]}}
+    mount = {"name": "v", "mountPath": "/data"}
+    with pytest.raises(SpecError, match="leads out of it"):
+        attached.read({"volumes": [claim]}, {"volumeMounts": [{**mount, "subPath": path}]})
+    with pytest.raises(SpecError, match="leads out of it"):
+        attached.read({"volumes": [secret]}, {"volumeMounts": [mount]})
+
+
+@pytest.mark.parametrize("name", ["../other/secret", "", "a/b", "/etc", ".."])
+def test_a_name_that_no_object_can_have_is_refused(name: str) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/data"}]}
+    claim = {"name": "v", "persistentVolumeClaim": {"claimName": name}}
+    secret = {"name": "v", "secret": {"secretName": name}}
+    reference = {"name": "X", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
+    for volumes, container in (
+        ([claim], mounts),
+        ([secret], mounts),
+        ([], {"env": [reference]}),
+        ([], {"envFrom": [{"secretRef": {"name": name}}]}),
+    ):
+        with pytest.raises(SpecError, match="is no name"):
+            attached.read({"volumes": volumes}, container)

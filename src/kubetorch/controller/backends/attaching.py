@@ -108,7 +108,7 @@ class Attaching:
                 files.append(FilesAt(file, path_of_machine(one.path, home), one.items))
         folders = []
         for claim in attached.claims:
-            source = self._volumes.folder(namespace, claim.claim) / claim.sub_path
+            source = _inside(self._volumes.folder(namespace, claim.claim), claim.sub_path)
             target = path_of_machine(claim.path, home)
             folders.append(FolderAt(str(source), target, claim.read_only))
         for number, path in enumerate(_empty(attached)):
@@ -161,6 +161,21 @@ class Attaching:
                 hint="that takes Linux, and root or user namespaces; secrets as variables work "
                 "everywhere",
             )
+
+
+def _inside(volume: Path, folder: str) -> Path:
+    """A folder of a volume, in which pods may have made links.
+
+    Raises:
+        SpecError: It is a link out of the volume.
+    """
+    found = (volume / folder).resolve()
+    if not found.is_relative_to(volume.resolve()):
+        raise SpecError(
+            f"the folder {folder!r} of the volume {volume.name!r} is a link out of it",
+            hint="subPath must be a folder in the volume",
+        )
+    return found
 
 
 def _empty(attached: Attached) -> list[str]:
