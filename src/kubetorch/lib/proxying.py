@@ -46,8 +46,11 @@ class Mount(NamedTuple):
         return path == self.outside or path.startswith(f"{self.outside}/")
 
     def enter(self, path: bytes) -> bytes:
-        """The path at the server."""
-        return (self.inside.encode() + path[len(self.outside) :]) or b"/"
+        """The path at the server, as the client has quoted it."""
+        # By its parts: what it begins with may be quoted, and so be longer than `outside`.
+        parts = path.split(b"/", self.outside.count("/") + 1)
+        rest = parts[self.outside.count("/") + 1 :]
+        return b"".join((self.inside.encode(), *(b"/" + part for part in rest))) or b"/"
 
     def leave(self, location: bytes, host: bytes) -> bytes:
         """A `Location` for the client, if it leads to the server itself."""

@@ -1,3 +1,5 @@
+from urllib.parse import unquote
+
 import pytest
 
 from kubetorch.lib.proxying import Mount, end_to_end, request_head
@@ -15,10 +17,12 @@ NAMED = Mount(outside="/default/train:80", inside="")
         (HTTP, b"/http/", b"/"),
         (ROOT, b"/a", b"/http/a"),
         (NAMED, b"/default/train:80/ready", b"/ready"),
+        (NAMED, b"/default/train%3A80/ready", b"/ready"),
+        (HTTP, b"/%68ttp/x%2Fy", b"/x%2Fy"),
     ],
 )
 def test_paths_are_moved_to_where_the_server_has_them(mount, path, there):
-    assert mount.has(path.decode())
+    assert mount.has(unquote(path.decode()))
     assert mount.enter(path) == there
 
 
