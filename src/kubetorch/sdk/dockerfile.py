@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kubetorch.errors import SpecError
+from kubetorch.sdk import advice
 from kubetorch.specs import dockerfile
 from kubetorch.specs import image as specs
 from kubetorch.specs.dockerfile import Instruction
@@ -68,9 +70,15 @@ class _Reader:
         return {**self.arguments, **self.variables}
 
     def _from(self, instruction: Instruction) -> None:
-        _, rest = dockerfile.flags(instruction.text)
+        options, rest = dockerfile.flags(instruction.text)
+        self._warn_of(options, instruction, "nodes decide what platform pods have")
         reference = dockerfile.expand(rest.split()[0], self._known())
         self.image_id = specs.check_reference(reference)
+
+    def _warn_of(self, options: Iterable[str], instruction: Instruction, why: str) -> None:
+        for name in options:
+            where = self._where(instruction)
+            advice.warn(f"{where}: {instruction.keyword} --{name} has no effect, since {why}")
 
     def _arg(self, instruction: Instruction) -> None:
         for word in dockerfile.words(instruction.text):
@@ -94,7 +102,8 @@ class _Reader:
                 self.steps.append(specs.check_variable(name, expanded))
 
     def _run(self, instruction: Instruction) -> None:
-        _, text = dockerfile.flags(instruction.text)
+        options, text = dockerfile.flags(instruction.text)
+        self._warn_of(options, instruction, "there is no build: it runs in the pod, as the pod is")
         parsed = dockerfile.command(Instruction("RUN", text, instruction.line), path=str(self.path))
         command = _script(parsed) if isinstance(parsed, str) else " ".join(map(_quote, parsed))
         force = command.endswith(specs.FORCE)

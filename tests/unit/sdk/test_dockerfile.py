@@ -45,6 +45,16 @@ def test_the_usual_instructions(write, tmp_path):
     assert image.dockerfile_command == ("python", "-m", "x")
 
 
+def test_options_that_mean_a_build_are_said_to_have_no_effect(write):
+    path = write("FROM --platform=linux/arm64 a:1\nRUN --mount=type=cache,target=/x make\n")
+    with pytest.warns(UserWarning) as said:
+        image = kt.Image.from_dockerfile(path)
+    first, second = (str(one.message) for one in said)
+    assert "line 1: FROM --platform has no effect" in first
+    assert "line 2: RUN --mount has no effect" in second
+    assert body(image) == ["FROM a:1", "RUN make"]
+
+
 def test_the_name_of_a_stage_is_no_part_of_the_base(write):
     assert kt.Image.from_dockerfile(write("FROM a/b:1 AS y\n")).image_id == "a/b:1"
 
