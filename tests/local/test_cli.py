@@ -611,4 +611,5 @@ def test_check_explains_what_fails_with_the_state_of_pods_and_their_lines(broken
 
 
 def test_describe_of_a_service_without_a_ready_pod_still_shows_how_it_would_be_called(broken):
-    assert "── With Curl" in ok("describe", "f").stdout
+    described = ok("describe", "f").stdout
+    assert "── With Curl" in described and "── Last failure" in described

@@ -20,6 +20,9 @@ from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+# What follows the first line of a fact stands below it.
+_NEXT_LINE = "\n" + " " * 12
+
 
 @app.command()
 def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
@@ -47,6 +50,8 @@ def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False)
         output.value(views.service_json(service) | more)
         return
     _show_facts(service, operations, output)
+    if service.failure is not None:
+        output.panel("Last failure", views.failure_lines(service.failure), style="red")
     if service.notes:
         output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
     is_served = app is None or app.port is not None
@@ -108,9 +113,10 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
     }
     for key, value in facts.items():
         if value not in (None, "", "-"):
-            output.report(f"{key + ':':<12}{value}")
+            lines = str(value).replace("\n", _NEXT_LINE)
+            output.report(f"{key + ':':<12}{lines}")
     if operations:
-        signatures = ("\n" + " " * 12).join(one.signature for one in operations)
+        signatures = _NEXT_LINE.join(one.signature for one in operations)
         output.report(f"{'Calls:':<12}{signatures}")
     for pod in service.pods:
         words = views.app_words(pod.app)
