@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
     print("thrown:", darts.throw(20_000))
     print("thrown:", darts.throw(20_000))
-    print("pi is about", round(mean(darts.pi()), 1))
+    print("pi is between 3.1 and 3.2:", 3.1 < mean(darts.pi()) < 3.2)
 
     pods = darts.pod()
     try:
