@@ -282,8 +282,10 @@ class Shell:
     async def _bury(self) -> None:
         status = processes.exit_status(self._pid)
         kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
-        for pid in await self._loop.run_in_executor(None, kill):
-            processes.reap(pid)
+        # Twice: what the shell started last may be between two programs, and shows no marker then.
+        for _ in range(2):
+            for pid in await self._loop.run_in_executor(None, kill):
+                processes.reap(pid)
         self._close_input()
         for descriptor, kind in self._outputs.items():
             self._loop.remove_reader(descriptor)
