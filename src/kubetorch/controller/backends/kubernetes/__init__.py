@@ -1,0 +1,1 @@
+"""Pods as pods of a Kubernetes cluster."""
