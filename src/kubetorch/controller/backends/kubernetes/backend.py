@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
-from kubetorch.controller.backends.kubernetes import statuses
+from kubetorch.controller.backends.kubernetes import logs, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
@@ -220,8 +219,11 @@ class KubernetesBackend:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+        found = self._watch.named(namespace, pod)
+        if found is None:
+            return []
+        return await logs.tail(self._client, found, count)
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         await self._watch.close()
