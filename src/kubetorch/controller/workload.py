@@ -201,7 +201,7 @@ class Workload:
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await backend.apply(manifest)
+                await backend.apply(self.spec)
             except Exception as error:  # noqa: BLE001  # others may have joined this deploy
                 self._give_up(progress, not_applied(self.record.name, error))
         # Only now: pods that the backend replaces are not told to load the generation.
@@ -236,8 +236,8 @@ class Workload:
         for pod in self.pods:
             if pod.reason and pod.reason != self._reasons.get(pod.name):
                 self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
-            if pod.phase in ("Pending", "Failed") and pod.name in self._sessions:
-                # Its agent has ended; the end of its connection may be heard of later.
+            if pod.is_down and pod.name in self._sessions:
+                # The end of its connection may be heard of later.
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
@@ -251,7 +251,7 @@ class Workload:
         """A session of a pod began."""
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
-        self._heard[hello.pod] = Heard()
+        self._heard[hello.pod] = Heard(url=hello.url)
         if old is not None:
             old.close("another session of this pod began")
         session.send(self._members_message())
@@ -377,7 +377,9 @@ class Workload:
 
     def _update_members(self) -> None:
         members = tuple(
-            Member(pod.name, pod.ordinal, pod.url) for pod in self.pods if not pod.is_retiring
+            Member(pod.name, pod.ordinal, views.url(pod, self._heard.get(pod.name)))
+            for pod in self.pods
+            if not pod.is_retiring
         )
         if members != self._members:
             self._members = members

@@ -89,21 +89,22 @@ class Workloads:
     async def start(self) -> None:
         """Take up what an earlier controller left."""
         contents = self._state.contents()
-        manifests = []
+        specs = []
         for record in contents.workloads:
             key = (record.namespace, record.name)
             generations = contents.generations.get(key, ())
             workload = Workload(record, generations, self._surroundings)
             try:
                 self._backend.check(workload.spec.compute)
-                manifests.append(deployment.of_workload(workload.spec))
+                deployment.of_workload(workload.spec)
             except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
                 _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)
                 self._state.delete_workload(*key)
             else:
                 self._workloads[key] = workload
+                specs.append(workload.spec)
         self._backend.watch(self._on_pods)
-        await self._backend.start(manifests)
+        await self._backend.start(specs)
         for workload in self._workloads.values():
             workload.pods_changed()
 

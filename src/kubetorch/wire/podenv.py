@@ -18,6 +18,18 @@ BACKEND = "KT_BACKEND"
 #: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
 #: workers do not get.
 MARK = "KT_PROCESS_MARK"
+#: What `PodEnv` has, name by name.
+NAMESPACE = "KT_POD_NAMESPACE"
+WORKLOAD = "KT_POD_WORKLOAD"
+POD = "KT_POD_NAME"
+HOST = "KT_POD_HOST"
+PORT = "KT_POD_PORT"
+ROOT = "KT_POD_ROOT"
+WORKING_DIR = "KT_POD_WORKING_DIR"
+ENVIRONMENTS = "KT_POD_ENVIRONMENTS"
+#: Where the controller answers, and the file with the token for it, in pods of a cluster.
+CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
+TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
@@ -26,14 +38,14 @@ _FIELDS = {
     "KT_POD_ATTACHMENTS_FILE": "attachments_file",
     "KT_POD_CONTROLLER_FILE": "controller_file",
     "KT_POD_CREDENTIALS_FILE": "credentials_file",
-    "KT_POD_CONTROLLER_URL": "controller_url",
-    "KT_POD_TOKEN_FILE": "token_file",
+    CONTROLLER_URL: "controller_url",
+    TOKEN_FILE: "token_file",
     "KT_POD_TOKEN": "token",
 }
 #: Those that a pod must have.
 _NEEDED = {
     "local": ("KT_POD_CONTROLLER_FILE", "KT_POD_CREDENTIALS_FILE"),
-    "kubernetes": ("KT_POD_CONTROLLER_URL",),
+    "kubernetes": (CONTROLLER_URL,),
 }
 
 
@@ -82,14 +94,14 @@ class PodEnv:
     def write(self) -> dict[str, str]:
         """As environment variables."""
         return {
-            "KT_POD_NAMESPACE": self.namespace,
-            "KT_POD_WORKLOAD": self.workload,
-            "KT_POD_NAME": self.pod,
-            "KT_POD_HOST": self.host,
-            "KT_POD_PORT": str(self.port),
-            "KT_POD_ROOT": self.root,
-            "KT_POD_WORKING_DIR": self.working_dir,
-            "KT_POD_ENVIRONMENTS": self.environments,
+            NAMESPACE: self.namespace,
+            WORKLOAD: self.workload,
+            POD: self.pod,
+            HOST: self.host,
+            PORT: str(self.port),
+            ROOT: self.root,
+            WORKING_DIR: self.working_dir,
+            ENVIRONMENTS: self.environments,
             BACKEND: self.backend,
             **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
@@ -108,22 +120,24 @@ class PodEnv:
                 raise ConfigError(f"{name} is not set: this is not started by a backend")
             return environ[name]
 
-        port = value("KT_POD_PORT")
+        port = value(PORT)
         if not port.isdigit():
-            raise ConfigError(f"KT_POD_PORT is {port!r}; it must be a number")
+            raise ConfigError(f"{PORT} is {port!r}; it must be a number")
         limit = environ.get(MEMORY_LIMIT, "")
         backend = environ.get(BACKEND, "local")
-        for name in _NEEDED.get(backend, ()):
+        if backend not in _NEEDED:
+            raise ConfigError(f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED)}")
+        for name in _NEEDED[backend]:
             value(name)
         return cls(
-            namespace=value("KT_POD_NAMESPACE"),
-            workload=value("KT_POD_WORKLOAD"),
-            pod=value("KT_POD_NAME"),
-            host=value("KT_POD_HOST"),
+            namespace=value(NAMESPACE),
+            workload=value(WORKLOAD),
+            pod=value(POD),
+            host=value(HOST),
             port=int(port),
-            root=value("KT_POD_ROOT"),
-            working_dir=value("KT_POD_WORKING_DIR"),
-            environments=value("KT_POD_ENVIRONMENTS"),
+            root=value(ROOT),
+            working_dir=value(WORKING_DIR),
+            environments=value(ENVIRONMENTS),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
             **{field: environ.get(name, "") for name, field in _FIELDS.items()},

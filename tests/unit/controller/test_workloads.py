@@ -41,10 +41,10 @@ class OneThatBreaks:
     def watch(self, listener: Listener) -> None:
         pass
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:
-        self.started = [manifest["metadata"]["name"] for manifest in manifests]
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+        self.started = [spec.name for spec in specs]
 
-    async def apply(self, manifest: Manifest) -> None:
+    async def apply(self, spec: WorkloadSpec) -> None:
         await self.go_on.wait()
         raise KeyError("spec")
 
