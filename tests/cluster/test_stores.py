@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kubetorch import errors
+from kubetorch.controller.backends.kubernetes.attaching import Attaching
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import CLAIMS, VolumeClaims
@@ -20,6 +21,7 @@ from kubetorch.k8s.access import Access
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Ref, Resource, Selection
+from kubetorch.manifests.attached import Attached, ClaimMount, SecretVariables
 from kubetorch.manifests.container import SERVICE_ACCOUNT
 from kubetorch.specs.secret import SIZE_LIMIT
 from kubetorch.specs.volume import VolumeSpec
@@ -344,6 +346,37 @@ def test_a_volume_that_pods_hold_is_not_deleted(run: Run) -> None:
         await client.delete(Ref(PODS, "holder", where))
         assert await store.delete(where, "data", wait=60)
         assert await store.get(where, "data") is None
+
+    run(scenario)
+
+
+# -------------------------------------------------------------------------------------- attaching
+
+
+def test_what_pods_could_not_be_given_is_refused_and_other_values_are_another_version(
+    run: Run,
+) -> None:
+    def reading(secret: str, key: str, claim: str = "data") -> Attached:
+        variable = SecretVariables(secret, variable="A", key=key)
+        maybe = SecretVariables("maybe", optional=True)
+        return Attached((variable, maybe), claims=(ClaimMount(claim, "/data"),))
+
+    async def scenario(client: Client, where: str) -> None:
+        attaching = Attaching(SecretObjects(client), VolumeClaims(client))
+        secrets, volumes = attaching.stores
+        await secrets.put(where, OBJECT, _put(A="1"))
+        await volumes.create(where, _volume())
+        first = await attaching.check(where, reading(OBJECT, "A"))
+        assert first == await attaching.check(where, reading(OBJECT, "A"))
+        with pytest.raises(errors.SecretNotFound, match="'other'"):
+            await attaching.check(where, reading("other", "A"))
+        with pytest.raises(errors.SpecError, match="has no 'B'; it has A"):
+            await attaching.check(where, reading(OBJECT, "B"))
+        with pytest.raises(errors.VolumeNotFoundError, match="'elsewhere'"):
+            await attaching.check(where, reading(OBJECT, "A", "elsewhere"))
+        await secrets.put(where, OBJECT, _put("replace", A="2"))
+        assert first != await attaching.check(where, reading(OBJECT, "A"))
+        assert await attaching.check(where, Attached()) == ""
 
     run(scenario)
 

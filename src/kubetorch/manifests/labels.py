@@ -39,6 +39,8 @@ SECRET_PATH = f"{PREFIX}secret-path"
 SECRET_FILENAMES = f"{PREFIX}secret-filenames"
 SECRET_VARIABLES = f"{PREFIX}secret-variables"
 GPU_MEMORY = "gpu-memory"
+#: Of a pod template: what changes with the values of its secrets.
+SECRETS_VERSION = f"{PREFIX}secrets-version"
 #: Of a storage class: which access modes it can give, with commas.
 ACCESS_MODES = f"{PREFIX}access-modes"
 
