@@ -67,14 +67,12 @@ class Surroundings(msgspec.Struct, frozen=True):
         backend: Runs their pods.
         state: Keeps their records.
         clock: For time-outs.
-        describe: A workload as the reader of its deploy sees it: with a token.
         on_idle: Called when a workload was idle for its `inactivity_ttl`.
     """
 
     backend: Backend
     state: State
     clock: Clock
-    describe: Callable[[Workload], WorkloadView]
     on_idle: Callable[[Workload], None]
 
 
@@ -373,7 +371,7 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(
