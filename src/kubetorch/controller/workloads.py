@@ -14,7 +14,8 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
-from kubetorch.controller.workload import Surroundings, Workload
+from kubetorch.controller.surroundings import Surroundings
+from kubetorch.controller.workload import Workload
 from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
@@ -88,21 +89,22 @@ class Workloads:
     async def start(self) -> None:
         """Take up what an earlier controller left."""
         contents = self._state.contents()
-        manifests = []
+        specs = []
         for record in contents.workloads:
             key = (record.namespace, record.name)
             generations = contents.generations.get(key, ())
             workload = Workload(record, generations, self._surroundings)
             try:
                 self._backend.check(workload.spec.compute)
-                manifests.append(deployment.of_workload(workload.spec))
-            except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
-                _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)
-                self._state.delete_workload(*key)
+                deployment.of_workload(workload.spec)
+            except Exception as error:  # noqa: BLE001  # another version wrote it
+                _log.exception("workload cannot be read workload=%s/%s", *key)
+                self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
             else:
                 self._workloads[key] = workload
+                specs.append(workload.spec)
         self._backend.watch(self._on_pods)
-        await self._backend.start(manifests)
+        await self._backend.start(specs)
         for workload in self._workloads.values():
             workload.pods_changed()
 
@@ -290,6 +292,7 @@ class Workloads:
             workload = self.get(namespace, name)
             # First the record: should the controller die now, its successor ends what is left.
             self._state.delete_workload(*key)
+            await self._state.flush(*key)
             pods = workload.pod_names
             try:
                 await workload.delete(grace)

@@ -18,6 +18,18 @@ BACKEND = "KT_BACKEND"
 #: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
 #: workers do not get.
 MARK = "KT_PROCESS_MARK"
+#: What `PodEnv` has, name by name.
+NAMESPACE = "KT_POD_NAMESPACE"
+WORKLOAD = "KT_POD_WORKLOAD"
+POD = "KT_POD_NAME"
+HOST = "KT_POD_HOST"
+PORT = "KT_POD_PORT"
+ROOT = "KT_POD_ROOT"
+WORKING_DIR = "KT_POD_WORKING_DIR"
+ENVIRONMENTS = "KT_POD_ENVIRONMENTS"
+#: Where the controller answers, and the file with the token for it, in pods of a cluster.
+CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
+TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 

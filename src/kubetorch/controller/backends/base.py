@@ -10,6 +10,7 @@ import msgspec
 
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
 
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
@@ -32,6 +33,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         failure: Why it cannot run (`kubetorch.wire.failures`), once that is certain.
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
+        is_down: Its agent has certainly ended, or never started: what a session of it says is old.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     failure: dict[str, Any] | None = None
     pid: int | None = None
     started: float = 0.0
+    is_down: bool = False
 
 
 class Backend(Protocol):
@@ -64,11 +67,11 @@ class Backend(Protocol):
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
         """Take up the pods that an earlier controller left.
 
         Args:
-            manifests: What there should be; pods of anything else are ended.
+            specs: What there should be; pods of anything else are ended.
         """
 
     def check(self, compute: ComputeSpec) -> None:
@@ -78,7 +81,7 @@ class Backend(Protocol):
             KubetorchError: It cannot.
         """
 
-    async def apply(self, manifest: Manifest) -> None:
+    async def apply(self, spec: WorkloadSpec) -> None:
         """Make the pods of a workload what its manifest says; returns before they run.
 
         Raises:

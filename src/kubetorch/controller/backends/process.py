@@ -38,6 +38,7 @@ from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.frozen import thaw
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -111,9 +112,9 @@ class ProcessBackend:
 
     # ------------------------------------------------------------------------------- beginning
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
-        for manifest in manifests:
-            wanted = self._read(manifest)
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
+        for spec in specs:
+            wanted = self._read(deployment.of_workload(spec))
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
@@ -167,8 +168,8 @@ class ProcessBackend:
 
     # ------------------------------------------------------------------------------- workloads
 
-    async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        wanted = self._read(manifest)
+    async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+        wanted = self._read(deployment.of_workload(spec))
         await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
         self._devices.check(

@@ -81,6 +81,7 @@ class App:
         self._routes: dict[str, _Route] = {
             "/": self._health,
             routes.HEALTH: self._health,
+            routes.SERVING: self._serving,
             routes.READY: self._ready,
             routes.METRICS: self._metrics,
             routes.OPENAPI: self._openapi,
@@ -115,7 +116,7 @@ class App:
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
-        if request.path not in ("/", routes.HEALTH):
+        if request.path not in ("/", routes.HEALTH, routes.SERVING):
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
         if request.path == routes.RUN and request.method == "POST":
             self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
@@ -161,11 +162,21 @@ class App:
     async def _health(self, _request: Request, respond: Responder) -> None:
         await respond.answer_json(200, {"status": "healthy"})
 
+    async def _serving(self, request: Request, respond: Responder) -> None:
+        if self._is_serving:
+            await respond.answer_json(200, {"status": "serving"})
+        else:
+            await respond.answer_json(503, {"status": "starting"})
+
+    @property
+    def _is_serving(self) -> bool:
+        is_app = self._supervisor.serves_app
+        return bool(self._supervisor.generation) and (is_app or self._calls.is_serving)
+
     async def _ready(self, request: Request, respond: Responder) -> None:
         wanted = _query(request, "launch_id")
         generation = self._supervisor.generation
-        is_serving = generation and (self._supervisor.serves_app or self._calls.is_serving)
-        if not is_serving or (wanted is not None and wanted != str(generation)):
+        if not self._is_serving or (wanted is not None and wanted != str(generation)):
             raise CallRefusedError(
                 f"pod {self._pod_name} serves generation {generation}"
                 if generation
