@@ -1,8 +1,8 @@
 """Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
-object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it) and,
-unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
+object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it)
+and, unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
 `kt1.<claims>` under the workload's own key. That key is derived from the installation's secret, so
 a pod, which knows only its own, can neither read nor make a token for another workload.
 """
