@@ -22,7 +22,7 @@ from kubetorch.controller.routes.table import Table
 from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import MESSAGE_LIMIT, Session
-from kubetorch.controller.state import State
+from kubetorch.controller.state import Kept
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.lib.clock import Clock
@@ -52,7 +52,7 @@ class Controller:
         self,
         *,
         backend: Backend,
-        state: State,
+        state: Kept,
         blobs: Path,
         clock: Clock,
         secret: bytes,
@@ -61,14 +61,14 @@ class Controller:
     ) -> None:
         store = BlobStore(blobs)
         completeness = Completeness(store)
-        calls = Calls(state, store, clock)
+        calls = Calls(state.calls, store, clock)
         self._clock = clock
         self._backend = backend
         self._sessions: set[Session] = set()
         self._last_request = clock.time()
         self.workloads = Workloads(
             backend=backend,
-            state=state,
+            state=state.workloads,
             completeness=completeness,
             calls=calls,
             clock=clock,

@@ -14,7 +14,8 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
-from kubetorch.controller.workload import Surroundings, Workload
+from kubetorch.controller.surroundings import Surroundings
+from kubetorch.controller.workload import Workload
 from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
@@ -97,9 +98,9 @@ class Workloads:
             try:
                 self._backend.check(workload.spec.compute)
                 deployment.of_workload(workload.spec)
-            except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
-                _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)
-                self._state.delete_workload(*key)
+            except Exception as error:  # noqa: BLE001  # another version wrote it
+                _log.exception("workload cannot be read workload=%s/%s", *key)
+                self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
             else:
                 self._workloads[key] = workload
                 specs.append(workload.spec)
@@ -270,6 +271,7 @@ class Workloads:
             workload = self.get(namespace, name)
             # First the record: should the controller die now, its successor ends what is left.
             self._state.delete_workload(*key)
+            await self._state.flush(*key)
             pods = workload.pod_names
             try:
                 await workload.delete(grace)

@@ -17,7 +17,7 @@ from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.volume_folders import VolumeFolders
 from kubetorch.controller.controller import Controller
-from kubetorch.controller.state import SqliteState
+from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.errors import KubetorchError
 from kubetorch.lib.clock import SystemClock
 from kubetorch.local import commands, environment
@@ -98,7 +98,7 @@ class _Service:
         )
         return Controller(
             backend=backend,
-            state=state,
+            state=Kept(state, state),
             blobs=begun.place.blobs,
             clock=clock,
             secret=begun.secret,

@@ -1,1 +1,8 @@
-"""Pods, secrets and volumes as objects of a cluster, through its API server."""
+"""Pods of a Kubernetes cluster, their secrets and volumes.
+
+backend ──► preparing   what pods need before they can start: namespaces, attaching
+   │   ──► applying    what there should be: objects, applied when they differ
+   │   ──► watching    what there is: pods and their owners, as they change
+   └────► statuses     one pod as `PodStatus`: pure
+secrets, volumes        the backend's stores; storage_classes and refusals say why not: pure
+"""
