@@ -14,6 +14,7 @@ import pytest
 from kubetorch import errors
 from kubetorch.controller.backends.kubernetes.attaching import Attaching
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
+from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import CLAIMS, VolumeClaims
 from kubetorch.k8s import locating
@@ -21,9 +22,11 @@ from kubetorch.k8s.access import Access
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Ref, Resource, Selection
+from kubetorch.manifests import rendering
 from kubetorch.manifests.attached import Attached, ClaimMount, SecretVariables
 from kubetorch.manifests.container import SERVICE_ACCOUNT
-from kubetorch.specs.secret import SIZE_LIMIT
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft
 
@@ -432,5 +435,32 @@ def test_accounts_and_namespaces_that_are_missing_are_named(run: Run) -> None:
         await namespaces.prepare(where, "trainer")
         with pytest.raises(errors.KubernetesNotFoundError):
             await client.get(Ref(BINDINGS, SERVICE_ACCOUNT, where))
+
+    run(scenario)
+
+
+def test_an_object_is_prepared_with_its_namespace(run: Run) -> None:
+    async def scenario(client: Client, where: str) -> None:
+        secrets = SecretObjects(client, watched=(where,))
+        preparing = Preparing(Namespaces(client), Attaching(secrets, VolumeClaims(client)))
+        secret = SecretRef("tokens", OBJECT, "env", keys=("A",))
+        compute = ComputeSpec(secrets=(secret,), service_account_name="default")
+        with pytest.raises(errors.SecretNotFound):
+            await preparing.prepare(rendering.render(compute, namespace=where, name="web"))
+        stored = await secrets.put(where, OBJECT, _put(A="1"))
+        assert [one.object_name for one in await secrets.list(None)] == [OBJECT]
+        one, other = (rendering.render(compute, namespace=where, name="web") for _ in range(2))
+        await preparing.prepare(one)
+        await secrets.put(where, OBJECT, _put("replace", A="2"))
+        await preparing.prepare(other)
+        versions = [
+            found["spec"]["template"]["metadata"]["annotations"]["kubetorch.com/secrets-version"]
+            for found in (one, other)
+        ]
+        assert len(set(versions)) == 2 and stored.secret.version not in versions
+        with pytest.raises(errors.KubernetesNotFoundError):
+            await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
+        await preparing.prepare(rendering.render(ComputeSpec(), namespace=where, name="web"))
+        await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
 
     run(scenario)

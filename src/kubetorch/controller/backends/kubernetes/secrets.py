@@ -15,7 +15,7 @@ import hmac
 import json
 from typing import Any
 
-from kubetorch.controller.backends.kubernetes import refusals
+from kubetorch.controller.backends.kubernetes import listing, refusals
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
@@ -26,7 +26,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s import timestamps
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import Object, Ref, Resource
 from kubetorch.lib import backoff
 from kubetorch.lib.hidden import Hidden
 from kubetorch.manifests import labels
@@ -47,10 +47,12 @@ class SecretObjects:
 
     Args:
         client: Asks the API server.
+        watched: Namespaces that the controller has a say in; all if there are none.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
+        self._watched = watched
 
     # -------------------------------------------------------------------------------- SecretStore
 
@@ -88,9 +90,8 @@ class SecretObjects:
         return _values(found)
 
     async def list(self, namespace: str | None) -> list[SecretView]:  # noqa: D102  # SecretStore's
-        listing = await self._client.list(Selection(SECRETS, namespace, labels=_OURS))
-        views = [_view(found) for found in listing.items]
-        return sorted(views, key=lambda view: (view.namespace, view.object_name))
+        found = await listing.find(self._client, SECRETS, namespace, self._watched, _OURS)
+        return [_view(one) for one in found]
 
     async def delete(self, namespace: str, object_name: str) -> bool:  # noqa: D102  # SecretStore's
         found = await self._find(namespace, object_name)

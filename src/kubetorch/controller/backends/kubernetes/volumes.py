@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.backends.kubernetes import refusals, storage_classes
+from kubetorch.controller.backends.kubernetes import listing, refusals, storage_classes
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
@@ -30,10 +30,12 @@ class VolumeClaims:
 
     Args:
         client: Asks the API server.
+        watched: Namespaces that the controller has a say in; all if there are none.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
+        self._watched = watched
 
     # -------------------------------------------------------------------------------- VolumeStore
 
@@ -58,9 +60,8 @@ class VolumeClaims:
         return None if found is None else _view(found)
 
     async def list(self, namespace: str | None) -> list[VolumeView]:  # noqa: D102  # VolumeStore's
-        listing = await self._client.list(Selection(CLAIMS, namespace, labels=labels.VOLUME))
-        views = [_view(found) for found in listing.items]
-        return sorted(views, key=lambda view: (view.namespace, view.claim))
+        found = await listing.find(self._client, CLAIMS, namespace, self._watched, labels.VOLUME)
+        return [_view(one) for one in found]
 
     async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:  # noqa: D102
         found = await self._find(namespace, claim)
@@ -133,10 +134,10 @@ class VolumeClaims:
 
     async def _pods(self, namespace: str, claim: str, *, are_going: bool = False) -> Objects:
         """The pods that hold a claim; those that are being deleted only on request."""
-        listing = await self._client.list(Selection(PODS, namespace))
+        found = await self._client.list(Selection(PODS, namespace))
         return [
             pod
-            for pod in listing.items
+            for pod in found.items
             if claim in _claims(pod)
             and (pod.get("status") or {}).get("phase") not in _ENDED
             and (are_going or not pod["metadata"].get("deletionTimestamp"))
