@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -54,6 +54,7 @@ class KubernetesBackend:
         runtime: Where pods get their agent from.
         stores: Keeps the secrets and volumes of pods.
         preparing: Sees to it that pods have what they need.
+        owner: What the objects of a workload go away with, by its namespace and name.
         watched: Namespaces that workloads may be in; all if there are none.
     """
 
@@ -64,12 +65,14 @@ class KubernetesBackend:
         runtime: Runtime,
         stores: Stores,
         preparing: Preparing,
+        owner: Callable[[str, str], Manifest | None],
         watched: tuple[str, ...] = (),
     ) -> None:
         self._client = client
         self._runtime = runtime
         self._stores = stores
         self._preparing = preparing
+        self._owner = owner
         self._applier = Applier(client)
         self._watch = PodWatch(client, self._changed, namespaces=watched)
         self._workloads: dict[Key, _Workload] = {}
@@ -123,9 +126,9 @@ class KubernetesBackend:
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
         for service in services.render(spec.compute, main, namespace=key[0], name=key[1]):
-            await self._applier.apply(service)
+            await self._applier.apply(service, owner=self._owner(*key))
         if main is not None:
-            await self._applier.apply(main)
+            await self._applier.apply(main, owner=self._owner(*key))
         self._watch.mark(key)
 
     def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
