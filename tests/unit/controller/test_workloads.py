@@ -69,8 +69,8 @@ class OneThatBreaks:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        return []
 
     async def close(self, *, pods: bool) -> None:
         pass
