@@ -12,6 +12,9 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
 
+#: The words of a status with which calls are served, or have been: an app that has done its work.
+SERVED = ("Ready", "Scaling", "Running", "Succeeded")
+
 
 class Heard(msgspec.Struct, frozen=True):
     """What a pod said over its session.

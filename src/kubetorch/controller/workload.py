@@ -18,6 +18,7 @@ from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
+from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe, not_applied
@@ -128,6 +129,22 @@ class Workload:
             failure=self._failure(),
             notes=self._with.backend.notes(self.spec.compute, manifest),
             kind=manifest["kind"],
+        )
+
+    def summary(self) -> Summary:
+        """How it is, in a few words."""
+        status = views.status(self.pods, self._heard, self._rollout, self.spec)
+        failure = self._failure()
+        ready = len(self._rollout.pods) - len(self._rollout.lagging())
+        return Summary(
+            phase=status,
+            kind=deployment.of_workload(self.spec)["kind"],
+            ready=ready,
+            pods=self.spec.compute.pods,
+            is_ready=status in views.SERVED,
+            message="" if failure is None else str(failure.get("message") or ""),
+            ttl=self.spec.compute.inactivity_ttl or "",
+            time=self._with.clock.time(),
         )
 
     def _failure(self) -> Failure | None:
@@ -328,6 +345,7 @@ class Workload:
             failure=self._failure(),
         )
         self._update_members()
+        self._with.state.touch(*self.key)
         serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
         self._with.backend.mark_ready(*self.key, serving)
         self._idle.update()
