@@ -6,6 +6,11 @@ from typing import Protocol
 
 import msgspec
 
+from kubetorch.wire.messages import WorkloadView
+
+#: The words of a status with which calls are served, or have been: an app that has done its work.
+_SERVED = ("Ready", "Scaling", "Running", "Succeeded")
+
 
 class Summary(msgspec.Struct, frozen=True):
     """A workload at one moment.
@@ -29,6 +34,26 @@ class Summary(msgspec.Struct, frozen=True):
     message: str
     ttl: str
     time: float
+
+
+def of(view: WorkloadView, now: float) -> Summary:
+    """A workload as it is at this moment.
+
+    Args:
+        view: What is known of it.
+        now: Seconds since the epoch.
+    """
+    failure = view.failure or {}
+    return Summary(
+        phase=view.status,
+        kind=view.kind,
+        ready=sum(pod.is_ready and pod.generation == view.generation for pod in view.pods),
+        pods=view.spec.compute.pods,
+        is_ready=view.status in _SERVED,
+        message=str(failure.get("message") or ""),
+        ttl=view.spec.compute.inactivity_ttl or "",
+        time=now,
+    )
 
 
 class Observer(Protocol):

@@ -12,7 +12,7 @@ import logging
 
 from msgspec.structs import replace
 
-from kubetorch.controller import idle, rollout, views
+from kubetorch.controller import idle, rollout, summary, views
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
@@ -133,19 +133,7 @@ class Workload:
 
     def summary(self) -> Summary:
         """How it is, in a few words."""
-        status = views.status(self.pods, self._heard, self._rollout, self.spec)
-        failure = self._failure()
-        ready = len(self._rollout.pods) - len(self._rollout.lagging())
-        return Summary(
-            phase=status,
-            kind=deployment.of_workload(self.spec)["kind"],
-            ready=ready,
-            pods=self.spec.compute.pods,
-            is_ready=status in views.SERVED,
-            message="" if failure is None else str(failure.get("message") or ""),
-            ttl=self.spec.compute.inactivity_ttl or "",
-            time=self._with.clock.time(),
-        )
+        return summary.of(self.view(), self._with.clock.time())
 
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
@@ -200,7 +188,7 @@ class Workload:
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await backend.apply(manifest)
+                await backend.apply(self.spec)
             except Exception as error:  # noqa: BLE001  # others may have joined this deploy
                 self._give_up(progress, not_applied(self.record.name, error))
         # Only now: pods that the backend replaces are not told to load the generation.
@@ -235,8 +223,8 @@ class Workload:
         for pod in self.pods:
             if pod.reason and pod.reason != self._reasons.get(pod.name):
                 self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
-            if pod.phase in ("Pending", "Failed") and pod.name in self._sessions:
-                # Its agent has ended; the end of its connection may be heard of later.
+            if pod.is_down and pod.name in self._sessions:
+                # The end of its connection may be heard of later.
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
@@ -250,7 +238,7 @@ class Workload:
         """A session of a pod began."""
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
-        self._heard[hello.pod] = Heard()
+        self._heard[hello.pod] = Heard(url=hello.url)
         if old is not None:
             old.close("another session of this pod began")
         session.send(self._members_message())
@@ -373,11 +361,13 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(
-            Member(pod.name, pod.ordinal, pod.url) for pod in self.pods if not pod.is_retiring
+            Member(pod.name, pod.ordinal, views.url(pod, self._heard.get(pod.name)))
+            for pod in self.pods
+            if not pod.is_retiring
         )
         if members != self._members:
             self._members = members

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.errors import ControllerRequestError, KubetorchError
-from kubetorch.lib.http import HttpClient, Response
+from kubetorch.lib.answers import Response
+from kubetorch.lib.http import HttpClient
 from kubetorch.wire import blobs, failures, messages, routes
 from kubetorch.wire.messages import (
     CallView,

@@ -87,6 +87,8 @@ def volume(namespace: str, claim: str) -> str:
 
 # --------------------------------------------------------------------------------------- agent
 
+#: Whether calls are served: a status and no more, so it needs no token, as `HEALTH`.
+SERVING = "/health/serving"
 READY = "/ready"
 METRICS = "/metrics"
 OPENAPI = "/openapi.json"

@@ -42,10 +42,10 @@ class OneThatBreaks:
     def watch(self, listener: Listener) -> None:
         pass
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:
-        self.started = [manifest["metadata"]["name"] for manifest in manifests]
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+        self.started = [spec.name for spec in specs]
 
-    async def apply(self, manifest: Manifest) -> None:
+    async def apply(self, spec: WorkloadSpec) -> None:
         await self.go_on.wait()
         raise KeyError("spec")
 
@@ -70,8 +70,8 @@ class OneThatBreaks:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        return []
 
     async def close(self, *, pods: bool) -> None:
         pass

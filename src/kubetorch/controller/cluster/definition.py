@@ -1,8 +1,8 @@
 """`python -m kubetorch.controller.cluster.definition`: the definition of `KubetorchWorkload`.
 
 Its schema is made of the classes that the object is made of, and its descriptions are theirs, so
-that a new field cannot be forgotten: the API server would drop it. Prints the YAML of
-`src/kubetorch/chart/templates/crd.yaml`; a contract test compares the two.
+that a new field cannot be forgotten: the API server would drop it. What it prints is a template of
+the chart, `src/kubetorch/chart/templates/crd.yaml`; a contract test compares the two.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ from kubetorch.k8s.resources import Object
 from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
 
-HEADER = """\
-# Made by `python -m kubetorch.controller.cluster.definition`; a contract test compares the two.
+_TEMPLATE = """\
+{{{{- /* Made by `python -m kubetorch.controller.cluster.definition`. */}}}}
+{{{{- if .Values.crd.create }}}}
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: {name}
+  labels:
+    {{{{- include "kubetorch.labels" . | nindent 4 }}}}
+{spec}{{{{- end }}}}
 """
 _SCALARS = {str: "string", bool: "boolean", int: "integer", float: "number"}
 _PAIRS = {
@@ -50,14 +58,10 @@ _COLUMNS = (
 
 def definition() -> Object:
     """The CustomResourceDefinition."""
-    name = f"{WORKLOADS.plural}.{WORKLOADS.group}"
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/name": "kubetorch"},
-        },
+        "metadata": {"name": str(WORKLOADS)},
         "spec": {
             "group": WORKLOADS.group,
             "scope": "Namespaced",
@@ -262,10 +266,11 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def text() -> str:
-    """The definition as YAML."""
-    return HEADER + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
+def template() -> str:
+    """The definition as a template of the chart."""
+    spec = yaml.dump({"spec": definition()["spec"]}, Dumper=_Plain, sort_keys=False, width=100)
+    return _TEMPLATE.format(name=WORKLOADS, spec=spec)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.stdout.write(template())
