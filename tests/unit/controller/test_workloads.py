@@ -16,6 +16,7 @@ from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
+from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
@@ -101,6 +102,12 @@ class OneThatIsAway:
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         raise NotImplementedError
+
+    def observe(self, observer: Observer) -> None:
+        pass
+
+    def touch(self, namespace: str, name: str) -> None:
+        pass
 
     async def flush(self, namespace: str, name: str) -> None:
         await asyncio.sleep(0)
