@@ -16,10 +16,12 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     admission,
     containers,
     endings,
-    owners as owning,
     queues,
     scheduling,
     volumes,
+)
+from kubetorch.controller.backends.kubernetes.dooms import (
+    owners as owning,
 )
 from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
