@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ControllerRequestError as ControllerRequestError
     from kubetorch.errors import ControllerUnavailableError as ControllerUnavailableError
     from kubetorch.errors import DataStoreError as DataStoreError
+    from kubetorch.errors import ForbiddenError as ForbiddenError
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
     from kubetorch.errors import ImagePullError as ImagePullError
     from kubetorch.errors import ImageStepError as ImageStepError
@@ -118,6 +119,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "EXCEPTION_REGISTRY",
     "Endpoint",
     "Fn",
+    "ForbiddenError",
     "ForeignOriginError",
     "Image",
     "ImagePullError",

@@ -17,6 +17,7 @@ cannot be imported here.
     │   ├── ControllerUnavailableError (ConnectionError)
     │   ├── ControllerRequestError
     │   ├── UnauthorizedError (PermissionError)
+    │   ├── ForbiddenError (PermissionError)
     │   ├── ForeignOriginError (PermissionError)
     │   └── VersionMismatchError
     ├── KubernetesError                     the API server of a cluster
@@ -235,6 +236,23 @@ class UnauthorizedError(ControllerError, PermissionError):
 
     code = "unauthorized"
     status = 401
+
+
+class ForbiddenError(ControllerError, PermissionError):
+    """Who asks is known, and must not do this.
+
+    Attributes:
+        user: Who asked.
+        verb, resource, namespace: What for, in the words of RBAC; `namespace` is empty for all.
+    """
+
+    code = "forbidden"
+    status = 403
+
+    user: str = ""
+    verb: str = ""
+    resource: str = ""
+    namespace: str = ""
 
 
 class ForeignOriginError(ControllerError, PermissionError):

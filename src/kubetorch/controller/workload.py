@@ -355,7 +355,7 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(

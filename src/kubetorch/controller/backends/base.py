@@ -33,6 +33,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
+        uid: Identity that no other pod ever has, where there are such.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     pid: int | None = None
     started: float = 0.0
     is_down: bool = False
+    uid: str = ""
 
 
 class Backend(Protocol):

@@ -10,9 +10,11 @@ No token is ever part of a message, and none is sent but through a port-forward,
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+import weakref
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +40,9 @@ LIFETIME = 3600
 _RENEWED = 0.8
 #: Seconds after which the kubeconfig's own token is looked at again.
 _LOOK = 30.0
-_NAMESPACE = re.compile(r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)")
+_NAMESPACE = re.compile(
+    r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)"
+)
 
 
 class _Token(NamedTuple):
@@ -63,6 +67,8 @@ class Login:
         self._lock = threading.Lock()
         #: By namespace.
         self._tokens: dict[str, _Token] = {}
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(reference))
 
     def token(self, path: str) -> str:
         """The token for a request to this path.
@@ -89,7 +95,7 @@ class Login:
         return True
 
     def abandon(self) -> None:
-        """In a forked child, where the lock may be held for ever."""
+        """In a forked child the lock may be held for ever."""
         self._lock = threading.Lock()
 
     async def _fetch(self, client: Client, namespace: str) -> _Token:
@@ -131,6 +137,12 @@ _REQUEST: dict[str, Any] = {
     "kind": "TokenRequest",
     "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFETIME},
 }
+
+
+def _abandon(reference: weakref.ref[Login]) -> None:
+    login = reference()
+    if login is not None:
+        login.abandon()
 
 
 async def _reject(client: Client, token: str) -> None:
