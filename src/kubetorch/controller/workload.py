@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller import idle, rollout, views
-from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller import idle, rollout, summary, views
+from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
-from kubetorch.controller.state import Generation, State, WorkloadRecord
+from kubetorch.controller.state import Generation, WorkloadRecord
+from kubetorch.controller.summary import Summary
+from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe, not_applied
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
-from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
@@ -48,34 +46,6 @@ from kubetorch.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class PodSession(Protocol):
-    """What a workload needs of the session of one of its pods."""
-
-    def send(self, message: FromController) -> None:
-        """Tell the agent; dropped when the session is over."""
-
-    def close(self, reason: str) -> None:
-        """End the session."""
-
-
-class Surroundings(msgspec.Struct, frozen=True):
-    """What all workloads share.
-
-    Attributes:
-        backend: Runs their pods.
-        state: Keeps their records.
-        clock: For time-outs.
-        describe: A workload as the reader of its deploy sees it: with a token.
-        on_idle: Called when a workload was idle for its `inactivity_ttl`.
-    """
-
-    backend: Backend
-    state: State
-    clock: Clock
-    describe: Callable[[Workload], WorkloadView]
-    on_idle: Callable[[Workload], None]
 
 
 class Workload:
@@ -161,6 +131,10 @@ class Workload:
             kind=manifest["kind"],
         )
 
+    def summary(self) -> Summary:
+        """How it is, in a few words."""
+        return summary.of(self.view(), self._with.clock.time())
+
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
         if self._rollout.failure is not None:
@@ -188,8 +162,21 @@ class Workload:
         record = replace(before, generation=number, failure="", updated=now)
         generation = Generation(number, spec)
         self._with.state.put_workload(record, generation=generation, keep=sorted(keep))
+        specs, since = self._specs, self._since
+        # Before it is durable: a change that is kept meanwhile must not undo it.
         self.record, self._since = record, now
-        self._specs = {n: kept for n, kept in self._specs.items() if n in keep} | {number: spec}
+        self._specs = {n: kept for n, kept in specs.items() if n in keep} | {number: spec}
+        try:
+            await self._with.state.flush(*self.key)
+        except KubetorchError:
+            self._specs, self._since = specs, since
+            self.record = replace(
+                self.record,
+                generation=before.generation,
+                failure=before.failure,
+                updated=before.updated,
+            )
+            raise
         _log.info("generation wanted workload=%s/%s generation=%s", *self.key, number)
         return await self._wait(Accepted(generation=number))
 
@@ -346,6 +333,7 @@ class Workload:
             failure=self._failure(),
         )
         self._update_members()
+        self._with.state.touch(*self.key)
         serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
         self._with.backend.mark_ready(*self.key, serving)
         self._idle.update()
@@ -373,7 +361,7 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(

@@ -1,4 +1,4 @@
-"""What a cluster's pods need beyond what a compute says: the agent, and how it reaches its controller.
+"""What pods of a cluster need beyond what a compute says: the agent, and where its controller is.
 
 `render` says what the user wants; this is laid over it when it is applied. In each pod template:
 
@@ -6,8 +6,7 @@
     container      …                   runs it from there, whatever its image has
     volumes        kubetorch-runtime, kubetorch-state (code, logs, results), kubetorch-token
 
-The default pod image has the runtime already, so its pods need no copy of it. Where a service mesh or
-an admission webhook adds containers, they stay.
+The default pod image has the runtime already, so its pods need no copy of it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import TypeVar, cast
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, Source, digest_of
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
-from kubetorch.lib.http import HttpClient, Response
+from kubetorch.lib.answers import Response
+from kubetorch.lib.http import HttpClient
 from kubetorch.pod.contact import Contact
 from kubetorch.wire import blobs, failures, routes
 

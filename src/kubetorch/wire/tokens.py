@@ -1,8 +1,8 @@
 """Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
-object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it) and,
-unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
+object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it)
+and, unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
 `kt1.<claims>` under the workload's own key. That key is derived from the installation's secret, so
 a pod, which knows only its own, can neither read nor make a token for another workload.
 """
@@ -50,6 +50,11 @@ def audience(namespace: str, name: str) -> str:
 def workload_key(secret: bytes, audience: str) -> bytes:
     """The key of one workload, 32 bytes, derived from the installation's secret."""
     return hmac.digest(secret, b"kubetorch workload\0" + audience.encode(), "sha256")
+
+
+def is_signed(token: str) -> bool:
+    """Whether a token looks like one of these, and not like one of somebody else."""
+    return token.startswith(f"{_PREFIX}.")
 
 
 def fingerprint(token: str) -> str:
