@@ -213,6 +213,11 @@ _MODULES = {
     "secret": "kubetorch.sdk.secrets.secret",
 }
 
+if __path__[0].endswith("/kubetorch/site/kubetorch"):  # a pod's runtime; see its docs
+    from kubetorch.lib import runtime as _runtime
+
+    _runtime.add_dependencies()
+
 # A type checker would take a module with `__getattr__` for one that has every name.
 if not TYPE_CHECKING:
 
