@@ -1,9 +1,10 @@
 """What survives the controller: workloads, their generations, pods and spawned calls.
 
-`State` is what the rest of the controller sees. `SqliteState` keeps it in one SQLite file in WAL
-mode: a change is on disk, as a transaction, before its method returns, so `kill -9` at any moment
-leaves the state before the change or after it. Methods take well below a millisecond and are
-called from the event loop.
+`State`, `PodState` and `CallState` are what the rest of the controller sees. `SqliteState` keeps
+all of it in one SQLite file in WAL mode: a change is on disk, as a transaction, before its method
+returns, so `kill -9` at any moment leaves the state before the change or after it. Methods take
+well below a millisecond and are called from the event loop. Another state may write behind; `flush`
+says when what it was given is safe.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class CallState(Protocol):
         """Forget calls."""
 
 
-class State(PodState, CallState, Protocol):
-    """What survives the controller."""
+class State(Protocol):
+    """What survives the controller of workloads."""
 
     def contents(self) -> Contents:
         """All workloads and the generations that are kept of them."""
@@ -162,6 +163,29 @@ class State(PodState, CallState, Protocol):
 
     def delete_workload(self, namespace: str, name: str) -> None:
         """Forget a workload and its generations."""
+
+    def reject_workload(self, namespace: str, name: str, reason: str) -> None:
+        """A workload of `contents` cannot be taken up, for this reason."""
+
+    async def flush(self, namespace: str, name: str) -> None:
+        """Wait until what was put or deleted of a workload survives the controller.
+
+        Raises:
+            KubetorchError: It will not. A generation that was put is forgotten, and a workload that
+                was deleted is there again.
+        """
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What survives a controller.
+
+    Attributes:
+        workloads: The workloads and their generations.
+        calls: Spawned calls.
+    """
+
+    workloads: State
+    calls: CallState
 
 
 class SqliteState:
@@ -234,6 +258,13 @@ class SqliteState:
                 (f"delete from generations {where}", (namespace, name)),
             ]
         )
+
+    def reject_workload(self, namespace: str, name: str, reason: str) -> None:  # noqa: D102
+        _log.error("workload forgotten workload=%s/%s reason=%s", namespace, name, reason)
+        self.delete_workload(namespace, name)
+
+    async def flush(self, namespace: str, name: str) -> None:
+        """Every change was on disk before its method returned."""
 
     # ------------------------------------------------------------------------------------ pods
 

@@ -17,14 +17,21 @@ class Heard(msgspec.Struct, frozen=True):
     """What a pod said over its session.
 
     Attributes:
+        url: Where it says that its agent answers.
         activity: How busy it is.
         stage: How far it is with the generation that it loads.
         is_silent: Whether it has not been heard of for too long.
     """
 
+    url: str = ""
     activity: Activity | None = None
     stage: str = ""
     is_silent: bool = False
+
+
+def url(pod: PodStatus, heard: Heard | None) -> str:
+    """Base URL of a pod's agent; what a pod says counts until its backend knows."""
+    return pod.url or ("" if heard is None else heard.url)
 
 
 def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: bool) -> PodView:
@@ -35,7 +42,7 @@ def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: b
         ordinal=pod.ordinal,
         phase=pod.phase,
         is_ready=is_ready,
-        url=pod.url,
+        url=url(pod, heard),
         generation=state.serving(pod.name) or 0,
         restarts=pod.restarts,
         reason="" if state.is_ready(pod.name) else waits_for(pod, heard, state),

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller import idle, rollout, views
-from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
-from kubetorch.controller.state import Generation, State, WorkloadRecord
+from kubetorch.controller.state import Generation, WorkloadRecord
+from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe, not_applied
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
-from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
@@ -48,34 +45,6 @@ from kubetorch.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class PodSession(Protocol):
-    """What a workload needs of the session of one of its pods."""
-
-    def send(self, message: FromController) -> None:
-        """Tell the agent; dropped when the session is over."""
-
-    def close(self, reason: str) -> None:
-        """End the session."""
-
-
-class Surroundings(msgspec.Struct, frozen=True):
-    """What all workloads share.
-
-    Attributes:
-        backend: Runs their pods.
-        state: Keeps their records.
-        clock: For time-outs.
-        describe: A workload as the reader of its deploy sees it: with a token.
-        on_idle: Called when a workload was idle for its `inactivity_ttl`.
-    """
-
-    backend: Backend
-    state: State
-    clock: Clock
-    describe: Callable[[Workload], WorkloadView]
-    on_idle: Callable[[Workload], None]
 
 
 class Workload:
@@ -188,8 +157,21 @@ class Workload:
         record = replace(before, generation=number, failure="", updated=now)
         generation = Generation(number, spec)
         self._with.state.put_workload(record, generation=generation, keep=sorted(keep))
+        specs, since = self._specs, self._since
+        # Before it is durable: a change that is kept meanwhile must not undo it.
         self.record, self._since = record, now
-        self._specs = {n: kept for n, kept in self._specs.items() if n in keep} | {number: spec}
+        self._specs = {n: kept for n, kept in specs.items() if n in keep} | {number: spec}
+        try:
+            await self._with.state.flush(*self.key)
+        except KubetorchError:
+            self._specs, self._since = specs, since
+            self.record = replace(
+                self.record,
+                generation=before.generation,
+                failure=before.failure,
+                updated=before.updated,
+            )
+            raise
         _log.info("generation wanted workload=%s/%s generation=%s", *self.key, number)
         return await self._wait(Accepted(generation=number))
 
@@ -201,7 +183,7 @@ class Workload:
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
             try:
-                await backend.apply(manifest)
+                await backend.apply(self.spec)
             except Exception as error:  # noqa: BLE001  # others may have joined this deploy
                 self._give_up(progress, not_applied(self.record.name, error))
         # Only now: pods that the backend replaces are not told to load the generation.
@@ -236,8 +218,8 @@ class Workload:
         for pod in self.pods:
             if pod.reason and pod.reason != self._reasons.get(pod.name):
                 self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
-            if pod.phase in ("Pending", "Failed") and pod.name in self._sessions:
-                # Its agent has ended; the end of its connection may be heard of later.
+            if pod.is_down and pod.name in self._sessions:
+                # The end of its connection may be heard of later.
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
@@ -251,7 +233,7 @@ class Workload:
         """A session of a pod began."""
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
-        self._heard[hello.pod] = Heard()
+        self._heard[hello.pod] = Heard(url=hello.url)
         if old is not None:
             old.close("another session of this pod began")
         session.send(self._members_message())
@@ -373,11 +355,13 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(
-            Member(pod.name, pod.ordinal, pod.url) for pod in self.pods if not pod.is_retiring
+            Member(pod.name, pod.ordinal, views.url(pod, self._heard.get(pod.name)))
+            for pod in self.pods
+            if not pod.is_retiring
         )
         if members != self._members:
             self._members = members

@@ -14,7 +14,8 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
-from kubetorch.controller.workload import Surroundings, Workload
+from kubetorch.controller.surroundings import Surroundings
+from kubetorch.controller.workload import Workload
 from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
@@ -74,13 +75,12 @@ class Workloads:
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._locks: dict[tuple[str, str], _Lock] = {}
-        self._deploys: OrderedDict[str, Progress] = OrderedDict()
+        self._deploys: OrderedDict[tuple[str, str, str], Progress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._surroundings = Surroundings(
             backend=backend,
             state=state,
             clock=clock,
-            describe=self.view,
             on_idle=self._delete_idle,
         )
 
@@ -89,21 +89,22 @@ class Workloads:
     async def start(self) -> None:
         """Take up what an earlier controller left."""
         contents = self._state.contents()
-        manifests = []
+        specs = []
         for record in contents.workloads:
             key = (record.namespace, record.name)
             generations = contents.generations.get(key, ())
             workload = Workload(record, generations, self._surroundings)
             try:
                 self._backend.check(workload.spec.compute)
-                manifests.append(deployment.of_workload(workload.spec))
-            except Exception:  # noqa: BLE001  # what another version wrote can be wrong in any way
-                _log.exception("workload forgotten, since it cannot be read workload=%s/%s", *key)
-                self._state.delete_workload(*key)
+                deployment.of_workload(workload.spec)
+            except Exception as error:  # noqa: BLE001  # another version wrote it
+                _log.exception("workload cannot be read workload=%s/%s", *key)
+                self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
             else:
                 self._workloads[key] = workload
+                specs.append(workload.spec)
         self._backend.watch(self._on_pods)
-        await self._backend.start(manifests)
+        await self._backend.start(specs)
         for workload in self._workloads.values():
             workload.pods_changed()
 
@@ -139,6 +140,10 @@ class Workloads:
         """The workload of a pod, if there is such a pod."""
         workload = self._workloads.get((pod.namespace, pod.workload))
         return workload if workload is not None and pod.pod in workload.pod_names else None
+
+    def is_pod(self, pod: PodIdentity) -> bool:
+        """Whether there is such a pod."""
+        return self.workload_of(pod) is not None
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         """News of a spawned call."""
@@ -187,13 +192,15 @@ class Workloads:
             KubetorchError: It could not be stored.
         """
         async with self._lock((deploy.spec.namespace, deploy.spec.name)):
-            progress = self._deploys.get(deploy.id)
+            # Ids are chosen by clients: one of another workload is another deploy.
+            key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
+            progress = self._deploys.get(key)
             if progress is None:
                 missing = self._completeness.missing(deploy.spec)
                 if missing:
                     return _only(Missing(blobs=tuple(missing)))
                 progress = await self._deploy(deploy.spec)
-                self._remember(deploy.id, progress)
+                self._remember(key, progress)
         return progress.follow(logs=deploy.stream_logs)
 
     async def _deploy(self, spec: WorkloadSpec) -> Progress:
@@ -208,8 +215,8 @@ class Workloads:
             if not workload.specs:  # its first generation could not be stored
                 del self._workloads[key]
 
-    def _remember(self, deploy_id: str, progress: Progress) -> None:
-        self._deploys[deploy_id] = progress
+    def _remember(self, key: tuple[str, str, str], progress: Progress) -> None:
+        self._deploys[key] = progress
         while len(self._deploys) > _REMEMBERED_DEPLOYS:
             self._deploys.popitem(last=False)
 
@@ -239,17 +246,33 @@ class Workloads:
             if namespace in (None, key[0]) and workload.specs:
                 yield workload
 
-    def view(self, workload: Workload) -> WorkloadView:
+    def view(self, workload: Workload, subject: str) -> WorkloadView:
         """A workload as somebody sees it who may call it."""
-        token = self.token(*workload.key, ttl=TOKEN_LIFETIME)
+        token = self.token(*workload.key, ttl=TOKEN_LIFETIME, subject=subject)
         return workload.view(token=token.token, token_expires=token.expires)
 
-    def token(self, namespace: str, name: str, *, ttl: float, subject: str = "user") -> TokenView:
-        """A token for calls of a workload, good for `ttl` seconds."""
+    def token(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        ttl: float,
+        subject: str,
+        verbs: tuple[str, ...] = (tokens.CALL,),
+    ) -> TokenView:
+        """A token for a workload.
+
+        Args:
+            namespace: Namespace of the workload.
+            name: Its name.
+            ttl: Seconds that it is good for.
+            subject: Who gets it.
+            verbs: What it is for, of `tokens.VERBS`.
+        """
         audience = tokens.audience(namespace, name)
-        expires = self._clock.time() + ttl
+        claims = tokens.Claims(audience, self._clock.time() + ttl, subject, verbs)
         key = tokens.workload_key(self._secret, audience)
-        return TokenView(tokens.sign(key, tokens.Claims(audience, expires, subject)), expires)
+        return TokenView(tokens.sign(key, claims), claims.expires)
 
     # ---------------------------------------------------------------------------------- changing
 
@@ -269,6 +292,7 @@ class Workloads:
             workload = self.get(namespace, name)
             # First the record: should the controller die now, its successor ends what is left.
             self._state.delete_workload(*key)
+            await self._state.flush(*key)
             pods = workload.pod_names
             try:
                 await workload.delete(grace)

@@ -57,6 +57,26 @@ class Credentials:
             self._token_time = None
             self._credential = None
 
+    def reject_token(self, token: str) -> None:
+        """Somebody does not know this token: have another one next time."""
+        known = self._token if self._credential is None else self._credential.token
+        if token == known:
+            self._token_time = None
+            self._credential = None
+
+    async def bearer_token(self) -> str | None:
+        """The token of a user who is known by one and acts as nobody else.
+
+        Raises:
+            KubernetesCredentialsError: The token file or the plugin fails.
+        """
+        if self._access.user.impersonation.user:
+            return None
+        for _, value in await self._authorization():
+            kind, _, token = value.partition(" ")
+            return token if kind == "Bearer" else None
+        return None
+
     async def headers(self) -> tuple[Pair, ...]:
         """What says who asks.
 

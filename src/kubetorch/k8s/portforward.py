@@ -22,12 +22,14 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
+from kubetorch.lib.connections import Endpoint
 
 #: Seconds of silence after which a connection whose local side has ended is closed.
 LINGER = 10.0
 #: Connections that are forwarded at the same time.
 LIMIT = 256
-_DATA, _ERROR = 0, 1
+#: What the first byte of a message says.
+DATA, ERROR = 0, 1
 _PIECE = 64 * 1024
 _logger = logging.getLogger(__name__)
 
@@ -64,10 +66,10 @@ class PortStream:
             channel, data = received
             if channel not in self._greeted:
                 self._greeted.add(channel)
-            elif channel == _DATA and data:
+            elif channel == DATA and data:
                 self.received += len(data)
                 return data
-            elif channel == _ERROR:
+            elif channel == ERROR:
                 self._complaint += data[:1000]
         if self._complaint:
             said = self._complaint.decode(errors="replace").strip()
@@ -84,7 +86,7 @@ class PortStream:
             KubernetesUnavailableError: The connection is gone.
         """
         try:
-            await self._channels.send(_DATA, data)
+            await self._channels.send(DATA, data)
         except ConnectionResetError as error:
             raise KubernetesUnavailableError(f"{self._action}: {error}") from error
 
@@ -99,12 +101,24 @@ async def connect(client: Client, pod: Ref, port: int) -> PortStream:
 
     Whether anybody listens there is known only when something is read.
     """
+    channels = Channels()
+    return PortStream(channels, await attach(client, pod, port, channels), port)
+
+
+async def attach(client: Client, pod: Ref, port: int, endpoint: Endpoint) -> Action:
+    """Open a connection to a port of a pod whose messages go to an endpoint.
+
+    The first byte of a message is `DATA` or `ERROR`; the first message of each only repeats the
+    port.
+
+    Returns:
+        What was asked, for messages.
+    """
     ref = replace(pod, subresource="portforward")
     action = client.action("get", ref)
-    channels = Channels()
     call = Call(action, "GET", client.path(ref), (("ports", str(port)),))
-    await client.session.open_channel(call, channels, ("v4.channel.k8s.io",))
-    return PortStream(channels, action, port)
+    await client.session.open_channel(call, endpoint, ("v4.channel.k8s.io",))
+    return action
 
 
 #: Says which pod a new connection goes to.

@@ -105,6 +105,8 @@ def group_path(api_version: str) -> str:
 
 
 PODS = Resource("", "v1", "pods", "Pod")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+SERVICES = Resource("", "v1", "services", "Service")
 
 
 def key(manifest: Mapping[str, Any]) -> tuple[str, str]:

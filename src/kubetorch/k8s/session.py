@@ -102,6 +102,22 @@ class Session:
         """Close every connection."""
         await self._pool.close()
 
+    async def bearer_token(self) -> str | None:
+        """The bearer token that requests carry now.
+
+        None where the user is known by a certificate or a password, or acts as somebody else.
+
+        Raises:
+            KubernetesCredentialsError: The token file or the plugin fails.
+        """
+        return await self._credentials.bearer_token()
+
+    def reject_token(self, token: str) -> bool:
+        """The token is not taken any more: whether the next one may be another."""
+        if self._credentials.can_change:
+            self._credentials.reject_token(token)
+        return self._credentials.can_change
+
     async def fetch(self, call: Call) -> bytes:
         """The whole answer to a request.
 

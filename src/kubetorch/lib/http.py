@@ -12,30 +12,46 @@ that was new is never sent again.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from kubetorch.errors import ControllerUnavailableError
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    KubernetesUnavailableError,
+    KubetorchError,
+)
+from kubetorch.lib.answers import BROKEN, Response, is_unanswered, unavailable
 
 #: How long an idle connection is taken for alive; uvicorn closes after 5 s.
 IDLE_SECONDS = 4.0
 #: Idle connections that are kept, so that one client never holds more of a server's.
 IDLE_LIMIT = 8
-#: Longest line that `Response.iter_lines` takes, in bytes.
-LINE_LIMIT = 64 * 1024**2
 
-_PIECE = 256 * 1024
 _SAFE = ("GET", "HEAD")
-#: Answers that end before they are complete, or are no HTTP.
-_BROKEN = (OSError, http.client.HTTPException)
+#: Errors of a dialler that mean no more than that nobody was reached.
+_AWAY = (ControllerUnavailableError, KubernetesUnavailableError)
+_AUTHORIZATION = "Authorization"
+
+#: A connection to the server, made within so many seconds.
+Dialler = Callable[[float | None], socket.socket]
+
+
+class Credential(Protocol):
+    """A token that changes: it ends, and another takes its place. Threads share it."""
+
+    def token(self, path: str) -> str:
+        """The token for a request to this path, good for a while."""
+
+    def reject(self, token: str) -> bool:
+        """The server does not take this token: whether another may be had."""
 
 
 class HttpClient:
@@ -45,19 +61,24 @@ class HttpClient:
 
     Args:
         base_url: `http://host:port`, or `https://`, with an optional path in front of all others.
-        token: Sent as `Authorization: Bearer` with every request.
+        token: Sent as `Authorization: Bearer` with every request. One that changes is asked for
+            anew when the server answers 401, and the request sent once more if its body can be.
         timeout: Seconds that a request may go without any progress: connecting, sending, or
             waiting for the next bytes of an answer. `None` waits for ever.
         hint: The user's next step when the server does not answer.
+        headers: Sent with every request.
+        dialler: Makes the connections, where they do not simply go to host and port.
     """
 
     def __init__(
         self,
         base_url: str,
-        token: str | None = None,
+        token: str | Credential | None = None,
         *,
         timeout: float | None = 30.0,
         hint: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        dialler: Dialler | None = None,
     ) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -67,8 +88,9 @@ class HttpClient:
         self._host = url.hostname
         self._port = url.port or (443 if self._is_https else 80)
         self._prefix = url.path.rstrip("/")
-        #: Sent with every request.
-        self.token = token
+        self._token = token
+        self._headers = dict(headers or {})
+        self._dialler = dialler
         self._timeout = timeout
         self._hint = hint
         self._lock = threading.Lock()
@@ -76,9 +98,10 @@ class HttpClient:
         self._process = os.getpid()
         self._is_closed = False
 
-    def of(self, base_url: str) -> HttpClient:
-        """A client of another server, with the same token."""
-        return HttpClient(base_url, self.token, timeout=self._timeout, hint=self._hint)
+    @property
+    def token(self) -> str | None:
+        """The token that never changes, if it is such a one."""
+        return self._token if isinstance(self._token, str) else None
 
     def __enter__(self) -> HttpClient:
         return self
@@ -121,22 +144,45 @@ class HttpClient:
             ControllerUnavailableError: The server cannot be reached, or broke off. The cause is
                 `ConnectionRefusedError` when nobody listens, so nothing was sent.
         """
-        sent = dict(headers or {})
-        if self.token is not None:
-            sent.setdefault("Authorization", f"Bearer {self.token}")
+        sent = {**self._headers, **(headers or {})}
         limit = self._timeout if timeout is None else timeout
         content = body if body is None or isinstance(body, bytes) else _Pieces(body)
+        changing = self._token
+        if changing is None or _AUTHORIZATION in sent:
+            return self._request(method, path, content, sent, limit)
+        token = changing if isinstance(changing, str) else changing.token(path)
+        answer = self._request(
+            method, path, content, {_AUTHORIZATION: f"Bearer {token}", **sent}, limit
+        )
+        if answer.status != 401 or isinstance(changing, str) or isinstance(content, _Pieces):
+            return answer
+        if not changing.reject(token):
+            return answer
+        answer.close()
+        fresh = {_AUTHORIZATION: f"Bearer {changing.token(path)}", **sent}
+        return self._request(method, path, content, fresh, limit)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        content: bytes | _Pieces | None,
+        sent: Mapping[str, str],
+        limit: float | None,
+    ) -> Response:
         kept = self._take_idle()
         try:
             return self._exchange(kept or self._connect(limit), method, path, content, sent, limit)
         except ControllerUnavailableError as error:
-            if kept is None or method not in _SAFE or not _is_unanswered(error.__cause__):
+            if kept is None or method not in _SAFE or not is_unanswered(error.__cause__):
                 raise
         return self._exchange(self._connect(limit), method, path, content, sent, limit)
 
     # ------------------------------------------------------------------------------- connections
 
     def _connect(self, timeout: float | None) -> http.client.HTTPConnection:
+        if self._dialler is not None:
+            return _Dialled(self._host, self._port, self._dialler, timeout)
         if self._is_https:
             return http.client.HTTPSConnection(self._host, self._port, timeout=timeout)
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
@@ -185,11 +231,14 @@ class HttpClient:
             connection.close()
             if isinstance(body, _Pieces) and error is body.failure:
                 raise
-            if isinstance(error, _BROKEN):
+            if isinstance(error, KubetorchError) and not isinstance(error, _AWAY):
+                raise  # whoever dials knows better what is wrong
+            if isinstance(error, BROKEN):
                 request = f"{method} {self.base_url}{path}"
                 raise unavailable(request, error, self._hint) from error
             raise
-        return Response(self, connection, raw, f"{method} {self.base_url}{path}")
+        request = f"{method} {self.base_url}{path}"
+        return Response(connection, raw, request, self._give_back, self._hint)
 
     def _send(
         self,
@@ -206,6 +255,19 @@ class HttpClient:
             is_own = isinstance(body, _Pieces) and error is body.failure
             if body is None or connection.sock is None or is_own:
                 raise
+
+
+class _Dialled(http.client.HTTPConnection):
+    """A connection that somebody else makes."""
+
+    def __init__(self, host: str, port: int, dialler: Dialler, timeout: float | None) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._dialler = dialler
+
+    def connect(self) -> None:
+        """Make it."""
+        self.sock = self._dialler(self.timeout)
+        self.sock.settimeout(self.timeout)
 
 
 def _check_head(raw: http.client.HTTPResponse) -> None:
@@ -233,136 +295,6 @@ class _Pieces:
         except Exception as error:
             self.failure = error
             raise
-
-
-class Response:
-    """An answer, whose body is read as it comes.
-
-    Leaving the context, or `close`, gives the connection back when the body was read to its end,
-    and closes it otherwise.
-
-    Attributes:
-        status: The HTTP status.
-        headers: The headers, names in lower case.
-    """
-
-    def __init__(
-        self,
-        client: HttpClient,
-        connection: http.client.HTTPConnection,
-        raw: http.client.HTTPResponse,
-        request: str,
-    ) -> None:
-        self._client = client
-        self._connection: http.client.HTTPConnection | None = connection
-        self._raw = raw
-        self._request = request
-        self.status = raw.status
-        self.headers = {name.lower(): value for name, value in raw.getheaders()}
-        self._finish_if_read()
-
-    def __enter__(self) -> Response:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def read(self) -> bytes:
-        """The rest of the body."""
-        return b"".join(self.iter_bytes())
-
-    def iter_bytes(self) -> Iterator[bytes]:
-        """Pieces of the body, each as soon as it is there.
-
-        Raises:
-            ControllerUnavailableError: The body ended before it was complete, or stalled.
-        """
-        while self._connection is not None:
-            try:
-                piece = self._raw.read1(_PIECE)
-                if not piece and self._raw.length:
-                    raise http.client.IncompleteRead(b"", self._raw.length)
-            except _BROKEN as error:
-                self.close()
-                raise unavailable(self._request, error, self._client._hint) from error
-            except BaseException:
-                self.close()
-                raise
-            if not piece:
-                self._raw.close()
-            self._finish_if_read()
-            if piece:
-                yield piece
-
-    def iter_lines(self) -> Iterator[bytes]:
-        """Lines of the body without their ends, each as soon as it is complete."""
-        pending = bytearray()
-        for piece in self.iter_bytes():
-            pending += piece
-            if b"\n" in piece:
-                *lines, rest = bytes(pending).split(b"\n")
-                pending = bytearray(rest)
-                yield from lines
-            elif len(pending) > LINE_LIMIT:
-                self.close()
-                error = http.client.LineTooLong(f"{len(pending)} bytes")
-                raise unavailable(self._request, error, self._client._hint) from error
-        if pending:
-            yield bytes(pending)
-
-    def close(self) -> None:
-        """Be done with this answer; what was not read is dropped with the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._raw.close()
-            connection.close()
-
-    def abort(self) -> None:
-        """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def _finish_if_read(self) -> None:
-        """Give the connection back once nothing of the body is left on it."""
-        connection = self._connection
-        if connection is None or not (self._raw.isclosed() or self._raw.length == 0):
-            return
-        self._connection = None
-        self._raw.close()
-        if self._raw.will_close:
-            connection.close()
-        else:
-            self._client._give_back(connection)
-
-
-def unavailable(request: str, error: BaseException, hint: str | None) -> ControllerUnavailableError:
-    """The error for a request that got no whole answer."""
-    if isinstance(error, TimeoutError):
-        why = "timed out"
-    elif isinstance(error, ConnectionRefusedError):
-        why = "nobody listens there"
-    elif _is_unanswered(error):
-        why = "the connection was closed before an answer came"
-    elif isinstance(error, http.client.IncompleteRead):
-        why = "the connection was closed in the middle of the answer"
-    else:
-        why = str(error) or type(error).__name__
-    return ControllerUnavailableError(f"{request}: {why}", hint=hint)
-
-
-def _is_unanswered(error: BaseException | None) -> bool:
-    """Whether a connection ended before the first byte of an answer."""
-    # http.client raises BadStatusLine for garbage, and its subclass for an answer of no byte.
-    return isinstance(
-        error, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-    )
 
 
 def _is_readable(connection: http.client.HTTPConnection) -> bool:

@@ -11,13 +11,14 @@ import signal
 
 import uvloop
 
+from kubetorch.controller.access import LocalAccess
 from kubetorch.controller.backends.attaching import Attaching
 from kubetorch.controller.backends.process import ProcessBackend
 from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.volume_folders import VolumeFolders
 from kubetorch.controller.controller import Controller
-from kubetorch.controller.state import SqliteState
+from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.errors import KubetorchError
 from kubetorch.lib.clock import SystemClock
 from kubetorch.local import commands, environment
@@ -98,11 +99,13 @@ class _Service:
         )
         return Controller(
             backend=backend,
-            state=state,
+            state=Kept(state, state),
             blobs=begun.place.blobs,
             clock=clock,
             secret=begun.secret,
-            user=user,
+            new_access=lambda workloads: LocalAccess(
+                user=user, secret=begun.secret, clock=clock.time, is_known=workloads.is_pod
+            ),
             stop=self._stop,
         )
 

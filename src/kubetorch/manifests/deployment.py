@@ -14,7 +14,7 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place
 from kubetorch.manifests.rendering import of_workload, render
 
-__all__ = ["Wanted", "of_workload", "read", "render"]
+__all__ = ["Wanted", "of_workload", "primary_template", "read", "render"]
 
 
 # Kinds whose pods have names of their own, which no two of them can have at a time.
@@ -78,6 +78,18 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         limits=_amounts(resources, "limits"),
         attached=attaching.read(primary.pod, container),
     )
+
+
+def primary_template(
+    manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
+) -> Manifest:
+    """The template of the pods that are called.
+
+    Raises:
+        SpecError: Its kind is not known, or it has no pod template.
+    """
+    kind = locating.kind_of(manifest, pod_template_path)
+    return locating.places(manifest, kind)[0].template
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,8 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
+#: The pod that a request is for, which the controller relays.
+POD = "X-Kubetorch-Pod"
 #: Identity of one client's stream; the same when it reconnects.
 CLIENT = "X-Kubetorch-Client"
 #: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.
@@ -87,6 +89,8 @@ def volume(namespace: str, claim: str) -> str:
 
 # --------------------------------------------------------------------------------------- agent
 
+#: Whether calls are served: a status and no more, so it needs no token, as `HEALTH`.
+SERVING = "/health/serving"
 READY = "/ready"
 METRICS = "/metrics"
 OPENAPI = "/openapi.json"

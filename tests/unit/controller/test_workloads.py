@@ -15,10 +15,10 @@ from kubetorch.controller import database
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
-from kubetorch.controller.state import Generation, SqliteState, WorkloadRecord
+from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.errors import SpecError, StartupError
+from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
 from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -41,10 +41,10 @@ class OneThatBreaks:
     def watch(self, listener: Listener) -> None:
         pass
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:
-        self.started = [manifest["metadata"]["name"] for manifest in manifests]
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+        self.started = [spec.name for spec in specs]
 
-    async def apply(self, manifest: Manifest) -> None:
+    async def apply(self, spec: WorkloadSpec) -> None:
         await self.go_on.wait()
         raise KeyError("spec")
 
@@ -69,18 +69,56 @@ class OneThatBreaks:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        return []
 
     async def close(self, *, pods: bool) -> None:
         pass
+
+
+class OneThatIsAway:
+    """A state that writes behind, and does not get through while it is away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.kept: dict[tuple[str, str], WorkloadRecord] = {}
+        self._next: dict[tuple[str, str], WorkloadRecord] = {}
+
+    def contents(self) -> Contents:
+        return Contents()
+
+    def put_workload(
+        self,
+        workload: WorkloadRecord,
+        *,
+        generation: Generation | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        self._next[workload.namespace, workload.name] = workload
+
+    def delete_workload(self, namespace: str, name: str) -> None:
+        self._next.pop((namespace, name), None)
+
+    def reject_workload(self, namespace: str, name: str, reason: str) -> None:
+        raise NotImplementedError
+
+    async def flush(self, namespace: str, name: str) -> None:
+        await asyncio.sleep(0)
+        if self.is_away:
+            self._next = dict(self.kept)
+            raise KubernetesUnavailableError("the API server did not answer")
+        self.kept = dict(self._next)
 
 
 def deploy(deploy_id: str, spec: WorkloadSpec = SPEC) -> Deploy:
     return Deploy(id=deploy_id, spec=spec, protocol=versions.PROTOCOL, version="0")
 
 
-def run(folder: Path, body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]]) -> None:
+def run(
+    folder: Path,
+    body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]],
+    kept: State | None = None,
+) -> None:
     """With the state in a folder."""
 
     async def main() -> None:
@@ -89,7 +127,7 @@ def run(folder: Path, body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]]
         state, blobs = SqliteState(path, database.open_database(path)), BlobStore(folder / "blobs")
         workloads = Workloads(
             backend=backend,
-            state=state,
+            state=kept or state,
             completeness=Completeness(blobs),
             calls=Calls(state, blobs, clock),
             clock=clock,
@@ -166,3 +204,31 @@ def test_a_workload_that_cannot_be_read_does_not_keep_the_others_from_starting(
 
     run(tmp_path, body)
     run(tmp_path, body)
+
+
+def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    state = OneThatIsAway()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        state.is_away = True
+        with pytest.raises(KubernetesUnavailableError):
+            await workloads.deploy(deploy("1"))
+        assert workloads.is_empty
+        state.is_away = False
+        backend.go_on.set()
+        await workloads.deploy(deploy("2"))
+        state.is_away = True
+        with pytest.raises(KubernetesUnavailableError):
+            await workloads.deploy(deploy("3", replace(SPEC, username="somebody")))
+        with pytest.raises(KubernetesUnavailableError):
+            await workloads.delete("ns", "f")
+        (view,) = workloads.list()
+        assert (view.generation, view.spec) == (1, SPEC)
+        state.is_away = False
+        await workloads.delete("ns", "f")
+        assert workloads.is_empty
+        assert state.kept == {}
+
+    run(tmp_path, body, state)

@@ -108,11 +108,11 @@ class Pod:
 
     def status(self) -> PodStatus:
         """What is known of it."""
-        record = self.record
+        record, phase = self.record, self._phase()
         return PodStatus(
             name=record.name,
             ordinal=record.ordinal,
-            phase=self._phase(),
+            phase=phase,
             url=f"http://{ports.LOOPBACK}:{record.port}",
             is_retiring=self.is_retiring or self.is_leaving,
             restarts=record.restarts,
@@ -120,6 +120,7 @@ class Pod:
             failure=None if self._failure is None else failures.describe(self._failure).to_dict(),
             pid=record.pid if self.is_running else None,
             started=record.started,
+            is_down=phase in ("Pending", "Failed"),
         )
 
     def _phase(self) -> Phase:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
 
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
@@ -32,6 +32,8 @@ class PodStatus(msgspec.Struct, frozen=True):
         failure: Why it cannot run (`kubetorch.wire.failures`), once that is certain.
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
+        is_down: Its agent has certainly ended, or never started: what a session of it says is old.
+        uid: Identity that no other pod ever has, where there are such.
     """
 
     name: str
@@ -44,6 +46,8 @@ class PodStatus(msgspec.Struct, frozen=True):
     failure: dict[str, Any] | None = None
     pid: int | None = None
     started: float = 0.0
+    is_down: bool = False
+    uid: str = ""
 
 
 class Backend(Protocol):
@@ -64,11 +68,11 @@ class Backend(Protocol):
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
         """Take up the pods that an earlier controller left.
 
         Args:
-            manifests: What there should be; pods of anything else are ended.
+            specs: What there should be; pods of anything else are ended.
         """
 
     def check(self, compute: ComputeSpec) -> None:
@@ -78,7 +82,7 @@ class Backend(Protocol):
             KubetorchError: It cannot.
         """
 
-    async def apply(self, manifest: Manifest) -> None:
+    async def apply(self, spec: WorkloadSpec) -> None:
         """Make the pods of a workload what its manifest says; returns before they run.
 
         Raises:
@@ -109,8 +113,12 @@ class Backend(Protocol):
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a compute and its manifest, one sentence each."""
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        """Where a pod keeps its log, if that can be read without its agent."""
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        """The last lines that a pod wrote, without its agent's help.
+
+        Returns:
+            Lines of its log (docs/design/logs.md), the oldest first; none where there are none.
+        """
 
     async def close(self, *, pods: bool) -> None:
         """The controller stops.

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import signal
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.frozen import thaw
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that calls of a pod that is replaced have to end.
@@ -111,9 +113,9 @@ class ProcessBackend:
 
     # ------------------------------------------------------------------------------- beginning
 
-    async def start(self, manifests: Sequence[Manifest]) -> None:  # noqa: D102  # Backend's
-        for manifest in manifests:
-            wanted = self._read(manifest)
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
+        for spec in specs:
+            wanted = self._read(deployment.of_workload(spec))
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
@@ -167,8 +169,8 @@ class ProcessBackend:
 
     # ------------------------------------------------------------------------------- workloads
 
-    async def apply(self, manifest: Manifest) -> None:  # noqa: D102  # Backend's
-        wanted = self._read(manifest)
+    async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+        wanted = self._read(deployment.of_workload(spec))
         await self._attaching.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
         self._devices.check(
@@ -233,8 +235,8 @@ class ProcessBackend:
         attached = self._attaching.notes(deployment.read(manifest).attached)
         return (*honouring.notes(compute, manifest), *attached)
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
-        return self._site.folder(namespace, pod) / "log"
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+        return await asyncio.to_thread(_read_log, self._site.folder(namespace, pod) / "log", count)
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         self._spares.close()
@@ -354,6 +356,15 @@ class ProcessBackend:
         mark = self._site.new_mark()
         environment = {**self._site.environment, MARK: mark}
         return spare.start(self._spare_command, environment, mark=mark, log=_STANDARD_ERROR)
+
+
+def _read_log(folder: Path, count: int) -> list[bytes]:
+    """The last lines of the segments in a folder, the oldest first."""
+    lines: deque[bytes] = deque(maxlen=count)
+    segments = [(path.stat().st_mtime, path) for path in folder.glob("*.jsonl")]
+    for _, path in sorted(segments):
+        lines.extend(path.read_bytes().splitlines())
+    return list(lines)
 
 
 def _pod_name(wanted: Wanted, ordinal: int) -> str:

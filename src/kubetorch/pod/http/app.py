@@ -30,7 +30,7 @@ from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, routes
+from kubetorch.wire import failures, routes, tokens
 
 #: Lines of the log that `GET /v1/logs` begins with, when it is not told.
 TAIL = 100
@@ -81,6 +81,7 @@ class App:
         self._routes: dict[str, _Route] = {
             "/": self._health,
             routes.HEALTH: self._health,
+            routes.SERVING: self._serving,
             routes.READY: self._ready,
             routes.METRICS: self._metrics,
             routes.OPENAPI: self._openapi,
@@ -115,10 +116,10 @@ class App:
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
-        if request.path not in ("/", routes.HEALTH):
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
+        if request.path not in ("/", routes.HEALTH, routes.SERVING):
+            opens = _opened_by(request.method, request.path)
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *opens)
         if request.path == routes.RUN and request.method == "POST":
-            self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
             await commands.run(request, respond, self._images)
             return
         if request.method == "POST":
@@ -161,11 +162,21 @@ class App:
     async def _health(self, _request: Request, respond: Responder) -> None:
         await respond.answer_json(200, {"status": "healthy"})
 
+    async def _serving(self, request: Request, respond: Responder) -> None:
+        if self._is_serving:
+            await respond.answer_json(200, {"status": "serving"})
+        else:
+            await respond.answer_json(503, {"status": "starting"})
+
+    @property
+    def _is_serving(self) -> bool:
+        is_app = self._supervisor.serves_app
+        return bool(self._supervisor.generation) and (is_app or self._calls.is_serving)
+
     async def _ready(self, request: Request, respond: Responder) -> None:
         wanted = _query(request, "launch_id")
         generation = self._supervisor.generation
-        is_serving = generation and (self._supervisor.serves_app or self._calls.is_serving)
-        if not is_serving or (wanted is not None and wanted != str(generation)):
+        if not self._is_serving or (wanted is not None and wanted != str(generation)):
             raise CallRefusedError(
                 f"pod {self._pod_name} serves generation {generation}"
                 if generation
@@ -266,6 +277,15 @@ class App:
         if spec.callable.app is not None:
             raise self._apps.no_call(spec)
         return spec
+
+
+def _opened_by(method: str, path: str) -> tuple[str, ...]:
+    """What a token must open for a request, one of these; anything if there are none."""
+    if path == routes.RUN:
+        return (tokens.EXEC,)
+    if path == routes.LOGS:
+        return (tokens.LOGS, tokens.CALL)
+    return (tokens.CALL,) if method == "POST" else ()
 
 
 def _target(path: str) -> tuple[str, str | None]:

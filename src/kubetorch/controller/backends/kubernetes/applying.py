@@ -1,0 +1,137 @@
+"""Objects of a workload in the cluster: applied when they differ, deleted together."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import msgspec
+
+from kubetorch.errors import (
+    KubernetesConflictError,
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+    StartupError,
+)
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.manifests import labels
+from kubetorch.manifests.kinds import Manifest
+
+FIELD_MANAGER = "kubetorch"
+#: Seconds until an object that has to be made anew is gone.
+GONE_TIMEOUT = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class Applier:
+    """Applies objects, and knows what it applied.
+
+    Args:
+        client: Asks the API server.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def apply(self, manifest: Manifest, *, owner: Manifest | None = None) -> Object:
+        """Make an object what its manifest says; one that is like that already is left alone.
+
+        Args:
+            manifest: The object.
+            owner: The object that it goes away with (`ownerReferences`).
+
+        Raises:
+            KubernetesError: The API server refuses it.
+        """
+        wanted = _marked(manifest, owner)
+        ref = await self.ref(wanted)
+        there = await self.find(ref)
+        if there is not None and _applied(there) == _applied(wanted):
+            return there
+        try:
+            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+        except KubernetesRequestError as error:
+            if there is None or not _is_immutable(error):
+                raise
+            _log.info("object made anew ref=%s because=%s", ref, error.message)
+            await self._remove(ref)
+            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+        _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
+        return found
+
+    async def ref(self, manifest: Manifest) -> Ref:
+        """Which object a manifest is of.
+
+        Raises:
+            KubernetesNotFoundError: The cluster has no such kind.
+        """
+        resource: Resource = await self._client.discovery.resource_of(manifest)
+        return Ref(resource, manifest["metadata"]["name"], manifest["metadata"].get("namespace"))
+
+    async def find(self, ref: Ref) -> Object | None:
+        """An object, if it is there."""
+        try:
+            return await self._client.get(ref)
+        except KubernetesNotFoundError:
+            return None
+
+    async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
+        """Delete an object and, later, what it owns; nothing happens if it is not there."""
+        try:
+            await self._client.delete(ref, grace_seconds=grace_seconds)
+        except KubernetesNotFoundError:
+            return
+
+    async def _remove(self, ref: Ref) -> None:
+        """Delete an object and wait until it is gone."""
+        only = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+        async with Informer(self._client, only) as informer:
+            await self.delete(ref)
+            try:
+                await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
+            except TimeoutError as error:
+                raise StartupError(
+                    f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old "
+                    f"one is still there after {GONE_TIMEOUT:.0f} s",
+                    hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows "
+                    "its finalizers",
+                ) from error
+
+
+def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
+    """The manifest with its owner and its digest."""
+    metadata = dict(manifest["metadata"])
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": owner["apiVersion"],
+                "kind": owner["kind"],
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+            }
+        ]
+    marked = {**manifest, "metadata": metadata}
+    text = msgspec.json.encode(marked, order="sorted")
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), labels.APPLIED: digest}
+    return marked
+
+
+def _applied(manifest: Manifest) -> str:
+    return str((manifest["metadata"].get("annotations") or {}).get(labels.APPLIED) or "")
+
+
+def _is_immutable(error: KubernetesRequestError) -> bool:
+    """Whether the object would have to be made anew."""
+    if isinstance(error, KubernetesConflictError) or error.status_code != 422:
+        return False
+    said = error.message.lower()
+    return "immutable" in said or "may not change fields" in said or "updates to" in said
+
+
+def _names(manifest: Manifest) -> tuple[str, str, str]:
+    metadata = manifest["metadata"]
+    return manifest["kind"], str(metadata.get("namespace")), metadata["name"]

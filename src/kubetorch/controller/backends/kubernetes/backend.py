@@ -1,0 +1,237 @@
+"""The backend `kubernetes`: workloads as objects of a cluster, whose controllers make the pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.kubernetes import logs, statuses
+from kubetorch.controller.backends.kubernetes.applying import Applier
+from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
+from kubetorch.controller.backends.stores import Stores
+from kubetorch.errors import KubernetesNotFoundError, WorkloadError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import PODS, Ref
+from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
+from kubetorch.manifests import agent, deployment, services
+from kubetorch.manifests.agent import Runtime
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+
+#: Seconds beyond their grace until the pods of a deleted workload have to be gone.
+DELETE_SLACK = 30.0
+# Requests about workloads at one time, when the controller starts.
+_AT_ONCE = 16
+
+_log = logging.getLogger(__name__)
+
+
+class _Workload(msgspec.Struct):
+    """What was applied.
+
+    Attributes:
+        spec: The workload.
+        main: The object whose controller makes the pods; `None` where pods are somebody else's.
+        template: Digest of the template that its pods should have.
+    """
+
+    spec: WorkloadSpec
+    main: Manifest | None
+    template: str
+
+
+class KubernetesBackend:
+    """Runs workloads as objects of a cluster.
+
+    Args:
+        client: Asks the API server.
+        runtime: Where pods get their agent from.
+        stores: Keeps the secrets and volumes of pods.
+        preparing: Sees to it that pods have what they need.
+        owner: What the objects of a workload go away with, by its namespace and name.
+        watched: Namespaces that workloads may be in; all if there are none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        runtime: Runtime,
+        stores: Stores,
+        preparing: Preparing,
+        owner: Callable[[str, str], Manifest | None],
+        watched: tuple[str, ...] = (),
+    ) -> None:
+        self._client = client
+        self._runtime = runtime
+        self._stores = stores
+        self._preparing = preparing
+        self._owner = owner
+        self._applier = Applier(client)
+        self._watch = PodWatch(client, self._changed, namespaces=watched)
+        self._workloads: dict[Key, _Workload] = {}
+        self._listener: Listener = _ignore
+        self._changes = Changes()
+
+    @property
+    def name(self) -> str:  # noqa: D102  # Backend's
+        return "kubernetes"
+
+    @property
+    def stores(self) -> Stores:  # noqa: D102  # Backend's
+        return self._stores
+
+    def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
+        self._listener = listener
+
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
+        await self._watch.start()
+        room = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._take_up(spec, room) for spec in specs))
+
+    async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
+        """Know a workload that an earlier controller applied, maybe of another version."""
+        main = _rendered(spec)
+        template = self._equip(spec, main)
+        async with room:
+            if main is not None:
+                there = await self._find(main)
+                template = template if there is None else _template_of(there, spec)
+            await self._select(spec, main)
+        self._workloads[spec.namespace, spec.name] = _Workload(spec, main, template)
+
+    async def _find(self, main: Manifest) -> Manifest | None:
+        try:
+            return await self._applier.find(await self._applier.ref(main))
+        except KubernetesNotFoundError:  # its kind is not there any more
+            return None
+
+    # --------------------------------------------------------------------------------- workloads
+
+    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+        return None
+
+    async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+        key = (spec.namespace, spec.name)
+        main = _rendered(spec)
+        if main is not None:
+            await self._preparing.prepare(main, spec.compute.pod_template_path)
+        template = self._equip(spec, main)
+        self._workloads[key] = _Workload(spec, main, template)
+        await self._select(spec, main)
+        for service in services.render(spec.compute, main, namespace=key[0], name=key[1]):
+            await self._applier.apply(service, owner=self._owner(*key))
+        if main is not None:
+            await self._applier.apply(main, owner=self._owner(*key))
+        self._watch.mark(key)
+
+    def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
+        """Put the agent into the pods of an object; the digest of their template."""
+        if main is None:
+            return ""
+        path = spec.compute.pod_template_path
+        return agent.equip(main, workload=spec.name, runtime=self._runtime, path=path)
+
+    async def _select(self, spec: WorkloadSpec, main: Manifest | None) -> None:
+        selector = services.pool(spec.compute, main, name=spec.name)
+        await self._watch.select((spec.namespace, spec.name), selector)
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:  # noqa: D102
+        key = (namespace, name)
+        workload = self._workloads.pop(key, None)
+        if workload is None:
+            return
+        spec, main = workload.spec, workload.main
+        for service in services.render(spec.compute, main, namespace=namespace, name=name):
+            await self._applier.delete(await self._applier.ref(service))
+        if main is not None:
+            try:
+                await self._applier.delete(await self._applier.ref(main))
+            except KubernetesNotFoundError:  # its kind is gone, and all objects of it
+                _log.info("kind is gone kind=%s", main["kind"])
+            await self._end_pods(key, grace)
+        await self._watch.forget(key)
+
+    async def _end_pods(self, key: Key, grace: float) -> None:
+        """End the pods with no more patience than `grace`; return when they are gone.
+
+        Whoever owns them deletes them; asked to go earlier, one would only be replaced.
+        """
+        seconds = max(1, int(grace))
+        told: set[str] = set()
+        try:
+            async with deadlines.timeout(grace + DELETE_SLACK):
+                while pods := self._watch.of(key):
+                    going = {name for name, pod in pods.items() if statuses.is_leaving(pod)} - told
+                    if not going:
+                        await self._changes.wait()
+                    for name in going:
+                        told.add(name)
+                        await self._applier.delete(Ref(PODS, name, key[0]), grace_seconds=seconds)
+        except TimeoutError as error:
+            left = ", ".join(sorted(self._watch.of(key)))
+            raise WorkloadError(
+                f"{grace + DELETE_SLACK:.0f} s after the end of {key[1]} it still has pods: {left}",
+                hint=f"kubectl describe pod -n {key[0]} {left} says why",
+            ) from error
+
+    # -------------------------------------------------------------------------------------- pods
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:  # noqa: D102  # Backend's
+        key = (namespace, name)
+        workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
+        wanted = "" if workload is None else workload.template
+        found = [
+            statuses.status(pod, ordinal=ordinals[pod_name], wanted=wanted)
+            for pod_name, pod in self._watch.of(key).items()
+        ]
+        return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
+
+    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
+        # Who replaces pods here is the object's own controller, by the readiness probe.
+        return None
+
+    def _changed(self, key: Key) -> None:
+        self._changes.notify()
+        self._listener(*key)
+
+    # ----------------------------------------------------------------------------------- the rest
+
+    def prepare(self) -> None:  # noqa: D102  # Backend's
+        return None
+
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+        return ()
+
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
+        return ()
+
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+        found = self._watch.named(namespace, pod)
+        if found is None:
+            return []
+        return await logs.tail(self._client, found, count)
+
+    async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
+        await self._watch.close()
+
+
+def _rendered(spec: WorkloadSpec) -> Manifest | None:
+    """The object of a workload; `None` where pods are somebody else's."""
+    return None if spec.compute.is_selector_only else deployment.of_workload(spec)
+
+
+def _template_of(there: Manifest, spec: WorkloadSpec) -> str:
+    """Digest of the template that an applied object has."""
+    found = deployment.primary_template(there, pod_template_path=spec.compute.pod_template_path)
+    return agent.digest_of(found)
+
+
+def _ignore(namespace: str, name: str) -> None:
+    """Nobody listens yet."""

@@ -1,0 +1,167 @@
+"""The pods of all workloads, as they change.
+
+One informer has every pod with our label. A workload whose pods lack it (pods that somebody else
+made, kinds whose operator does not pass labels on) has an informer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+
+from kubetorch.controller.backends.kubernetes import statuses
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import PODS, Object, Selection
+from kubetorch.k8s.watching import DELETED, Change
+from kubetorch.manifests import labels
+
+#: Namespace and name of a workload.
+Key = tuple[str, str]
+#: Seconds until all pods have to be known.
+LIST_TIMEOUT = 30.0
+
+
+class PodWatch:
+    """Knows the pods of workloads.
+
+    Args:
+        client: Asks the API server.
+        on_change: Told of each workload whose pods changed, once for all changes of a moment.
+        namespaces: Where to look; everywhere if there are none.
+    """
+
+    def __init__(
+        self, client: Client, on_change: Callable[[Key], None], *, namespaces: tuple[str, ...] = ()
+    ) -> None:
+        self._client = client
+        self._on_change = on_change
+        self._namespaces = namespaces
+        self._stack = AsyncExitStack()
+        self._informers: list[Informer] = []
+        self._pods: dict[Key, dict[str, Object]] = {}
+        self._ordinals: dict[Key, dict[str, int]] = {}
+        self._selected: dict[Key, tuple[str, Informer]] = {}
+        self._dirty: set[Key] = set()
+
+    async def start(self) -> None:
+        """Know all pods with our label.
+
+        Raises:
+            KubernetesError: They cannot be listed.
+        """
+        for namespace in self._namespaces or (None,):
+            selection = Selection(PODS, namespace, labels=labels.SERVICE)
+            informer = Informer(self._client, selection, self._changed)
+            self._informers.append(await self._stack.enter_async_context(informer))
+        await asyncio.gather(*(one.listed(timeout=LIST_TIMEOUT) for one in self._informers))
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for _, informer in self._selected.values():
+            await informer.close()
+        await self._stack.aclose()
+
+    # ---------------------------------------------------------------------------------- questions
+
+    def of(self, key: Key) -> Mapping[str, Object]:
+        """The pods of a workload by name."""
+        return self._pods.get(key, {})
+
+    def named(self, namespace: str, name: str) -> Object | None:
+        """A pod, of whatever workload."""
+        found = (pods for key, pods in self._pods.items() if key[0] == namespace)
+        return next((pods[name] for pods in found if name in pods), None)
+
+    def ordinals(self, key: Key) -> Mapping[str, int]:
+        """The numbers of these pods."""
+        return self._ordinals.get(key, {})
+
+    # ----------------------------------------------------------------------------- other selectors
+
+    async def select(self, key: Key, selector: Mapping[str, str]) -> None:
+        """Take the pods with these labels for those of a workload.
+
+        Raises:
+            KubernetesError: They cannot be listed.
+        """
+        text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
+        there = self._selected.get(key)
+        if selector == {labels.SERVICE: key[1]} or (there is not None and there[0] == text):
+            return
+        await self.forget(key)
+        informer = Informer(
+            self._client,
+            Selection(PODS, key[0], labels=text),
+            lambda change: self._put(key, change),
+        )
+        self._selected[key] = (text, await informer.__aenter__())
+        await informer.listed(timeout=LIST_TIMEOUT)
+
+    async def forget(self, key: Key) -> None:
+        """A workload is gone."""
+        there = self._selected.pop(key, None)
+        if there is not None:
+            await there[1].close()
+            self._pods.pop(key, None)
+            self._ordinals.pop(key, None)
+
+    # ------------------------------------------------------------------------------------ changes
+
+    def _changed(self, change: Change) -> None:
+        metadata = change.object["metadata"]
+        key = (metadata["namespace"], metadata["labels"][labels.SERVICE])
+        if key not in self._selected:
+            self._put(key, change)
+
+    def _put(self, key: Key, change: Change) -> None:
+        name = change.object["metadata"]["name"]
+        if change.kind == DELETED:
+            self._drop(key, name)
+        else:
+            pods = self._pods.setdefault(key, {})
+            pods[name] = change.object
+            ordinals = self._ordinals.setdefault(key, {})
+            if name not in ordinals:
+                ordinals[name] = _free(change.object, pods, ordinals)
+        self.mark(key)
+
+    def _drop(self, key: Key, name: str) -> None:
+        pods, ordinals = self._pods.get(key, {}), self._ordinals.get(key, {})
+        pods.pop(name, None)
+        ordinals.pop(name, None)
+        if not pods:
+            self._pods.pop(key, None)
+            self._ordinals.pop(key, None)
+
+    def mark(self, key: Key) -> None:
+        """Something about a workload's pods is different: say so, with what else changes now."""
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._dirty.add(key)
+
+    def _tell(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        for key in dirty:
+            self._on_change(key)
+
+
+def _free(pod: Object, pods: Mapping[str, Object], ordinals: Mapping[str, int]) -> int:
+    """The number of a new pod: its owner's, or the first that no pod has that stays."""
+    given = statuses.index(pod)
+    if given is not None:
+        return given
+    taken = {
+        number
+        for name, number in ordinals.items()
+        if name in pods and not statuses.is_leaving(pods[name]) and not statuses.is_over(pods[name])
+    }
+    return next(number for number in _numbers() if number not in taken)
+
+
+def _numbers() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1

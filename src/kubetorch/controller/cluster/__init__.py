@@ -1,0 +1,1 @@
+"""What only the controller in a cluster needs: who may do what, and who leads."""

@@ -1,0 +1,188 @@
+"""What pods of a cluster need beyond what a compute says: the agent, and where its controller is.
+
+`render` says what the user wants; this is laid over it when it is applied. In each pod template:
+
+    initContainer  kubetorch-runtime   copies the agent's runtime to an emptyDir
+    container      …                   runs it from there, whatever its image has
+    volumes        kubetorch-runtime, kubetorch-state (code, logs, results), kubetorch-token
+
+The default pod image has the runtime already, so its pods need no copy of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.config.settings import DEFAULT_IMAGE
+from kubetorch.manifests import labels, locating, pod, serving, trainjob
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.place import Place, entry, items, named
+from kubetorch.wire import podenv, routes
+
+#: Where the runtime lies in every pod, and what of it is run.
+FOLDER = "/kubetorch"
+AGENT = f"{FOLDER}/bin/kt-agent"
+INSTALL = f"{FOLDER}/bin/install"
+#: Folder of the pod: code, logs, results.
+STATE = "/var/run/kubetorch"
+TOKEN_FOLDER = "/var/run/secrets/kubetorch.com"
+#: Who the token is for, and for how many seconds; the kubelet renews it.
+AUDIENCE = "kubetorch"
+TOKEN_SECONDS = 3600
+
+RUNTIME = "kubetorch-runtime"
+_STATE = "kubetorch-state"
+_TOKEN = "kubetorch-token"
+# Where the copy is made; the runtime's own image has /kubetorch itself.
+_COPY = "/runtime"
+_FIELDS = {
+    podenv.NAMESPACE: "metadata.namespace",
+    podenv.POD: "metadata.name",
+    podenv.HOST: "status.podIP",
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where pods get their agent from, and whom it belongs to.
+
+    Attributes:
+        image: Image that has the runtime.
+        default_image: Image of pods where nobody names one; it has the runtime too.
+        controller_url: Where the controller answers pods.
+        pull_policy: Of `image`, and of the default image; Kubernetes' own if not given.
+    """
+
+    image: str
+    default_image: str
+    controller_url: str
+    pull_policy: str | None = None
+
+
+def equip(
+    manifest: Manifest, *, workload: str, runtime: Runtime, path: tuple[str, ...] | None = None
+) -> str:
+    """Put the agent into all pod templates of a rendered object.
+
+    Args:
+        manifest: The object, which is changed.
+        workload: Name of the service.
+        runtime: Where the agent comes from.
+        path: Where the pod template lies, if the user says so.
+
+    Returns:
+        Digest of the template of the pods that are called, which stands on these pods too.
+    """
+    kind = locating.kind_of(manifest, path)
+    places = locating.places(manifest, kind)
+    for place in places:
+        _bring(place, runtime)
+        _start(place, workload, runtime)
+        _probe(place)
+    digest = pod.fingerprint(places[0].template)
+    for place in places:
+        *_, of_pods = place.annotations()
+        of_pods[labels.TEMPLATE_DIGEST] = digest
+    if not kind.has_template:
+        trainjob.write(manifest, places[0].template)
+    return digest
+
+
+def _bring(place: Place, runtime: Runtime) -> None:
+    """Have the runtime at `FOLDER`."""
+    container = place.container
+    if container.get("image") in (DEFAULT_IMAGE, runtime.default_image):
+        container["image"] = runtime.default_image
+        _pull(container, runtime)
+        return
+    _volume(place, {"name": RUNTIME, "emptyDir": {}})
+    items(container, "volumeMounts").append(
+        {"name": RUNTIME, "mountPath": FOLDER, "readOnly": True}
+    )
+    copying: Manifest = {
+        "name": RUNTIME,
+        "image": runtime.image,
+        "command": [INSTALL, _COPY],
+        "volumeMounts": [{"name": RUNTIME, "mountPath": _COPY}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    _pull(copying, runtime)
+    # First: other init containers may wait for things that only come later.
+    items(place.pod, "initContainers").insert(0, copying)
+
+
+def _pull(container: Manifest, runtime: Runtime) -> None:
+    if runtime.pull_policy is not None:
+        container.setdefault("imagePullPolicy", runtime.pull_policy)
+
+
+def _start(place: Place, workload: str, runtime: Runtime) -> None:
+    """Have the container run the agent, which learns from its environment who it is."""
+    container = place.container
+    container["command"] = [AGENT]
+    container.pop("args", None)
+    _volume(place, {"name": _STATE, "emptyDir": {}})
+    _volume(place, {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": _token()}]}})
+    items(container, "volumeMounts").extend(
+        [
+            {"name": _STATE, "mountPath": STATE},
+            {"name": _TOKEN, "mountPath": TOKEN_FOLDER, "readOnly": True},
+        ]
+    )
+    variables = items(container, "env")
+    for name, value in _variables(container, workload, runtime).items():
+        _replace(variables, name, {"value": value})
+    for name, field in _FIELDS.items():
+        _replace(variables, name, {"valueFrom": {"fieldRef": {"fieldPath": field}}})
+
+
+def _token() -> Manifest:
+    return {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+
+
+def _variables(container: Manifest, workload: str, runtime: Runtime) -> dict[str, str]:
+    return {
+        podenv.BACKEND: "kubernetes",
+        podenv.WORKLOAD: workload,
+        podenv.PORT: str(serving.port(container)),
+        podenv.ROOT: STATE,
+        podenv.WORKING_DIR: container.get("workingDir") or f"{STATE}/work",
+        podenv.ENVIRONMENTS: f"{STATE}/environments",
+        podenv.CONTROLLER_URL: runtime.controller_url,
+        podenv.TOKEN_FILE: f"{TOKEN_FOLDER}/token",
+    }
+
+
+def _replace(variables: list[Any], name: str, value: Manifest) -> None:
+    there = named(variables, name)
+    if there is None:
+        variables.append({"name": name, **value})
+    else:
+        there.clear()
+        there.update({"name": name, **value})
+
+
+def _probe(place: Place) -> None:
+    """Ready is a pod that serves: until then, the pods of the template before it stay."""
+    asked = (place.container.get("readinessProbe") or {}).get("httpGet")
+    if asked is not None and asked.get("path") == routes.HEALTH:
+        asked["path"] = routes.SERVING
+
+
+def _volume(place: Place, volume: Manifest) -> None:
+    volumes = items(place.pod, "volumes")
+    if named(volumes, volume["name"]) is None:
+        volumes.append(volume)
+
+
+def digest_of(pod_object: Manifest) -> str:
+    """Digest of the template that a pod was made from; empty if it does not say."""
+    metadata = entry(pod_object, "metadata")
+    return str((metadata.get("annotations") or {}).get(labels.TEMPLATE_DIGEST) or "")

@@ -1,0 +1,158 @@
+"""The token by which a controller in a cluster knows this user.
+
+It is the bearer token of the kubeconfig, if there is one. A user who is known to the API server by
+a certificate has none: the API server is asked for a token of a service account that Kubetorch's
+installation made for this, first that of the namespace, then that of the administrators. Who may
+ask for an account's tokens may act as the account.
+
+No token is ever part of a message, and none is sent but through a port-forward, TLS or loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kubetorch.errors import (
+    KubernetesCredentialsError,
+    KubernetesForbiddenError,
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+)
+from kubetorch.k8s.resources import SERVICE_ACCOUNTS, Ref
+
+if TYPE_CHECKING:
+    from kubetorch.k8s.client import Client
+    from kubetorch.sdk.reach.tunnel import Tunnel
+
+#: Whom tokens are for: nobody but the controller takes them.
+AUDIENCE = "kubetorch"
+#: Accounts of a namespace's users and of administrators.
+USER, ADMINISTRATOR = "kubetorch-user", "kubetorch-admin"
+#: Seconds that a token is asked for.
+LIFETIME = 3600
+#: The part of a token's life after which there is to be another.
+_RENEWED = 0.8
+#: Seconds after which the kubeconfig's own token is looked at again.
+_LOOK = 30.0
+_NAMESPACE = re.compile(
+    r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)"
+)
+
+
+class _Token(NamedTuple):
+    text: str
+    #: When to ask again, by the monotonic clock.
+    until: float
+
+
+class Login:
+    """The user's tokens for one controller (a `kubetorch.lib.http.Credential`).
+
+    Args:
+        tunnel: Asks the API server.
+        namespace: The namespace of requests that name none.
+        install_namespace: Where the administrators' account lies.
+    """
+
+    def __init__(self, tunnel: Tunnel, namespace: str, install_namespace: str) -> None:
+        self._tunnel = tunnel
+        self._namespace = namespace
+        self._install_namespace = install_namespace
+        self._lock = threading.Lock()
+        #: By namespace.
+        self._tokens: dict[str, _Token] = {}
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(reference))
+
+    def token(self, path: str) -> str:
+        """The token for a request to this path.
+
+        Raises:
+            KubernetesCredentialsError: There is none, and the API server gives none.
+        """
+        found = _NAMESPACE.search(path)
+        namespace = self._namespace if found is None else found[1] or found[2]
+        with self._lock:
+            known = self._tokens.get(namespace)
+            if known is None or known.until < time.monotonic():
+                known = self._tunnel.ask(lambda client: self._fetch(client, namespace))
+                self._tokens[namespace] = known
+            return known.text
+
+    def reject(self, token: str) -> bool:
+        """The controller does not take this token: whether there may be another."""
+        with self._lock:
+            for namespace, known in list(self._tokens.items()):
+                if known.text == token:
+                    del self._tokens[namespace]
+        self._tunnel.ask(lambda client: _reject(client, token))
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child the lock may be held for ever."""
+        self._lock = threading.Lock()
+
+    async def _fetch(self, client: Client, namespace: str) -> _Token:
+        now = time.monotonic()
+        own = await client.session.bearer_token()
+        if own is not None:
+            return _Token(own, now + _LOOK)
+        accounts = (
+            Ref(SERVICE_ACCOUNTS, USER, namespace, "token"),
+            Ref(SERVICE_ACCOUNTS, ADMINISTRATOR, self._install_namespace, "token"),
+        )
+        refusals: list[KubernetesRequestError] = []
+        for account in accounts:
+            try:
+                given = await client.post(account, _REQUEST)
+            except (KubernetesForbiddenError, KubernetesNotFoundError) as error:
+                refusals.append(error)
+            else:
+                return _Token(given["status"]["token"], now + _life(given["status"]) * _RENEWED)
+        raise self._nothing(namespace, refusals) from refusals[-1]
+
+    def _nothing(
+        self, namespace: str, refusals: list[KubernetesRequestError]
+    ) -> KubernetesCredentialsError:
+        why = "; ".join(error.message for error in refusals)
+        return KubernetesCredentialsError(
+            f"{self._tunnel.access.origin} has no bearer token, and the API server gives none for "
+            f"Kubetorch: {why}",
+            hint=f"whoever administers the cluster lets you in with: kubectl create role "
+            f"kubetorch-login -n {self._install_namespace} --verb=create "
+            f"--resource=serviceaccounts/token --resource-name={ADMINISTRATOR} && kubectl create "
+            f"rolebinding kubetorch-login -n {self._install_namespace} --role=kubetorch-login "
+            f"--user=YOU; or, for namespace {namespace} alone, with a service account {USER} there",
+        )
+
+
+_REQUEST: dict[str, Any] = {
+    "apiVersion": "authentication.k8s.io/v1",
+    "kind": "TokenRequest",
+    "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFETIME},
+}
+
+
+def _abandon(reference: weakref.ref[Login]) -> None:
+    login = reference()
+    if login is not None:
+        login.abandon()
+
+
+async def _reject(client: Client, token: str) -> None:
+    client.session.reject_token(token)
+
+
+def _life(status: dict[str, Any]) -> float:
+    """Seconds that a token is good for."""
+    try:
+        end = datetime.fromisoformat(status["expirationTimestamp"].replace("Z", "+00:00"))
+    except (KeyError, ValueError):
+        return float(LIFETIME)
+    return min(max(end.timestamp() - time.time(), 0.0), float(LIFETIME))

@@ -1,0 +1,97 @@
+"""Pods of a cluster as `PodStatus`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from kubetorch.controller.backends.kubernetes import statuses
+from kubetorch.manifests import labels
+
+POD = {
+    "metadata": {"name": "train-abc", "namespace": "team", "annotations": {}},
+    "spec": {
+        "containers": [
+            {"name": "sidecar"},
+            {
+                "name": "kubetorch",
+                "env": [
+                    {"name": "KT_POD_WORKLOAD", "value": "train"},
+                    {"name": "KT_POD_PORT", "value": "32300"},
+                ],
+            },
+        ]
+    },
+    "status": {"phase": "Pending"},
+}
+
+
+def pod(*, annotations: dict | None = None, leaving: bool = False, **status) -> dict:
+    made = copy.deepcopy(POD)
+    made["metadata"]["annotations"] = annotations or {}
+    if leaving:
+        made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    made["status"].update(status)
+    return made
+
+
+def container(state: dict, **more) -> dict:
+    return {"containerStatuses": [{"name": "kubetorch", "state": state, **more}]}
+
+
+def of(made: dict, wanted: str = "") -> statuses.PodStatus:
+    return statuses.status(made, ordinal=0, wanted=wanted)
+
+
+def test_a_running_pod_has_a_url_and_a_start():
+    running = {"running": {"startedAt": "2026-01-01T00:00:10Z"}}
+    found = of(pod(phase="Running", podIP="10.0.0.7", **container(running, restartCount=2)))
+
+    assert (found.phase, found.url, found.restarts) == ("Running", "http://10.0.0.7:32300", 2)
+    assert found.started == 1767225610.0
+    assert not found.is_down
+
+
+def test_a_pod_that_never_started_is_pending_and_may_have_a_session_before_it_is_said_to_run():
+    found = of(pod(**container({"waiting": {"reason": "ContainerCreating"}})))
+
+    assert (found.phase, found.reason, found.is_down) == ("Pending", "", False)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pod(**container({"terminated": {"exitCode": 1}})),
+        pod(**container({"waiting": {"reason": "CrashLoopBackOff"}}, restartCount=3)),
+        pod(phase="Failed", reason="Evicted"),
+        pod(phase="Succeeded"),
+    ],
+)
+def test_a_pod_whose_agent_ended_is_down(made):
+    assert of(made).is_down
+
+
+def test_what_it_waits_for_is_said_in_the_words_of_kubernetes():
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    assert of(pod(**container(waiting))).reason == "ErrImagePull: no such image"
+
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    found = of(pod(conditions=[{**condition, "message": "0/2 nodes are available"}]))
+    assert found.reason == "Unschedulable: 0/2 nodes are available"
+
+
+def test_a_pod_of_another_template_or_on_its_way_out_is_retiring():
+    old = {labels.TEMPLATE_DIGEST: "old"}
+    assert of(pod(annotations=old), wanted="new").is_retiring
+    assert not of(pod(annotations=old), wanted="old").is_retiring
+    assert not of(pod(), wanted="new").is_retiring, "an operator did not pass the annotation on"
+    leaving = of(pod(leaving=True))
+    assert (leaving.phase, leaving.is_retiring) == ("Terminating", True)
+
+
+def test_the_number_of_a_pod_is_its_owners_where_that_counts():
+    numbered = pod()
+    numbered["metadata"]["labels"] = {"apps.kubernetes.io/pod-index": "3"}
+    assert statuses.index(numbered) == 3
+    assert statuses.index(pod()) is None

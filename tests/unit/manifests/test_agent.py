@@ -1,0 +1,106 @@
+"""What pods of a cluster get beyond what a compute says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubetorch.manifests import agent, deployment, labels
+from kubetorch.manifests.agent import Runtime
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.frozen import freeze
+from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.workload import WorkloadSpec
+
+RUNTIME = Runtime(
+    image="registry/kubetorch:1",
+    default_image="registry/pod:1",
+    controller_url="http://kubetorch-controller.kubetorch.svc.cluster.local:8080",
+)
+
+
+def equipped(compute: ComputeSpec, runtime: Runtime = RUNTIME) -> tuple[dict, str]:
+    spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), compute)
+    manifest = deployment.of_workload(spec)
+    return manifest, agent.equip(manifest, workload="train", runtime=runtime)
+
+
+def variables(container: dict) -> dict:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+def test_an_image_of_ones_own_gets_a_copy_of_the_runtime_before_anything_else_starts():
+    manifest, _ = equipped(ComputeSpec(image=ImageSpec(image_id="me/mine:3")))
+    pod = manifest["spec"]["template"]["spec"]
+
+    copying = pod["initContainers"][0]
+    container = pod["containers"][0]
+    assert (copying["image"], copying["command"]) == (
+        "registry/kubetorch:1",
+        ["/kubetorch/bin/install", "/runtime"],
+    )
+    assert container["image"] == "me/mine:3"
+    assert container["command"] == ["/kubetorch/bin/kt-agent"]
+    assert "args" not in container
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert mounts["/kubetorch"] == copying["volumeMounts"][0]["name"]
+
+
+def test_the_default_image_has_the_runtime_and_needs_no_copy():
+    manifest, _ = equipped(ComputeSpec())
+    pod = manifest["spec"]["template"]["spec"]
+
+    assert pod["containers"][0]["image"] == "registry/pod:1"
+    assert "initContainers" not in pod
+    assert "/kubetorch" not in [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]]
+
+
+def test_the_agent_learns_who_it_is_and_gets_a_token_for_its_controller_alone():
+    manifest, _ = equipped(ComputeSpec(server_port=9000, working_dir="/app"))
+    pod = manifest["spec"]["template"]["spec"]
+    found = variables(pod["containers"][0])
+
+    assert found["KT_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert found["KT_POD_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert (found["KT_POD_WORKLOAD"], found["KT_POD_PORT"]) == ("train", "9000")
+    assert found["KT_POD_WORKING_DIR"] == "/app"
+    assert found["KT_BACKEND"] == "kubernetes"
+    token = next(one for one in pod["volumes"] if "projected" in one)
+    [source] = token["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "kubetorch"
+
+
+def test_pods_are_ready_when_they_serve_so_that_older_ones_stay_until_then():
+    manifest, _ = equipped(ComputeSpec())
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/serving"
+    assert container["startupProbe"]["httpGet"]["path"] == "/health"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_a_readiness_probe_of_ones_own_stays():
+    probe = {"exec": {"command": ["true"]}}
+    template = {"metadata": {}, "spec": {"containers": [{"name": "c", "readinessProbe": probe}]}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": {"template": template}}
+    manifest, _ = equipped(ComputeSpec(manifest=freeze(job, parameter="manifest")))
+
+    assert manifest["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] == probe
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        (ComputeSpec(inactivity_ttl="5m"), True),
+        (ComputeSpec(replicas=3), True),
+        (ComputeSpec(cpus="2"), False),
+        (ComputeSpec(env_vars=(("A", "1"),)), False),
+    ],
+)
+def test_the_digest_on_pods_changes_with_what_pods_are_made_from(other, is_same):
+    _, before = equipped(ComputeSpec())
+    manifest, after = equipped(other)
+
+    assert (before == after) is is_same
+    annotations = manifest["spec"]["template"]["metadata"]["annotations"]
+    assert annotations[labels.TEMPLATE_DIGEST] == after
