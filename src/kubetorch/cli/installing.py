@@ -41,7 +41,7 @@ ValueFiles = Annotated[
     list[Path] | None, typer.Option("-f", "--values", help="A file with values of the chart.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the objects, change nothing.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the controller is ready.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the controller.")]
 Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 30m, 1h30m.")]
 
 

@@ -9,12 +9,12 @@ from kubetorch.cli.args import AsJson
 from kubetorch.cli.installing import (
     DryRun,
     InstallNamespace,
+    NoWait,
     PodImage,
     RuntimeImage,
     Settings,
     Timeout,
     ValueFiles,
-    Wait,
 )
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -28,7 +28,7 @@ def run(  # noqa: PLR0913  # the documented options
     files: ValueFiles = None,
     namespace: InstallNamespace = None,
     dry_run: DryRun = False,
-    wait: Wait = True,
+    no_wait: NoWait = False,
     timeout: Timeout = "5m",
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +39,7 @@ def run(  # noqa: PLR0913  # the documented options
     wanted = installing.Wanted(
         installing.given(image, pod_image, settings or [], files or []),
         namespace=namespace,
-        timeout=timeout if wait else None,
+        timeout=None if no_wait else timeout,
         as_json=as_json,
     )
     if dry_run:

@@ -11,12 +11,12 @@ from kubetorch.cli.args import AsJson
 from kubetorch.cli.installing import (
     DryRun,
     InstallNamespace,
+    NoWait,
     PodImage,
     RuntimeImage,
     Settings,
     Timeout,
     ValueFiles,
-    Wait,
 )
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -33,7 +33,7 @@ def run(  # noqa: PLR0913  # the documented options
     ] = False,
     namespace: InstallNamespace = None,
     dry_run: DryRun = False,
-    wait: Wait = True,
+    no_wait: NoWait = False,
     timeout: Timeout = "5m",
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +44,7 @@ def run(  # noqa: PLR0913  # the documented options
     wanted = installing.Wanted(
         installing.given(image, pod_image, settings or [], files or []),
         namespace=namespace,
-        timeout=timeout if wait else None,
+        timeout=None if no_wait else timeout,
         as_json=as_json,
         must_exist=True,
         resets=reset_values,
