@@ -165,8 +165,15 @@ class Cluster:
             raise ConnectionAbortedError(error.message) from error
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """The pod, for the controller's relay."""
-        return pod_headers(url)
+        """Hosts have the name that they have for each forwarded port; the relay is told the pod."""
+        parts = urlsplit(url)
+        if not (parts.hostname or "").endswith(_SUFFIX):
+            return {}
+        return {"Host": f"localhost:{parts.port}", **pod_headers(url)}
+
+    def close(self) -> None:
+        """Close the tunnel."""
+        self.tunnel.close()
 
     def _forwards(self, namespace: str) -> bool:
         known = self._may_forward.get(namespace)
