@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kubetorch.config.settings import config as config
     from kubetorch.errors import EXCEPTION_REGISTRY as EXCEPTION_REGISTRY
+    from kubetorch.errors import AdmissionError as AdmissionError
     from kubetorch.errors import AgentDiedError as AgentDiedError
     from kubetorch.errors import AutoScalingError as AutoScalingError
     from kubetorch.errors import CallableNotFoundError as CallableNotFoundError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ControllerRequestError as ControllerRequestError
     from kubetorch.errors import ControllerUnavailableError as ControllerUnavailableError
     from kubetorch.errors import DataStoreError as DataStoreError
+    from kubetorch.errors import ForbiddenError as ForbiddenError
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
     from kubetorch.errors import ImagePullError as ImagePullError
     from kubetorch.errors import ImageStepError as ImageStepError
@@ -38,12 +40,17 @@ if TYPE_CHECKING:
     from kubetorch.errors import KubernetesRequestError as KubernetesRequestError
     from kubetorch.errors import KubernetesUnavailableError as KubernetesUnavailableError
     from kubetorch.errors import KubetorchError as KubetorchError
+    from kubetorch.errors import MissingObjectError as MissingObjectError
     from kubetorch.errors import NotebookError as NotebookError
+    from kubetorch.errors import OperatorMissingError as OperatorMissingError
     from kubetorch.errors import OutOfMemoryError as OutOfMemoryError
     from kubetorch.errors import PodContainerError as PodContainerError
     from kubetorch.errors import PodTerminatedError as PodTerminatedError
+    from kubetorch.errors import ProbeFailedError as ProbeFailedError
     from kubetorch.errors import ProjectTooLargeError as ProjectTooLargeError
     from kubetorch.errors import ProtocolError as ProtocolError
+    from kubetorch.errors import QueueUnschedulableError as QueueUnschedulableError
+    from kubetorch.errors import QuotaExceededError as QuotaExceededError
     from kubetorch.errors import RemoteError as RemoteError
     from kubetorch.errors import RemoteTraceback as RemoteTraceback
     from kubetorch.errors import ResourceNotAvailableError as ResourceNotAvailableError
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import StartupError as StartupError
     from kubetorch.errors import StorageFullError as StorageFullError
     from kubetorch.errors import UnauthorizedError as UnauthorizedError
+    from kubetorch.errors import UnschedulableError as UnschedulableError
     from kubetorch.errors import VersionMismatchError as VersionMismatchError
     from kubetorch.errors import VolumeInUseError as VolumeInUseError
     from kubetorch.errors import VolumeNotFoundError as VolumeNotFoundError
@@ -90,6 +98,7 @@ if TYPE_CHECKING:
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
+    "AdmissionError",
     "AgentDiedError",
     "App",
     "AutoScalingError",
@@ -110,6 +119,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "EXCEPTION_REGISTRY",
     "Endpoint",
     "Fn",
+    "ForbiddenError",
     "ForeignOriginError",
     "Image",
     "ImagePullError",
@@ -124,13 +134,18 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "KubernetesUnavailableError",
     "KubetorchError",
     "LoggingConfig",
+    "MissingObjectError",
     "Module",
     "NotebookError",
+    "OperatorMissingError",
     "OutOfMemoryError",
     "PodContainerError",
     "PodTerminatedError",
+    "ProbeFailedError",
     "ProjectTooLargeError",
     "ProtocolError",
+    "QueueUnschedulableError",
+    "QuotaExceededError",
     "RemoteError",
     "RemoteTraceback",
     "ResourceNotAvailableError",
@@ -147,6 +162,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "StartupError",
     "StorageFullError",
     "UnauthorizedError",
+    "UnschedulableError",
     "VersionMismatchError",
     "Volume",
     "VolumeInUseError",

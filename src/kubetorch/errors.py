@@ -17,6 +17,7 @@ cannot be imported here.
     │   ├── ControllerUnavailableError (ConnectionError)
     │   ├── ControllerRequestError
     │   ├── UnauthorizedError (PermissionError)
+    │   ├── ForbiddenError (PermissionError)
     │   ├── ForeignOriginError (PermissionError)
     │   └── VersionMismatchError
     ├── KubernetesError                     the API server of a cluster
@@ -30,10 +31,17 @@ cannot be imported here.
     │   ├── StartupError
     │   │   ├── ServiceTimeoutError (TimeoutError)
     │   │   ├── ResourceNotAvailableError
+    │   │   │   ├── UnschedulableError
+    │   │   │   │   └── QueueUnschedulableError
+    │   │   │   └── QuotaExceededError
+    │   │   ├── MissingObjectError (LookupError)
+    │   │   ├── OperatorMissingError
+    │   │   ├── AdmissionError (PermissionError)
     │   │   ├── PodContainerError
     │   │   ├── KnativeServiceConflictError
     │   │   └── ServiceHealthError
-    │   │       └── ImagePullError
+    │   │       ├── ImagePullError
+    │   │       └── ProbeFailedError
     │   ├── PodTerminatedError
     │   │   └── AgentDiedError
     │   ├── WorkerDiedError
@@ -230,6 +238,23 @@ class UnauthorizedError(ControllerError, PermissionError):
     status = 401
 
 
+class ForbiddenError(ControllerError, PermissionError):
+    """Who asks is known, and must not do this.
+
+    Attributes:
+        user: Who asked.
+        verb, resource, namespace: What for, in the words of RBAC; `namespace` is empty for all.
+    """
+
+    code = "forbidden"
+    status = 403
+
+    user: str = ""
+    verb: str = ""
+    resource: str = ""
+    namespace: str = ""
+
+
 class ForeignOriginError(ControllerError, PermissionError):
     """A request that the page of another site made, or that a foreign name led to a server."""
 
@@ -346,6 +371,49 @@ class ResourceNotAvailableError(StartupError):
     code = "resource_not_available"
 
 
+class UnschedulableError(ResourceNotAvailableError):
+    """No node of the cluster could ever take a pod, and nothing adds nodes."""
+
+    code = "unschedulable"
+
+
+class QueueUnschedulableError(UnschedulableError):
+    """A queue could never admit the workload, however long it waited."""
+
+    code = "queue_unschedulable"
+
+
+class QuotaExceededError(ResourceNotAvailableError):
+    """A pod asks for more than a quota of its namespace allows altogether."""
+
+    code = "quota_exceeded"
+
+
+class MissingObjectError(StartupError, LookupError):
+    """A pod refers to an object that does not exist.
+
+    Attributes:
+        kind, name: Which: `Secret`, `PersistentVolumeClaim`, `PriorityClass`, ….
+    """
+
+    code = "missing_object"
+    kind: str = ""
+    name: str = ""
+
+
+class OperatorMissingError(StartupError):
+    """The cluster lacks the operator, the queue or the scheduler that the workload needs."""
+
+    code = "operator_missing"
+
+
+class AdmissionError(StartupError, PermissionError):
+    """A webhook, a policy or a limit of the namespace refused an object."""
+
+    code = "admission"
+    status = 403
+
+
 class PodContainerError(StartupError):
     """A container of a pod ended or cannot start."""
 
@@ -382,6 +450,12 @@ class ImagePullError(ServiceHealthError):
     """An image failed to pull."""
 
     code = "image_pull"
+
+
+class ProbeFailedError(ServiceHealthError):
+    """A container was killed because its startup or liveness probe failed."""
+
+    code = "probe_failed"
 
 
 class PodTerminatedError(WorkloadError):

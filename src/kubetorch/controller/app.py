@@ -1,6 +1,6 @@
 """The controller's ASGI application: checks who asks, finds the handler, answers errors.
 
-    request ──► Host and Origin ──► token ──► route ──► audience ──► handler
+    request ──► Host and Origin ──► token ──► route ──► its needs ──► handler
                       │                │         │          │            │
                       └────────────────┴─── failure envelope ┴───────────┘
 
@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kubetorch.controller.access import Access, Principal, User
+from kubetorch.controller.access import Access, Asker, Principal, User
 from kubetorch.controller.exchange import DisconnectedError, Exchange, Receive, Scope, Send
-from kubetorch.controller.routes.table import Route, Table, check_audience, refusal
+from kubetorch.controller.routes.table import Route, Table, refusal
 from kubetorch.controller.sessions import Session
-from kubetorch.errors import KubetorchError
+from kubetorch.errors import KubetorchError, UnauthorizedError
 from kubetorch.lib.connections import Endpoint, Refusal
 from kubetorch.wire import failures, routes
 from kubetorch.wire.failures import Failure
@@ -52,7 +52,7 @@ class App:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
         try:
-            route, parameters = self._admit(exchange)
+            route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
         except DisconnectedError:
             return
@@ -62,7 +62,7 @@ class App:
             _log.exception("request failed method=%s path=%s", exchange.method, exchange.path)
             await self._refuse(exchange, error, failures.describe(error))
 
-    def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+    async def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
         """The session of an agent that asks for an upgrade.
 
         Raises:
@@ -70,23 +70,35 @@ class App:
         """
         try:
             self._access.check_origin(headers)
-            principal = self._access.identify(headers)
+            principal = await self._access.identify(headers)
             if path != routes.SESSIONS:
                 raise refusal(404, "there is no WebSocket at this path")
         except KubetorchError as error:
             raise Refusal(failures.http_status(error), _own(error).to_json()) from error
         return self._new_session(principal)
 
-    def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
+    async def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
         self._access.check_origin(exchange.headers)
         if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
             return self.table.find(exchange)
-        principal = self._access.identify(exchange.headers)
+        principal = await self._access.identify(exchange.headers)
         if isinstance(principal, User):
             self._on_request()
         route, parameters = self.table.find(exchange)
-        check_audience(route, principal)
+        exchange.asker = asker = Asker(principal, self._access)
+        if route.audience != "pods" or asker.pod_namespace is None:
+            await self._check(route, exchange, parameters)
         return route, parameters
+
+    async def _check(self, route: Route, exchange: Exchange, parameters: dict[str, str]) -> None:
+        """Refuse a user who must not ask this, and pods."""
+        if not isinstance(exchange.asker.principal, User):
+            raise UnauthorizedError(
+                "the token of a pod is not for this", hint="use the user's token"
+            )
+        for permission in route.needs:
+            if permission.scope != "found":
+                await exchange.asker.require(permission.need(exchange, parameters))
 
     async def _refuse(self, exchange: Exchange, error: Exception, failure: Failure) -> None:
         if exchange.has_begun:

@@ -114,7 +114,7 @@ class Calls:
             self.expire()
             call = self._state.call(call_id)
         if call is None:
-            raise ResultExpiredError(f"there is no call {call_id}, or it is forgotten")
+            raise unknown(call_id)
         return call
 
     def _is_old(self, call: CallRecord) -> bool:
@@ -155,6 +155,11 @@ class Calls:
             result_bytes=call.result_bytes,
             expires=expires,
         )
+
+
+def unknown(call_id: str) -> ResultExpiredError:
+    """The error for a call that is not there, or not for who asks."""
+    return ResultExpiredError(f"there is no call {call_id}, or it is forgotten")
 
 
 def expired(

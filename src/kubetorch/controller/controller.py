@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from kubetorch.controller.access import Access, PodIdentity, Principal
+from kubetorch.controller.access import Access, Principal
 from kubetorch.controller.app import App
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
@@ -44,8 +44,9 @@ class Controller:
         blobs: Folder of the blobs.
         clock: The time.
         secret: Secret of the installation.
-        user: Fingerprint of the user's token.
-        stop: Called when a request asks it to stop; told whether the pods stop too.
+        new_access: Makes what checks who asks, given the workloads.
+        stop: Called when a request asks it to stop; told whether the pods stop too. Without it
+            requests cannot.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Controller:
         blobs: Path,
         clock: Clock,
         secret: bytes,
-        user: str,
-        stop: Callable[[bool], None],
+        new_access: Callable[[Workloads], Access],
+        stop: Callable[[bool], None] | None = None,
     ) -> None:
         store = BlobStore(blobs)
         completeness = Completeness(store)
@@ -83,18 +84,19 @@ class Controller:
         service = ServiceRoutes(
             self.workloads, backend=backend.name, started=clock.time(), stop=stop
         )
-        table = Table(
-            [
-                *service.routes(),
-                *WorkloadRoutes(self.workloads, store).routes(),
-                *BlobRoutes(store).routes(),
-                *CallRoutes(calls, self.workloads, store).routes(),
-                *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
-                *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
-            ]
+        found = [
+            *service.routes(),
+            *WorkloadRoutes(self.workloads, store).routes(),
+            *BlobRoutes(store).routes(),
+            *CallRoutes(calls, self.workloads, store).routes(),
+            *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
+            *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
+        ]
+        table = Table(route for route in found if stop is not None or not route.is_local)
+        self._access = new_access(self.workloads)
+        self.app = App(
+            table, self._access, new_session=self._new_session, on_request=self._note_request
         )
-        access = Access(user=user, secret=secret, clock=clock.time, is_known=self._is_known)
-        self.app = App(table, access, new_session=self._new_session, on_request=self._note_request)
         upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
         self._server = Server(self.app, upgrade=upgrade)
 
@@ -127,12 +129,10 @@ class Controller:
     def _note_request(self) -> None:
         self._last_request = self._clock.time()
 
-    def _is_known(self, pod: PodIdentity) -> bool:
-        return self.workloads.workload_of(pod) is not None
-
     def _new_session(self, principal: Principal) -> Session:
         session = Session(
             principal,
+            access=self._access,
             registry=self.workloads,
             clock=self._clock,
             on_end=self._sessions.discard,

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from kubetorch.errors import KubetorchError, ProtocolError
+from kubetorch.controller.access import Asker
+from kubetorch.errors import ControllerError, KubetorchError, ProtocolError
 from kubetorch.wire import messages
 
 Scope = MutableMapping[str, Any]
@@ -45,7 +46,19 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_complete = False
+        self._asker: Asker | None = None
         self.has_begun = False
+
+    @property
+    def asker(self) -> Asker:
+        """Who sends it."""
+        if self._asker is None:
+            raise ControllerError(f"{self.method} {self.path} was let in by nobody")
+        return self._asker
+
+    @asker.setter
+    def asker(self, asker: Asker) -> None:
+        self._asker = asker
 
     # ----------------------------------------------------------------------------- the request
 

@@ -1,7 +1,7 @@
 """The lines that the pods of a workload wrote, as one stream.
 
 First come the last lines of all pods, in the order of their times; they are asked of the agents,
-and read from the disk for a pod whose agent does not answer. Then, if wanted, new lines as they
+and of the backend for a pod whose agent does not answer. Then, if wanted, new lines as they
 come, of the pods that are there and of those that come later, until the workload is gone.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from pathlib import Path
 
 import msgspec
 
@@ -136,8 +135,8 @@ class PodLogs:
         try:
             return [line async for line in self._lines(pod, tail=count, follow=False)]
         except (OSError, TimeoutError, asyncio.TimeoutError, fetching.FetchError):
-            folder = self._backend.log_folder(self._workload.record.namespace, pod.name)
-            return [] if folder is None else await asyncio.to_thread(_read, folder, count)
+            namespace = self._workload.record.namespace
+            return await self._backend.log_tail(namespace, pod.name, count)
 
     async def _lines(
         self, pod: PodStatus, *, tail: int, follow: bool
@@ -150,15 +149,6 @@ class PodLogs:
                 *whole, begun = (begun + piece).split(b"\n")
                 for line in whole:
                     yield line
-
-
-def _read(folder: Path, count: int) -> list[bytes]:
-    """The last lines of the segments in a folder, the oldest first."""
-    lines: deque[bytes] = deque(maxlen=count)
-    segments = [(path.stat().st_mtime, path) for path in folder.glob("*.jsonl")]
-    for _, path in sorted(segments):
-        lines.extend(path.read_bytes().splitlines())
-    return list(lines)
 
 
 def _parse(raw: bytes, pod: str) -> DeployLog | None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kubetorch.controller.access import PodIdentity, Principal
+from kubetorch.controller.access import Access, PodIdentity, Principal
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import KubetorchError, ProtocolError, UnauthorizedError
 from kubetorch.lib import websocket
@@ -54,6 +54,7 @@ class Session:
 
     Args:
         principal: Whose token opened it.
+        access: Says whether they are the pod that they say they are, and what it is told first.
         registry: Finds its workload.
         clock: Notices silence.
         on_end: Called once it is over.
@@ -63,11 +64,13 @@ class Session:
         self,
         principal: Principal,
         *,
+        access: Access,
         registry: Registry,
         clock: Clock,
         on_end: Callable[[Session], None],
     ) -> None:
         self._principal = principal
+        self._access = access
         self._registry = registry
         self._clock = clock
         self._on_end = on_end
@@ -145,8 +148,7 @@ class Session:
         pod = PodIdentity(hello.namespace, hello.workload, hello.pod)
         if self._workload is not None:
             raise ProtocolError("a session says hello once")
-        if isinstance(self._principal, PodIdentity) and self._principal != pod:
-            raise UnauthorizedError(f"this token is not the one of pod {hello.pod}")
+        self._access.check_pod(self._principal, pod)
         versions.check(hello.protocol, peer=f"pod {hello.pod}")
         workload = self._registry.workload_of(pod)
         if workload is None:
@@ -154,6 +156,9 @@ class Session:
         self._pod, self._workload, self._serving = pod, workload, hello.generation
         self._restart_silence()
         _log.info("session began pod=%s generation=%s", hello.pod, hello.generation)
+        welcome = self._access.welcome(pod)
+        if welcome is not None:
+            self.send(welcome)
         workload.connected(hello, self)
 
     def _dispatch(self, message: FromAgent, workload: Workload, pod: PodIdentity) -> None:

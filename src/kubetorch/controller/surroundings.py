@@ -10,7 +10,7 @@ import msgspec
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.state import State
 from kubetorch.lib.clock import Clock
-from kubetorch.wire.messages import FromController, WorkloadView
+from kubetorch.wire.messages import FromController
 
 if TYPE_CHECKING:
     from kubetorch.controller.workload import Workload
@@ -33,12 +33,10 @@ class Surroundings(msgspec.Struct, frozen=True):
         backend: Runs their pods.
         state: Keeps their records.
         clock: For time-outs.
-        describe: A workload as the reader of its deploy sees it: with a token.
         on_idle: Called when a workload was idle for its `inactivity_ttl`.
     """
 
     backend: Backend
     state: State
     clock: Clock
-    describe: Callable[[Workload], WorkloadView]
     on_idle: Callable[[Workload], None]

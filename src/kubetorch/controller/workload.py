@@ -12,12 +12,13 @@ import logging
 
 from msgspec.structs import replace
 
-from kubetorch.controller import idle, rollout, views
+from kubetorch.controller import idle, rollout, summary, views
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
+from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe, not_applied
@@ -129,6 +130,10 @@ class Workload:
             notes=self._with.backend.notes(self.spec.compute, manifest),
             kind=manifest["kind"],
         )
+
+    def summary(self) -> Summary:
+        """How it is, in a few words."""
+        return summary.of(self.view(), self._with.clock.time())
 
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
@@ -328,6 +333,7 @@ class Workload:
             failure=self._failure(),
         )
         self._update_members()
+        self._with.state.touch(*self.key)
         serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
         self._with.backend.mark_ready(*self.key, serving)
         self._idle.update()
@@ -355,7 +361,7 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
-        return Ready(generation=self._rollout.wanted, workload=self._with.describe(self))
+        return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _update_members(self) -> None:
         members = tuple(

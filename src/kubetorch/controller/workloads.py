@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -14,9 +13,10 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
+from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import Surroundings
 from kubetorch.controller.workload import Workload
-from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.specs import names, quantity
@@ -75,14 +75,13 @@ class Workloads:
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._locks: dict[tuple[str, str], _Lock] = {}
-        self._deploys: OrderedDict[str, Progress] = OrderedDict()
+        self._deploys: OrderedDict[tuple[str, str, str], Progress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._surroundings = Surroundings(
             backend=backend,
             state=state,
             clock=clock,
-            describe=self.view,
-            on_idle=self._delete_idle,
+            on_idle=lambda workload: self._delete_soon(*workload.key),
         )
 
     # ------------------------------------------------------------------------------- the service
@@ -105,6 +104,7 @@ class Workloads:
                 self._workloads[key] = workload
                 specs.append(workload.spec)
         self._backend.watch(self._on_pods)
+        self._state.observe(self)
         await self._backend.start(specs)
         for workload in self._workloads.values():
             workload.pods_changed()
@@ -142,9 +142,24 @@ class Workloads:
         workload = self._workloads.get((pod.namespace, pod.workload))
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
+    def is_pod(self, pod: PodIdentity) -> bool:
+        """Whether there is such a pod."""
+        return self.workload_of(pod) is not None
+
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         """News of a spawned call."""
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
+
+    # ------------------------------------------------------------------------- for the state
+
+    def summary(self, namespace: str, name: str) -> Summary | None:
+        """How a workload is; `None` when there is none of that name."""
+        workload = self._workloads.get((namespace, name))
+        return workload.summary() if workload is not None and workload.specs else None
+
+    def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
+        """Somebody else deleted a workload: what it runs on goes too."""
+        self._delete_soon(namespace, name)
 
     def _on_pods(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
@@ -189,13 +204,15 @@ class Workloads:
             KubetorchError: It could not be stored.
         """
         async with self._lock((deploy.spec.namespace, deploy.spec.name)):
-            progress = self._deploys.get(deploy.id)
+            # Ids are chosen by clients: one of another workload is another deploy.
+            key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
+            progress = self._deploys.get(key)
             if progress is None:
                 missing = self._completeness.missing(deploy.spec)
                 if missing:
                     return _only(Missing(blobs=tuple(missing)))
                 progress = await self._deploy(deploy.spec)
-                self._remember(deploy.id, progress)
+                self._remember(key, progress)
         return progress.follow(logs=deploy.stream_logs)
 
     async def _deploy(self, spec: WorkloadSpec) -> Progress:
@@ -210,8 +227,8 @@ class Workloads:
             if not workload.specs:  # its first generation could not be stored
                 del self._workloads[key]
 
-    def _remember(self, deploy_id: str, progress: Progress) -> None:
-        self._deploys[deploy_id] = progress
+    def _remember(self, key: tuple[str, str, str], progress: Progress) -> None:
+        self._deploys[key] = progress
         while len(self._deploys) > _REMEMBERED_DEPLOYS:
             self._deploys.popitem(last=False)
 
@@ -241,17 +258,33 @@ class Workloads:
             if namespace in (None, key[0]) and workload.specs:
                 yield workload
 
-    def view(self, workload: Workload) -> WorkloadView:
+    def view(self, workload: Workload, subject: str) -> WorkloadView:
         """A workload as somebody sees it who may call it."""
-        token = self.token(*workload.key, ttl=TOKEN_LIFETIME)
+        token = self.token(*workload.key, ttl=TOKEN_LIFETIME, subject=subject)
         return workload.view(token=token.token, token_expires=token.expires)
 
-    def token(self, namespace: str, name: str, *, ttl: float, subject: str = "user") -> TokenView:
-        """A token for calls of a workload, good for `ttl` seconds."""
+    def token(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        ttl: float,
+        subject: str,
+        verbs: tuple[str, ...] = (tokens.CALL,),
+    ) -> TokenView:
+        """A token for a workload.
+
+        Args:
+            namespace: Namespace of the workload.
+            name: Its name.
+            ttl: Seconds that it is good for.
+            subject: Who gets it.
+            verbs: What it is for, of `tokens.VERBS`.
+        """
         audience = tokens.audience(namespace, name)
-        expires = self._clock.time() + ttl
+        claims = tokens.Claims(audience, self._clock.time() + ttl, subject, verbs)
         key = tokens.workload_key(self._secret, audience)
-        return TokenView(tokens.sign(key, tokens.Claims(audience, expires, subject)), expires)
+        return TokenView(tokens.sign(key, claims), claims.expires)
 
     # ---------------------------------------------------------------------------------- changing
 
@@ -299,14 +332,18 @@ class Workloads:
             )
         return call
 
-    def _delete_idle(self, workload: Workload) -> None:
-        task = asyncio.get_running_loop().create_task(self._delete_quietly(*workload.key))
+    def _delete_soon(self, namespace: str, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._delete_quietly(namespace, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _delete_quietly(self, namespace: str, name: str) -> None:
-        with contextlib.suppress(ServiceNotFoundError):
+        try:
             await self.delete(namespace, name)
+        except ServiceNotFoundError:
+            pass
+        except KubetorchError as error:
+            _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
 
     # ------------------------------------------------------------------------------------- locks
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from kubetorch.lib import websocket
+from kubetorch.lib import deadlines, websocket
 
 #: A peer that has not answered a ping for so long is gone, in seconds.
 PING_INTERVAL = 10.0
@@ -22,11 +23,15 @@ PING_TIMEOUT = 20.0
 
 #: A goodbye that the peer does not read is given up after so many seconds.
 CLOSE_TIMEOUT = 5.0
+#: Seconds that an acceptor has to decide about an upgrade.
+DECISION_TIMEOUT = 20.0
 #: Bytes that wait in the transport before the connection counts as congested: two chunks of a
 #: large message, so that the socket never runs dry while the next one is prepared.
 WRITE_BUFFER = 512 * 1024
 
 Buffer = bytes | bytearray | memoryview
+
+_log = logging.getLogger(__name__)
 
 
 class Endpoint(Protocol):
@@ -229,7 +234,91 @@ class Refusal(Exception):
 
 
 #: Given the path and headers (names in lower case), the endpoint to serve, or raises `Refusal`.
-Acceptor = Callable[[str, Mapping[str, str]], Endpoint]
+#: Until an awaitable one is decided, nothing is read of the connection.
+Acceptor = Callable[[str, Mapping[str, str]], Endpoint | Awaitable[Endpoint]]
+
+
+class _Upgrade(Connection):
+    """An upgrade that the server handed over."""
+
+    acceptor: Acceptor
+    max_message: int
+
+    def __init__(
+        self,
+        config: Any,  # noqa: ANN401  # uvicorn's
+        server_state: Any,  # noqa: ANN401  # uvicorn's
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._connections: set[Any] = server_state.connections
+        self._pending: asyncio.Transport | None = None
+        self._deciding: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._pending = transport  # type: ignore[assignment]  # uvloop's has no common base
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._pending
+        assert transport is not None
+        path, headers = _parse_request(data)
+        try:
+            key = headers.get("sec-websocket-key")
+            if key is None or headers.get("sec-websocket-version") != "13":
+                raise Refusal(400, b'{"error_type":"ProtocolError","message":"no WebSocket"}')
+            accepted = type(self).acceptor(path, headers)
+        except Refusal as refusal:
+            _answer(transport, refusal)
+            return
+        if isinstance(accepted, Awaitable):
+            transport.pause_reading()
+            self._connections.add(self)
+            loop = asyncio.get_running_loop()
+            self._deciding = loop.create_task(self._decide(transport, key, accepted))
+        else:
+            self._begin(transport, key, accepted)
+
+    async def _decide(
+        self, transport: asyncio.Transport, key: str, accepted: Awaitable[Endpoint]
+    ) -> None:
+        try:
+            async with deadlines.timeout(DECISION_TIMEOUT):
+                endpoint = await accepted
+        except Refusal as refusal:
+            self._connections.discard(self)
+            _answer(transport, refusal)
+        except Exception:  # noqa: BLE001  # one request must not end the server
+            _log.exception("upgrade failed")
+            self._connections.discard(self)
+            _answer(transport, Refusal(500, b'{"error_type":"ControllerError"}'))
+        else:
+            transport.resume_reading()
+            self._begin(transport, key, endpoint)
+
+    def _begin(self, transport: asyncio.Transport, key: str, endpoint: Endpoint) -> None:
+        Connection.__init__(self, endpoint, is_client=False, max_message=self.max_message)
+        transport.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: " + websocket.accept_key(key).encode() + b"\r\n\r\n"
+        )
+        self._connections.add(self)
+        # After the server has made this object the transport's protocol.
+        asyncio.get_running_loop().call_soon(self.start, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        if self._deciding is not None:
+            self._deciding.cancel()
+        if getattr(self, "_parser", None) is not None:
+            super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Called when the server stops."""
+        if getattr(self, "_parser", None) is not None:
+            self.close(websocket.GOING_AWAY, "the server stops")
+        elif self._pending is not None:
+            self._pending.abort()
 
 
 def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Protocol]:
@@ -237,55 +326,9 @@ def upgrade_class(acceptor: Acceptor, *, max_message: int) -> type[asyncio.Proto
 
     The server makes one for each upgrade, gives it the request, and makes it the protocol.
     """
-
-    class Upgrade(Connection):
-        """An upgrade that the server handed over."""
-
-        def __init__(
-            self,
-            config: Any,  # noqa: ANN401  # uvicorn's
-            server_state: Any,  # noqa: ANN401  # uvicorn's
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ) -> None:
-            self._connections: set[Any] = server_state.connections
-            self._pending: asyncio.Transport | None = None
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-            self._pending = transport  # type: ignore[assignment]  # uvloop's has no common base
-
-        def data_received(self, data: bytes) -> None:
-            transport = self._pending
-            assert transport is not None
-            path, headers = _parse_request(data)
-            try:
-                key = headers.get("sec-websocket-key")
-                if key is None or headers.get("sec-websocket-version") != "13":
-                    raise Refusal(400, b'{"error_type":"ProtocolError","message":"no WebSocket"}')
-                endpoint = acceptor(path, headers)
-            except Refusal as refusal:
-                _answer(transport, refusal)
-                return
-            Connection.__init__(self, endpoint, is_client=False, max_message=max_message)
-            transport.write(
-                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Accept: " + websocket.accept_key(key).encode() + b"\r\n\r\n"
-            )
-            self._connections.add(self)
-            # After the server has made this object the transport's protocol.
-            asyncio.get_running_loop().call_soon(self.start, transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._connections.discard(self)
-            if getattr(self, "_parser", None) is not None:
-                super().connection_lost(exc)
-
-        def shutdown(self) -> None:
-            """Called when the server stops."""
-            self.close(websocket.GOING_AWAY, "the server stops")
-
-    return Upgrade  # type: ignore[return-value]  # uvicorn only needs what it calls
+    members = {"acceptor": staticmethod(acceptor), "max_message": max_message}
+    made: type[asyncio.Protocol] = type("Upgrade", (_Upgrade,), members)  # what it calls is there
+    return made
 
 
 def _parse_request(data: bytes) -> tuple[str, dict[str, str]]:

@@ -11,6 +11,7 @@ import signal
 
 import uvloop
 
+from kubetorch.controller.access import LocalAccess
 from kubetorch.controller.backends.attaching import Attaching
 from kubetorch.controller.backends.process import ProcessBackend
 from kubetorch.controller.backends.secret_files import SecretFiles
@@ -102,7 +103,9 @@ class _Service:
             blobs=begun.place.blobs,
             clock=clock,
             secret=begun.secret,
-            user=user,
+            new_access=lambda workloads: LocalAccess(
+                user=user, secret=begun.secret, clock=clock.time, is_known=workloads.is_pod
+            ),
             stop=self._stop,
         )
 

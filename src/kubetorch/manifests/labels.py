@@ -20,6 +20,11 @@ MOUNT_TYPE = f"{PREFIX}mount-type"
 PROVIDER = f"{PREFIX}provider"
 USER_IDENTIFIER = f"{PREFIX}user-identifier"
 APP = "app"
+#: Of what Kubetorch makes and nobody else has a use for; `kt uninstall` removes it.
+MANAGED = {
+    "app.kubernetes.io/name": "kubetorch",
+    "app.kubernetes.io/managed-by": "kubetorch",
+}
 #: Of other projects.
 KUEUE = "kueue.x-k8s.io/queue-name"
 KAI = "kai.scheduler/queue"
@@ -32,10 +37,17 @@ MOUNT_PATH = f"{PREFIX}mount-path"
 #: What pods were made from, and what an object was applied from: digests.
 TEMPLATE_DIGEST = f"{PREFIX}template-digest"
 APPLIED = f"{PREFIX}applied"
+#: On the pod of the controller that leads.
+LEADS = f"{PREFIX}leads"
 OVERRIDE = f"{PREFIX}override"
 SECRET_PATH = f"{PREFIX}secret-path"
 SECRET_FILENAMES = f"{PREFIX}secret-filenames"
+SECRET_VARIABLES = f"{PREFIX}secret-variables"
 GPU_MEMORY = "gpu-memory"
+#: Of a pod template: what changes with the values of its secrets.
+SECRETS_VERSION = f"{PREFIX}secrets-version"
+#: Of a storage class: which access modes it can give, with commas.
+ACCESS_MODES = f"{PREFIX}access-modes"
 
 #: Keys that users cannot set.
 RESERVED = (

@@ -154,6 +154,8 @@ def shell(
             labels.SECRET_PATH: one.path or "~",
             labels.SECRET_FILENAMES: json.dumps(list(one.keys)),
         }
+    if one.renamed:
+        annotations[labels.SECRET_VARIABLES] = json.dumps(dict(one.renamed))
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -30,6 +30,7 @@ from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.calls.results import Results
 from kubetorch.pod.calls.streams import Streams
 from kubetorch.pod.code import Code
+from kubetorch.pod.contact import ClusterContact, LocalContact
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.http.server import Server, bind
@@ -54,10 +55,14 @@ from kubetorch.wire.messages import (
     Hello,
     Members,
     Reload,
+    SendBlobs,
     Terminate,
+    Welcome,
 )
 from kubetorch.wire.podenv import PodEnv
 
+#: All addresses of a container: IPv4, or IPv6 and IPv4.
+EVERYWHERE = ("0.0.0.0", "::")
 #: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
 TERM_GRACE = 25.0
 #: Seconds that workers have to end after their calls.
@@ -85,10 +90,12 @@ def main(
     )
     try:
         pod = PodEnv.read(environ)
-        credentials = Credentials.read(pod.credentials_file)
+        is_local = pod.backend == "local"
+        credentials = Credentials.read(pod.credentials_file) if is_local else Credentials()
         view = PodView(pod, refusal)
         view.attach(pod.attachments_file)
-        sock = bind(pod.host, pod.port)
+        # A container is reached at its address, by probes, and through port-forwards at loopback.
+        sock = bind(pod.host if is_local else EVERYWHERE[":" in pod.host], pod.port)
     except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
@@ -146,12 +153,14 @@ class Agent:
         root = Path(pod.root)
         store = BlobStore(root / "blobs")
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno())
-        self._transfers = Transfers(
-            store, controller_file=pod.controller_file, token=credentials.session
+        contact = (
+            LocalContact(pod.controller_file, credentials.session)
+            if pod.backend == "local"
+            else ClusterContact(pod)
         )
+        self._transfers = Transfers(store, contact)
         self._session = Session(
-            controller_file=pod.controller_file,
-            token=credentials.session,
+            contact=contact,
             hello=self._hello,
             activity=self._activity,
             on_message=self._on_message,
@@ -213,6 +222,7 @@ class Agent:
         )
         audience = tokens.audience(pod.namespace, pod.workload)
         guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
+        self._guard = guard
         self._streams = Streams(
             incarnation=self._incarnation,
             pod_name=pod.pod,
@@ -330,6 +340,10 @@ class Agent:
                     call.revoke(reason)
             case Members():
                 self._members.update(message)
+            case Welcome():
+                self._guard.take_key(bytes.fromhex(message.key))
+            case SendBlobs():
+                self._transfers.send_later(message.blobs)
 
     def _on_settled(self, call_id: str) -> None:
         self._results.forget(call_id)

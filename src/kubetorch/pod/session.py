@@ -13,11 +13,11 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
+from kubetorch.pod.contact import Contact
 from kubetorch.wire import messages, routes, versions
 from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import (
@@ -56,32 +56,25 @@ class Session:
     """Keeps the session.
 
     Args:
-        controller_file: File with the controller's base URL, read at each attempt.
-        token: The session's token.
+        contact: Where the controller is.
         hello: Says what the agent runs now.
         activity: Says how busy it is now.
         on_message: Told what the controller wants.
         on_settled: Told the id of a call whose end the controller certainly knows.
-        on_abandoned: Told that the folder of the controller is gone, and so everybody who could
-            end this agent.
+        on_abandoned: Told that the controller is lost, and so everybody who could end this agent.
     """
 
     def __init__(
         self,
         *,
-        controller_file: str,
-        token: str,
+        contact: Contact,
         hello: Callable[[], Hello],
         activity: Callable[[], Activity],
         on_message: Callable[[FromController], None],
         on_settled: Callable[[str], None],
         on_abandoned: Callable[[], None],
     ) -> None:
-        self._controller_file = Path(controller_file)
-        self._headers = {
-            routes.AUTHORIZATION: f"Bearer {token}",
-            routes.PROTOCOL: str(versions.PROTOCOL),
-        }
+        self._contact = contact
         self._hello = hello
         self._activity = activity
         self._on_message = on_message
@@ -158,7 +151,7 @@ class Session:
     async def run(self) -> None:
         """Keep a session until this is cancelled, or there can be none any more."""
         delays = _delays()
-        while self._controller_file.parent.is_dir():
+        while not self._contact.is_lost:
             try:
                 await self._run_once()
                 delays = _delays()
@@ -175,12 +168,14 @@ class Session:
 
     async def _run_once(self) -> None:
         """One session, from its connect to its end."""
-        url = self._controller_file.read_text().strip()
         link = _Link(self._on_text)
         await upgrading.connect(
-            url.rstrip("/") + routes.SESSIONS,
+            self._contact.url() + routes.SESSIONS,
             link,
-            headers=self._headers,
+            headers={
+                routes.AUTHORIZATION: f"Bearer {self._contact.token()}",
+                routes.PROTOCOL: str(versions.PROTOCOL),
+            },
             max_message=MESSAGE_LIMIT,
             timeout=CONNECT_TIMEOUT,
         )

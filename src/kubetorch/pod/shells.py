@@ -20,7 +20,7 @@ from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.apps.run import exit_code
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.workers.host import MARKER
-from kubetorch.wire import failures, messages, routes
+from kubetorch.wire import failures, messages, routes, tokens
 from kubetorch.wire.shells import (
     ERRORS,
     OUTPUT,
@@ -50,7 +50,7 @@ class Shells:
 
     Args:
         pod_name: For errors.
-        guard: Decides who may have one: the user alone.
+        guard: Decides who may have one: whose token opens more than calls.
         surroundings: Where they run.
         on_change: Told when the number of shells changes.
     """
@@ -82,7 +82,7 @@ class Shells:
         """
         try:
             self._guard.check_origin(headers.get("host"), headers.get("origin"))
-            self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
             folder, env = self._surroundings()
             if len(self._shells) >= SHELL_LIMIT:
                 raise CallRefusedError(f"pod {self._pod_name} has {SHELL_LIMIT} shells")

@@ -8,14 +8,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TypeVar, cast
 
 from kubetorch.datastore import transfer
-from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.datastore.blobs import BlobStore, Source, digest_of
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
 from kubetorch.lib.answers import Response
 from kubetorch.lib.http import HttpClient
+from kubetorch.pod.contact import Contact
 from kubetorch.wire import blobs, failures, routes
 
 #: Delays between attempts to reach a controller that does not answer, in seconds.
@@ -34,15 +34,16 @@ class Transfers:
 
     Args:
         store: The pod's blobs.
-        controller_file: File with the controller's base URL, read at each attempt.
-        token: The session's token.
+        contact: Where the controller is.
     """
 
-    def __init__(self, store: BlobStore, *, controller_file: str, token: str) -> None:
+    def __init__(self, store: BlobStore, contact: Contact) -> None:
         self._store = store
-        self._controller_file = Path(controller_file)
-        self._token = token
+        self._contact = contact
         self._client: HttpClient | None = None
+        # What the client was made for.
+        self._reached = ("", "")
+        self._returning: asyncio.Task[None] | None = None
 
     async def fetch(self, digests: Iterable[str]) -> int:
         """Have these blobs in the store; how many had to be fetched.
@@ -65,8 +66,15 @@ class Transfers:
         """
         return await _in_thread(lambda: self._upload(data))
 
+    def send_later(self, digests: tuple[str, ...]) -> None:
+        """Give the controller back what it lost, as far as it is here."""
+        if self._returning is None or self._returning.done():
+            self._returning = asyncio.get_running_loop().create_task(self._return(digests))
+
     def close(self) -> None:
         """Close connections."""
+        if self._returning is not None:
+            self._returning.cancel()
         if self._client is not None:
             self._client.close()
 
@@ -107,32 +115,43 @@ class Transfers:
 
     def _upload(self, data: bytes) -> str:
         digest = digest_of(data)
+        self._post([digest], lambda _digest: (len(data), _pieces(data)))
+        return digest
 
-        def source(_digest: str) -> tuple[int, Iterator[bytes]]:
-            return len(data), _pieces(data)
+    async def _return(self, digests: tuple[str, ...]) -> None:
+        try:
+            missing = set(await _in_thread(lambda: self._store.missing(digests)))
+            here = [digest for digest in digests if digest not in missing]
+            if here:
+                await self._persistently(lambda: self._post(here, self._store.stream))
+            _log.info("blobs returned to the controller wanted=%s sent=%s", len(digests), len(here))
+        except (KubetorchError, OSError) as error:
+            _log.warning("blobs not returned to the controller error=%s", error)
 
+    def _post(self, digests: list[str], source: Source) -> None:
         with self._http().request(
             "POST",
             routes.BLOBS,
-            body=transfer.compressed([digest], source),
+            body=transfer.compressed(digests, source),
             headers={"Content-Type": blobs.CONTENT_TYPE},
         ) as answer:
             _check(answer)
             answer.read()
-        return digest
 
     def _http(self) -> HttpClient:
-        """The client for the controller's URL of this moment."""
+        """The client for the controller's URL and the token of this moment."""
         try:
-            url = self._controller_file.read_text().strip()
+            url, token = self._contact.url(), self._contact.token()
         except OSError as error:
             raise ControllerUnavailableError(f"the controller's URL is unknown: {error}") from error
-        if self._client is None or self._client.base_url != url.rstrip("/"):
-            self.close()
+        if self._client is None or self._reached != (url, token):
+            if self._client is not None:
+                self._client.close()
             try:
-                self._client = HttpClient(url, self._token, timeout=STALL_TIMEOUT)
+                self._client = HttpClient(url, token, timeout=STALL_TIMEOUT)
             except ValueError as error:
-                raise ConfigError(f"{self._controller_file}: {error}") from error
+                raise ConfigError(f"the controller's URL: {error}") from error
+            self._reached = url, token
         return self._client
 
 

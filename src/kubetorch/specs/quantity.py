@@ -73,6 +73,14 @@ def size_bytes(value: object, *, parameter: str = "memory") -> int:
     return math.ceil(_amount(_text(value, parameter, _MEMORY_HINT), value, parameter, _MEMORY_HINT))
 
 
+def parse(value: object) -> Fraction | None:
+    """An amount as the API server writes it; `None` if it is none."""
+    try:
+        return _amount(_text(value, "amount", ""), value, "amount", "")
+    except SpecError:
+        return None
+
+
 def seconds(value: object, *, parameter: str = "inactivity_ttl") -> int:
     """A duration such as `30m`, in seconds.
 

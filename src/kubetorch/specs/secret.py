@@ -202,6 +202,19 @@ def check_key(key: object) -> str:
     return key
 
 
+def check_size(size_bytes: int) -> None:
+    """The bytes of all values of a secret together.
+
+    Raises:
+        SpecError: They are too many.
+    """
+    if size_bytes > SIZE_LIMIT:
+        raise SpecError(
+            f"the values of a secret together have at most {SIZE_LIMIT} bytes, not {size_bytes}",
+            hint="put what is larger into a volume",
+        )
+
+
 def check_variable(name: object) -> str:
     """The name of a variable.
 

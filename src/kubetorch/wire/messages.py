@@ -7,7 +7,7 @@ understand each other.
 A session is the WebSocket that an agent keeps to the controller, text messages:
 
     agent       Hello            Observed | StageReport | LogReport | Activity | CallReport
-    controller         Reload | Terminate | CancelCall | Members
+    controller         Welcome      Reload | Terminate | CancelCall | Members | SendBlobs
 
 Whatever happens to the connection, the agent says in `Hello` what it runs, and the controller sends
 what it should run: so both converge without memory of what was said before.
@@ -137,6 +137,20 @@ class CallReport(Message, tag="call", frozen=True):
 # --------------------------------------------------------------------- session: controller → agent
 
 
+class Welcome(Message, tag="welcome", frozen=True):
+    """First message of a controller in a cluster.
+
+    Attributes:
+        key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
+        version: Version of the controller's package.
+        protocol: Its protocol version.
+    """
+
+    key: str
+    version: str
+    protocol: int
+
+
 class Reload(Message, tag="reload", frozen=True):
     """Serve this generation.
 
@@ -178,8 +192,18 @@ class Members(Message, tag="members", frozen=True):
     members: tuple[Member, ...]
 
 
+class SendBlobs(Message, tag="send_blobs", frozen=True):
+    """The controller lost blobs of generations that it keeps: upload those that are there.
+
+    Attributes:
+        blobs: Digests; those that the pod does not have are none of its business.
+    """
+
+    blobs: tuple[str, ...]
+
+
 FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport
-FromController = Reload | Terminate | CancelCall | Members
+FromController = Welcome | Reload | Terminate | CancelCall | Members | SendBlobs
 
 # ----------------------------------------------------------------------------------------- deploy
 

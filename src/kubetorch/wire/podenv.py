@@ -33,6 +33,21 @@ TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
+#: What only one of the backends gives: variable and field.
+_FIELDS = {
+    "KT_POD_ATTACHMENTS_FILE": "attachments_file",
+    "KT_POD_CONTROLLER_FILE": "controller_file",
+    "KT_POD_CREDENTIALS_FILE": "credentials_file",
+    CONTROLLER_URL: "controller_url",
+    TOKEN_FILE: "token_file",
+    "KT_POD_TOKEN": "token",
+}
+#: Those that a pod must have.
+_NEEDED = {
+    "local": ("KT_POD_CONTROLLER_FILE", "KT_POD_CREDENTIALS_FILE"),
+    "kubernetes": (CONTROLLER_URL,),
+}
+
 
 @dataclass(frozen=True)
 class PodEnv:
@@ -40,11 +55,8 @@ class PodEnv:
 
     Attributes:
         namespace, workload, pod: Who it is.
-        controller_file: File with the controller's base URL, read again at each connect.
-        credentials_file: File with the agent's credentials, JSON: `key` (hex, of
-            `kubetorch.wire.tokens.workload_key`), `session` (token for the session and for
-            fetching blobs), `user` (fingerprint of the user's own token).
-        host, port: Where it listens.
+        host, port: Where it is reached. On the local backend it listens there, in a cluster at all
+            addresses of the pod.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
         environments: Folder with environments that pods of this machine share.
@@ -52,13 +64,19 @@ class PodEnv:
         attachments_file: File with what is shown at absolute paths, JSON of
             `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
         memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
+        controller_file: On the local backend the file with the controller's base URL, read again
+            at each connect.
+        credentials_file: There too, the file with the agent's credentials, JSON: `key` (hex, of
+            `kubetorch.wire.tokens.workload_key`), `session` (token for the session and for
+            fetching blobs), `user` (fingerprint of the user's own token).
+        controller_url: In a cluster, the controller's base URL.
+        token_file: There too, the file with the token for the session, read again at each connect.
+        token: That token itself, where a pod that somebody else made has no such file.
     """
 
     namespace: str
     workload: str
     pod: str
-    controller_file: str
-    credentials_file: str
     host: str
     port: int
     root: str
@@ -67,22 +85,25 @@ class PodEnv:
     backend: str = "local"
     attachments_file: str = ""
     memory_limit: int | None = None
+    controller_file: str = ""
+    credentials_file: str = ""
+    controller_url: str = ""
+    token_file: str = ""
+    token: str = ""
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
         return {
-            "KT_POD_NAMESPACE": self.namespace,
-            "KT_POD_WORKLOAD": self.workload,
-            "KT_POD_NAME": self.pod,
-            "KT_POD_CONTROLLER_FILE": self.controller_file,
-            "KT_POD_CREDENTIALS_FILE": self.credentials_file,
-            "KT_POD_HOST": self.host,
-            "KT_POD_PORT": str(self.port),
-            "KT_POD_ROOT": self.root,
-            "KT_POD_WORKING_DIR": self.working_dir,
-            "KT_POD_ATTACHMENTS_FILE": self.attachments_file,
-            "KT_POD_ENVIRONMENTS": self.environments,
+            NAMESPACE: self.namespace,
+            WORKLOAD: self.workload,
+            POD: self.pod,
+            HOST: self.host,
+            PORT: str(self.port),
+            ROOT: self.root,
+            WORKING_DIR: self.working_dir,
+            ENVIRONMENTS: self.environments,
             BACKEND: self.backend,
+            **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
         }
 
@@ -91,7 +112,7 @@ class PodEnv:
         """What `write` wrote.
 
         Raises:
-            ConfigError: A variable is missing or no number; the message names it.
+            ConfigError: A variable is missing or malformed; the message names it.
         """
 
         def value(name: str) -> str:
@@ -99,22 +120,25 @@ class PodEnv:
                 raise ConfigError(f"{name} is not set: this is not started by a backend")
             return environ[name]
 
-        port = value("KT_POD_PORT")
+        port = value(PORT)
         if not port.isdigit():
-            raise ConfigError(f"KT_POD_PORT is {port!r}; it must be a number")
+            raise ConfigError(f"{PORT} is {port!r}; it must be a number")
         limit = environ.get(MEMORY_LIMIT, "")
+        backend = environ.get(BACKEND, "local")
+        if backend not in _NEEDED:
+            raise ConfigError(f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED)}")
+        for name in _NEEDED[backend]:
+            value(name)
         return cls(
-            namespace=value("KT_POD_NAMESPACE"),
-            workload=value("KT_POD_WORKLOAD"),
-            pod=value("KT_POD_NAME"),
-            controller_file=value("KT_POD_CONTROLLER_FILE"),
-            credentials_file=value("KT_POD_CREDENTIALS_FILE"),
-            host=value("KT_POD_HOST"),
+            namespace=value(NAMESPACE),
+            workload=value(WORKLOAD),
+            pod=value(POD),
+            host=value(HOST),
             port=int(port),
-            root=value("KT_POD_ROOT"),
-            working_dir=value("KT_POD_WORKING_DIR"),
-            environments=value("KT_POD_ENVIRONMENTS"),
-            backend=environ.get(BACKEND, "local"),
-            attachments_file=environ.get("KT_POD_ATTACHMENTS_FILE", ""),
+            root=value(ROOT),
+            working_dir=value(WORKING_DIR),
+            environments=value(ENVIRONMENTS),
+            backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
+            **{field: environ.get(name, "") for name, field in _FIELDS.items()},
         )

@@ -1,10 +1,10 @@
 """Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
-object with `aud` (`namespace/name`), `exp` (seconds since the epoch) and `sub` (who asked for it),
-the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key is derived
-from the installation's secret, so a pod, which knows only its own, can neither read nor make a
-token for another workload.
+object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it)
+and, unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
+`kt1.<claims>` under the workload's own key. That key is derived from the installation's secret, so
+a pod, which knows only its own, can neither read nor make a token for another workload.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from kubetorch.errors import UnauthorizedError
 _PREFIX = "kt1"
 _HINT = "kt token NAME prints a fresh one"
 
+#: What a token may open: calls and apps, shells and commands in the pod, its log.
+CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
+
 
 @dataclass(frozen=True)
 class Claims:
@@ -30,11 +33,13 @@ class Claims:
         audience: The workload, `namespace/name`.
         expires: Seconds since the epoch.
         subject: Who asked for it.
+        verbs: What it opens, of `VERBS`.
     """
 
     audience: str
     expires: float
     subject: str = "user"
+    verbs: tuple[str, ...] = (CALL,)
 
 
 def audience(namespace: str, name: str) -> str:
@@ -47,6 +52,11 @@ def workload_key(secret: bytes, audience: str) -> bytes:
     return hmac.digest(secret, b"kubetorch workload\0" + audience.encode(), "sha256")
 
 
+def is_signed(token: str) -> bool:
+    """Whether a token looks like one of these, and not like one of somebody else."""
+    return token.startswith(f"{_PREFIX}.")
+
+
 def fingerprint(token: str) -> str:
     """What a pod keeps of the user's own token to recognise it: its SHA-256, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()
@@ -54,10 +64,10 @@ def fingerprint(token: str) -> str:
 
 def sign(key: bytes, claims: Claims) -> str:
     """The token for these claims."""
-    body = json.dumps(
-        {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject},
-        separators=(",", ":"),
-    )
+    said = {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject}
+    if claims.verbs != (CALL,):
+        said["verbs"] = claims.verbs
+    body = json.dumps(said, separators=(",", ":"))
     signed = f"{_PREFIX}.{_encode(body.encode())}"
     return f"{signed}.{_encode(hmac.digest(key, signed.encode(), 'sha256'))}"
 
@@ -95,7 +105,8 @@ def _claims(signed: str) -> Claims:
         data = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
         if prefix != _PREFIX:
             raise ValueError(prefix)
-        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]))
+        verbs = tuple(map(str, data.get("verbs", (CALL,))))
+        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs)
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         raise UnauthorizedError("the token cannot be read", hint=_HINT) from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from kubetorch.controller.access import Access, PodIdentity, User
+from kubetorch.controller.access import LocalAccess, PodIdentity, Principal, User
 from kubetorch.errors import ForeignOriginError, UnauthorizedError
 from kubetorch.wire import tokens
 
@@ -13,8 +15,8 @@ NOW = 1000.0
 POD = PodIdentity("ns", "f", "f-1")
 
 
-def access(*known: PodIdentity) -> Access:
-    return Access(
+def access(*known: PodIdentity) -> LocalAccess:
+    return LocalAccess(
         user=tokens.fingerprint("the-token"),
         secret=SECRET,
         clock=lambda: NOW,
@@ -27,16 +29,20 @@ def token(subject: str, *, audience: str = "ns/f", expires: float = NOW + 1) -> 
     return tokens.sign(key, tokens.Claims(audience, expires, subject))
 
 
+def identify(headers: dict[str, str], *known: PodIdentity) -> Principal:
+    return asyncio.run(access(*known).identify(headers))
+
+
 def bearer(text: str) -> dict[str, str]:
     return {"authorization": f"Bearer {text}"}
 
 
 def test_the_users_token_is_the_user() -> None:
-    assert access().identify(bearer("the-token")) == User()
+    assert identify(bearer("the-token")) == User()
 
 
 def test_the_token_of_a_pod_is_that_pod() -> None:
-    assert access(POD).identify(bearer(token("pod:f-1"))) == POD
+    assert identify(bearer(token("pod:f-1")), POD) == POD
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,14 @@ def test_the_token_of_a_pod_is_that_pod() -> None:
 )
 def test_everything_else_is_nobody(headers: dict[str, str]) -> None:
     with pytest.raises(UnauthorizedError):
-        access(POD).identify(headers)
+        identify(headers, POD)
 
 
 def test_a_token_signed_with_another_workloads_key_is_refused() -> None:
     claims = tokens.Claims("ns/f", NOW + 1, "pod:f-1")
     forged = tokens.sign(tokens.workload_key(SECRET, "ns/g"), claims)
     with pytest.raises(UnauthorizedError):
-        access(POD).identify(bearer(forged))
+        identify(bearer(forged), POD)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost", "[::1]:8080", "127.1.2.3"])

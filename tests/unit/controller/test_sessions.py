@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubetorch.controller.access import PodIdentity, Principal, User
+from kubetorch.controller.access import LocalAccess, PodIdentity, Principal, User
 from kubetorch.controller.sessions import HELLO_TIMEOUT, SILENCE, Session
 from kubetorch.lib import websocket
 from kubetorch.lib.clock import ManualClock
@@ -66,6 +66,9 @@ class Case:
         self.ended: list[Session] = []
         self.session = Session(
             principal,
+            access=LocalAccess(
+                user="", secret=b"", clock=self.clock.time, is_known=lambda pod: True
+            ),
             registry=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
             clock=self.clock,
             on_end=self.ended.append,

@@ -16,6 +16,7 @@ from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
+from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
@@ -69,8 +70,8 @@ class OneThatBreaks:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        return []
 
     async def close(self, *, pods: bool) -> None:
         pass
@@ -101,6 +102,12 @@ class OneThatIsAway:
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         raise NotImplementedError
+
+    def observe(self, observer: Observer) -> None:
+        pass
+
+    def touch(self, namespace: str, name: str) -> None:
+        pass
 
     async def flush(self, namespace: str, name: str) -> None:
         await asyncio.sleep(0)

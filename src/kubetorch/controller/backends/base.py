@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -34,6 +33,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
+        uid: Identity that no other pod ever has, where there are such.
     """
 
     name: str
@@ -47,6 +47,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     pid: int | None = None
     started: float = 0.0
     is_down: bool = False
+    uid: str = ""
 
 
 class Backend(Protocol):
@@ -112,8 +113,12 @@ class Backend(Protocol):
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a compute and its manifest, one sentence each."""
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:
-        """Where a pod keeps its log, if that can be read without its agent."""
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        """The last lines that a pod wrote, without its agent's help.
+
+        Returns:
+            Lines of its log (docs/design/logs.md), the oldest first; none where there are none.
+        """
 
     async def close(self, *, pods: bool) -> None:
         """The controller stops.

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import signal
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,8 +235,8 @@ class ProcessBackend:
         attached = self._attaching.notes(deployment.read(manifest).attached)
         return (*honouring.notes(compute, manifest), *attached)
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
-        return self._site.folder(namespace, pod) / "log"
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+        return await asyncio.to_thread(_read_log, self._site.folder(namespace, pod) / "log", count)
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         self._spares.close()
@@ -355,6 +356,15 @@ class ProcessBackend:
         mark = self._site.new_mark()
         environment = {**self._site.environment, MARK: mark}
         return spare.start(self._spare_command, environment, mark=mark, log=_STANDARD_ERROR)
+
+
+def _read_log(folder: Path, count: int) -> list[bytes]:
+    """The last lines of the segments in a folder, the oldest first."""
+    lines: deque[bytes] = deque(maxlen=count)
+    segments = [(path.stat().st_mtime, path) for path in folder.glob("*.jsonl")]
+    for _, path in sorted(segments):
+        lines.extend(path.read_bytes().splitlines())
+    return list(lines)
 
 
 def _pod_name(wanted: Wanted, ordinal: int) -> str:

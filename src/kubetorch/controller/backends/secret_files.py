@@ -17,13 +17,13 @@ from kubetorch.errors import (
     ControllerError,
     SecretConflictError,
     SecretNotFound,
-    SpecError,
 )
 from kubetorch.lib import files
 from kubetorch.lib.decoding import json_decoder
 from kubetorch.lib.hidden import Hidden
 from kubetorch.manifests import secrets as manifests
-from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
+from kubetorch.specs import secret as specs
+from kubetorch.specs.secret import SecretRef
 from kubetorch.wire.secrets import (
     Outcome,
     PutSecret,
@@ -138,8 +138,7 @@ class SecretFiles:
         outcome: Outcome,
         old: SecretFile | None = None,
     ) -> StoredSecret:
-        if Hidden(values).size_bytes > SIZE_LIMIT:
-            raise SpecError(f"the values of a secret together have at most {SIZE_LIMIT} bytes")
+        specs.check_size(Hidden(values).size_bytes)
         now = self._clock()
         created = now if old is None else old.created
         new = SecretFile(

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 import msgspec
 
 from kubetorch.controller.exchange import Exchange, with_status
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
@@ -23,6 +23,8 @@ NAMES_LIMIT = 80 * 1024 * 1024
 
 # Small pieces keep the loop free while a stream that was compressed well is written to the disk.
 _FEED = 4 * 1024
+# Who may deploy may bring and read what deploys are made of.
+_NEEDS = (Permission("create", scope="query"),)
 
 
 class _Names(msgspec.Struct, frozen=True):
@@ -44,9 +46,9 @@ class BlobRoutes:
     def routes(self) -> list[Route]:
         """The routes."""
         return [
-            Route("POST", routes.BLOBS, self.store, audience="pods"),
-            Route("POST", routes.BLOBS_MISSING, self.missing),
-            Route("POST", routes.BLOBS_FETCH, self.fetch, audience="pods"),
+            Route("POST", routes.BLOBS, self.store, _NEEDS, "pods", is_audited=True),
+            Route("POST", routes.BLOBS_MISSING, self.missing, _NEEDS),
+            Route("POST", routes.BLOBS_FETCH, self.fetch, _NEEDS, "pods"),
         ]
 
     async def store(self, exchange: Exchange) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.calls import Calls
+from kubetorch.controller.calls import Calls, unknown
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.blobs import in_thread
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.wire import routes
+from kubetorch.wire.messages import CallView
 
 #: Content type of a packed outcome.
 OUTCOME = "application/octet-stream"
+
+# The id says neither namespace nor workload.
+_SEE = (Permission("get", scope="found", when="on the workload that runs it"),)
+_CALL = (Permission("create", "call", "found", "on the workload that runs it"),)
 
 
 class CallRoutes:
@@ -32,10 +37,10 @@ class CallRoutes:
         """The routes."""
         one = f"{routes.CALLS}/{{call_id}}"
         return [
-            Route("GET", routes.CALLS, self.list),
-            Route("GET", one, self.get),
-            Route("POST", f"{one}/cancel", self.cancel),
-            Route("GET", f"{one}/result", self.result),
+            Route("GET", routes.CALLS, self.list, (Permission("list", scope="query"),)),
+            Route("GET", one, self.get, _SEE),
+            Route("POST", f"{one}/cancel", self.cancel, _CALL, is_audited=True),
+            Route("GET", f"{one}/result", self.result, _CALL),
         ]
 
     async def list(self, exchange: Exchange) -> None:
@@ -47,14 +52,27 @@ class CallRoutes:
 
     async def get(self, exchange: Exchange, call_id: str) -> None:
         """One call."""
-        await exchange.respond_message(self._calls.get(call_id))
+        await exchange.respond_message(await self._find(exchange, call_id, _SEE))
 
     async def cancel(self, exchange: Exchange, call_id: str) -> None:
         """Cancel a call that still runs."""
+        await self._find(exchange, call_id, _CALL)
         await exchange.respond_message(self._workloads.cancel_call(call_id))
 
     async def result(self, exchange: Exchange, call_id: str) -> None:
         """How a call ended: its packed outcome."""
+        await self._find(exchange, call_id, _CALL)
         digest = self._calls.result(call_id)
         _, pieces = self._blobs.stream(digest)
         await exchange.respond_stream(in_thread(iter(pieces)), content_type=OUTCOME)
+
+    async def _find(
+        self, exchange: Exchange, call_id: str, needs: tuple[Permission, ...]
+    ) -> CallView:
+        """A call that whoever asks may touch; any other is as unknown as one that never was."""
+        call = self._calls.get(call_id)
+        for permission in needs:
+            need = permission.of(call.namespace, call.workload)
+            if not await exchange.asker.may(need):
+                raise unknown(call_id)
+        return call

@@ -7,13 +7,17 @@ from msgspec.structs import replace
 from kubetorch.controller import usage
 from kubetorch.controller.backends.stores import SecretStore
 from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route, Scope
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SecretNotFound
 from kubetorch.specs import names
 from kubetorch.specs import secret as specs
 from kubetorch.wire import routes
 from kubetorch.wire.secrets import PutSecret, SecretValues
+
+
+def _needs(*verbs: str, scope: Scope = "path") -> tuple[Permission, ...]:
+    return tuple(Permission(verb, "secrets", scope) for verb in verbs)
 
 
 class SecretRoutes:
@@ -32,12 +36,13 @@ class SecretRoutes:
         """The routes."""
         one = f"{routes.SECRETS}/{{namespace}}/{{name}}"
         return [
-            Route("GET", routes.SECRETS, self.list),
-            Route("GET", f"{routes.SECRETS}/{{namespace}}", self.list),
-            Route("GET", one, self.get),
-            Route("POST", one, self.put),
-            Route("DELETE", one, self.delete),
-            Route("GET", f"{one}/values", self.values),
+            Route("GET", routes.SECRETS, self.list, _needs("list", scope="all")),
+            Route("GET", f"{routes.SECRETS}/{{namespace}}", self.list, _needs("list")),
+            # What has no values is as much as a list shows.
+            Route("GET", one, self.get, _needs("list")),
+            Route("POST", one, self.put, _needs("create", "update"), is_audited=True),
+            Route("DELETE", one, self.delete, _needs("delete"), is_audited=True),
+            Route("GET", f"{one}/values", self.values, _needs("get"), is_audited=True),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:

@@ -9,10 +9,12 @@ import msgspec
 
 from kubetorch._version import __version__
 from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workloads import Workloads
 from kubetorch.wire import routes, versions
 from kubetorch.wire.messages import StatusView
+
+_STATUS = (Permission("get", "status", "query"),)
 
 
 class _Stop(msgspec.Struct, frozen=True):
@@ -41,7 +43,7 @@ class ServiceRoutes:
         *,
         backend: str,
         started: float,
-        stop: Callable[[bool], None],
+        stop: Callable[[bool], None] | None,
     ) -> None:
         self._workloads = workloads
         self._backend = backend
@@ -52,8 +54,8 @@ class ServiceRoutes:
         """The routes."""
         return [
             Route("GET", routes.HEALTH, self.health, audience="anybody"),
-            Route("GET", routes.STATUS, self.status),
-            Route("POST", routes.STOP, self.stop),
+            Route("GET", routes.STATUS, self.status, _STATUS),
+            Route("POST", routes.STOP, self.stop, is_audited=True, is_local=True),
         ]
 
     async def health(self, exchange: Exchange) -> None:
@@ -78,4 +80,5 @@ class ServiceRoutes:
         """Stop it."""
         stop = await exchange.message(_Stop)
         await exchange.respond_message({"pods": stop.pods})
-        self._stop(stop.pods)
+        if self._stop is not None:
+            self._stop(stop.pods)

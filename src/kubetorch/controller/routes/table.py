@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Literal
 from urllib.parse import quote
 
 import msgspec
 
-from kubetorch.controller.access import PodIdentity, Principal
+from kubetorch.controller.access import Need
 from kubetorch.controller.exchange import Exchange, with_status
-from kubetorch.errors import KubetorchError, ProtocolError, UnauthorizedError
+from kubetorch.errors import KubetorchError, ProtocolError
 
 #: Answers one request; the parameters are those of the path.
 Handler = Callable[..., Awaitable[None]]
-#: Who may ask: anybody, the user, or the user and pods.
+#: Who may ask: anybody, users, or users and the pods of workloads.
 Audience = Literal["anybody", "user", "pods"]
+#: Where the namespace of what is asked for comes from: the path, the query `namespace` (all of them
+#: without it), no place at all (all of them), or what the handler finds, which then checks it.
+Scope = Literal["path", "query", "all", "found"]
+# Parameters of paths that name an object.
+_NAMES = ("name", "claim")
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """What a user needs for a route, in the words of RBAC on `kubetorchworkloads`.
+
+    Attributes:
+        verb: The verb.
+        subresource: The part of the workload, such as `logs`.
+        scope: Where the namespace comes from.
+        when: In which case it is needed, for those that a handler checks.
+    """
+
+    verb: str
+    subresource: str = ""
+    scope: Scope = "path"
+    when: str = ""
+
+    def need(self, exchange: Exchange, parameters: Mapping[str, str]) -> Need:
+        """What one request needs."""
+        namespace = ""
+        if self.scope == "path":
+            namespace = parameters["namespace"]
+        elif self.scope == "query":
+            namespace = exchange.query("namespace")
+        name = next((parameters[key] for key in _NAMES if key in parameters), "")
+        return self.of(namespace, name)
+
+    def of(self, namespace: str, name: str) -> Need:
+        """What it is for one object; in all namespaces if none is given."""
+        return Need(self.verb, namespace, name, self.subresource)
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -25,13 +60,19 @@ class Route(msgspec.Struct, frozen=True):
         method: `GET`, `POST` or `DELETE`.
         path: Path with parameters in braces, such as `/v1/calls/{call_id}`.
         handler: Answers it.
+        needs: What a user needs, all of it. None means that every user may.
         audience: Who may ask.
+        is_audited: Whether it changes something, or shows a secret.
+        is_local: Whether only the service of one user has it.
     """
 
     method: str
     path: str
     handler: Handler
+    needs: tuple[Permission, ...] = ()
     audience: Audience = "user"
+    is_audited: bool = False
+    is_local: bool = False
 
 
 class Table:
@@ -66,16 +107,6 @@ class Table:
         if methods:
             raise refusal(405, f"{shown} answers {' and '.join(methods)}, not {exchange.method}")
         raise refusal(404, f"there is nothing at {shown}")
-
-
-def check_audience(route: Route, principal: Principal) -> None:
-    """Refuse who must not ask.
-
-    Raises:
-        UnauthorizedError: A pod must not.
-    """
-    if isinstance(principal, PodIdentity) and route.audience == "user":
-        raise UnauthorizedError("the token of a pod is not for this", hint="use the user's token")
 
 
 def refusal(status: int, message: str) -> KubetorchError:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kubetorch.controller import usage
 from kubetorch.controller.backends.stores import VolumeStore
 from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route, Scope
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SpecError, VolumeInUseError, VolumeNotFoundError
 from kubetorch.specs import names
@@ -19,6 +19,10 @@ from kubetorch.wire.volumes import StorageClass
 #: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
 WAIT_MOST = 600.0
 WAIT = 60.0
+
+
+def _needs(verb: str, scope: Scope = "path") -> tuple[Permission, ...]:
+    return (Permission(verb, "volumes", scope),)
 
 
 class VolumeRoutes:
@@ -35,14 +39,15 @@ class VolumeRoutes:
 
     def routes(self) -> list[Route]:
         """The routes."""
-        one = f"{routes.VOLUMES}/{{namespace}}/{{claim}}"
+        some = f"{routes.VOLUMES}/{{namespace}}"
+        one = f"{some}/{{claim}}"
         return [
-            Route("GET", routes.VOLUMES, self.list),
-            Route("GET", f"{routes.VOLUMES}/{{namespace}}", self.list),
-            Route("POST", f"{routes.VOLUMES}/{{namespace}}", self.create),
-            Route("GET", one, self.get),
-            Route("DELETE", one, self.delete),
-            Route("GET", routes.STORAGE_CLASS, self.storage_class),
+            Route("GET", routes.VOLUMES, self.list, _needs("list", "all")),
+            Route("GET", some, self.list, _needs("list")),
+            Route("POST", some, self.create, _needs("create"), is_audited=True),
+            Route("GET", one, self.get, _needs("get")),
+            Route("DELETE", one, self.delete, _needs("delete"), is_audited=True),
+            Route("GET", routes.STORAGE_CLASS, self.storage_class, _needs("create", "query")),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:

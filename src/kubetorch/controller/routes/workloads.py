@@ -6,11 +6,13 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
+from msgspec.structs import replace
 
+from kubetorch.controller.access import Asker
 from kubetorch.controller.exchange import NDJSON, Exchange
 from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
 from kubetorch.controller.routes.blobs import receive
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import (
     DELETE_GRACE,
@@ -21,8 +23,8 @@ from kubetorch.controller.workloads import (
 )
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import ProtocolError
-from kubetorch.wire import messages, routes
-from kubetorch.wire.messages import Deploy, DeployEvent
+from kubetorch.wire import messages, routes, tokens
+from kubetorch.wire.messages import Deploy, DeployEvent, Ready
 
 #: Bytes that the head of a deploy may have.
 HEAD_LIMIT = 1024 * 1024
@@ -33,11 +35,25 @@ _LINES = 500
 
 _log = logging.getLogger(__name__)
 
+_DEPLOY = (Permission("create"), Permission("update"))
+#: What tokens are for, and what somebody who wants one needs.
+_VERBS = {
+    "call": Permission("create", "call", "found", "for a token to call"),
+    "exec": Permission("create", "exec", "found", "for a token to run commands"),
+    "logs": Permission("get", "logs", "found", "for a token to read logs"),
+}
+
 
 class _TokenRequest(msgspec.Struct, frozen=True):
-    """Body of a request for a token: how many seconds it is good for."""
+    """Body of a request for a token.
+
+    Attributes:
+        ttl: How many seconds it is good for.
+        verbs: What it is for: `call`, `exec`, `logs`.
+    """
 
     ttl: float = TOKEN_LIFETIME
+    verbs: tuple[str, ...] = (tokens.CALL,)
 
 
 class WorkloadRoutes:
@@ -56,13 +72,13 @@ class WorkloadRoutes:
         """The routes."""
         one = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
         return [
-            Route("GET", routes.WORKLOADS, self.list),
-            Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list),
-            Route("GET", one, self.get),
-            Route("DELETE", one, self.delete),
-            Route("POST", f"{one}/deploy", self.deploy),
-            Route("POST", f"{one}/token", self.token),
-            Route("GET", f"{one}/logs", self.logs),
+            Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),
+            Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list, (Permission("list"),)),
+            Route("GET", one, self.get, (Permission("get"),)),
+            Route("DELETE", one, self.delete, (Permission("delete"),), is_audited=True),
+            Route("POST", f"{one}/deploy", self.deploy, _DEPLOY, is_audited=True),
+            Route("POST", f"{one}/token", self.token, tuple(_VERBS.values()), is_audited=True),
+            Route("GET", f"{one}/logs", self.logs, (Permission("get", "logs"),)),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
@@ -70,9 +86,13 @@ class WorkloadRoutes:
         await exchange.respond_message(self._workloads.list(namespace))
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
-        """One workload, with a token to call it."""
+        """One workload, with a token to call it for those who may."""
         workload = self._workloads.get(namespace, name)
-        await exchange.respond_message(self._workloads.view(workload))
+        if await exchange.asker.may(_VERBS[tokens.CALL].of(namespace, name)):
+            view = self._workloads.view(workload, exchange.asker.name)
+        else:
+            view = workload.view()
+        await exchange.respond_message(view)
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
@@ -81,14 +101,23 @@ class WorkloadRoutes:
         await exchange.respond_message({"deleted": name})
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
-        """A token for calls of one workload."""
+        """A token for one workload, for what who asks may do with it."""
         asked = await exchange.message(_TokenRequest)
         if not TOKEN_LEAST <= asked.ttl <= TOKEN_MOST:
             raise ProtocolError(
                 f"ttl is {asked.ttl}; it must be from {TOKEN_LEAST:.0f} to {TOKEN_MOST:.0f} seconds"
             )
+        if not asked.verbs or not set(asked.verbs) <= set(tokens.VERBS):
+            raise ProtocolError(
+                f"verbs is {list(asked.verbs)}; it must be some of {', '.join(tokens.VERBS)}"
+            )
+        for verb in asked.verbs:
+            await exchange.asker.require(_VERBS[verb].of(namespace, name))
         self._workloads.get(namespace, name)
-        await exchange.respond_message(self._workloads.token(namespace, name, ttl=asked.ttl))
+        token = self._workloads.token(
+            namespace, name, ttl=asked.ttl, subject=exchange.asker.name, verbs=asked.verbs
+        )
+        await exchange.respond_message(token)
 
     # ------------------------------------------------------------------------------------ deploy
 
@@ -100,7 +129,24 @@ class WorkloadRoutes:
         self._workloads.check(deploy, namespace, name)
         await receive(_joined(rest, chunks), self._blobs)
         events = await self._workloads.deploy(deploy)
-        await exchange.respond_stream(_lines(events), content_type=NDJSON)
+        await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
+
+    async def _lines(
+        self, exchange: Exchange, events: AsyncIterator[DeployEvent]
+    ) -> AsyncGenerator[bytes, None]:
+        async for event in events:
+            if isinstance(event, Ready):
+                event = await self._with_token(exchange.asker, event)
+            yield messages.encode(event) + b"\n"
+
+    async def _with_token(self, asker: Asker, ready: Ready) -> Ready:
+        """The end of a deploy as who deployed sees it; others may wait for the same deploy."""
+        key = (ready.workload.spec.namespace, ready.workload.spec.name)
+        if not await asker.may(_VERBS[tokens.CALL].of(*key)):
+            return ready
+        token = self._workloads.token(*key, ttl=TOKEN_LIFETIME, subject=asker.name)
+        view = replace(ready.workload, token=token.token, token_expires=token.expires)
+        return replace(ready, workload=view)
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -147,8 +193,3 @@ async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[
         yield first
     async for chunk in chunks:
         yield chunk
-
-
-async def _lines(events: AsyncIterator[DeployEvent]) -> AsyncGenerator[bytes, None]:
-    async for event in events:
-        yield messages.encode(event) + b"\n"

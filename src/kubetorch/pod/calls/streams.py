@@ -12,7 +12,7 @@ from kubetorch.pod.calls.stream import ClientStream
 from kubetorch.pod.http.asgi import refusal
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.workers.host import Payload
-from kubetorch.wire import failures, routes, versions
+from kubetorch.wire import failures, routes, tokens, versions
 
 #: Clients at one time, with or without a connection.
 CLIENT_LIMIT = 4096
@@ -57,7 +57,7 @@ class Streams:
         """
         try:
             self._guard.check_origin(headers.get("host"), headers.get("origin"))
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.CALL)
             if path != routes.STREAM:
                 raise refusal(404, f"there is no stream at {path[:200]!r}")
             versions.check(_protocol(headers), peer="the client")

@@ -30,7 +30,7 @@ from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, routes
+from kubetorch.wire import failures, routes, tokens
 
 #: Lines of the log that `GET /v1/logs` begins with, when it is not told.
 TAIL = 100
@@ -117,9 +117,9 @@ class App:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
         if request.path not in ("/", routes.HEALTH, routes.SERVING):
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()))
+            opens = _opened_by(request.method, request.path)
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *opens)
         if request.path == routes.RUN and request.method == "POST":
-            self._guard.check_user(headers.get(routes.AUTHORIZATION.lower()))
             await commands.run(request, respond, self._images)
             return
         if request.method == "POST":
@@ -277,6 +277,15 @@ class App:
         if spec.callable.app is not None:
             raise self._apps.no_call(spec)
         return spec
+
+
+def _opened_by(method: str, path: str) -> tuple[str, ...]:
+    """What a token must open for a request, one of these; anything if there are none."""
+    if path == routes.RUN:
+        return (tokens.EXEC,)
+    if path == routes.LOGS:
+        return (tokens.LOGS, tokens.CALL)
+    return (tokens.CALL,) if method == "POST" else ()
 
 
 def _target(path: str) -> tuple[str, str | None]:

@@ -1,9 +1,10 @@
 """Who may speak to an agent.
 
 Each request brings a token: one that is signed for this workload, which the agent checks offline
-with the workload's own key, or the user's own, which it recognises by its fingerprint. `Host` and
-`Origin` are checked too: a page in a browser can be made to send requests to loopback addresses
-(DNS rebinding), and must not reach user code even if it has a token.
+with the workload's own key, or on the local backend the user's own, which it recognises by its
+fingerprint and which opens everything. In a cluster the key comes with the first session; until
+then nobody is let in. `Host` and `Origin` are checked too: a page in a browser can be made to send
+requests to loopback addresses (DNS rebinding), and must not reach user code even if it has a token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kubetorch.errors import ConfigError, ForeignOriginError, UnauthorizedError
+from kubetorch.errors import (
+    CallRefusedError,
+    ConfigError,
+    ForeignOriginError,
+    UnauthorizedError,
+)
 from kubetorch.wire import tokens
 
 _HINT = "send it as Authorization: Bearer <token>; kt token NAME prints one"
@@ -30,14 +36,15 @@ class Credentials:
     """What a backend gives to one agent.
 
     Attributes:
-        key: Key of the workload's tokens.
-        session: Token for the session with the controller and for fetching blobs.
-        user: Fingerprint of the user's own token.
+        key: Key of the workload's tokens; empty until the controller gives it.
+        session: Token for the session with the controller and for fetching blobs; empty where it
+            has a file of its own.
+        user: Fingerprint of the user's own token; empty where there is none.
     """
 
-    key: bytes
-    session: str
-    user: str
+    key: bytes = b""
+    session: str = ""
+    user: str = ""
 
     @classmethod
     def read(cls, path: str) -> Credentials:
@@ -68,12 +75,19 @@ class Guard:
     def __init__(
         self, credentials: Credentials, *, audience: str, host: str, clock: Callable[[], float]
     ) -> None:
-        self._credentials = credentials
+        self._key, self._user = credentials.key, credentials.user
         self._audience = audience
         #: Whether it listens on loopback, where pages of other sites could reach it.
         self.is_local = _is_loopback(host)
         self._clock = clock
-        self._known: dict[str, float] = {}
+        # Genuine tokens: when they end, and what they open.
+        self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
+
+    def take_key(self, key: bytes) -> None:
+        """Check tokens with this key from now on."""
+        if key != self._key:
+            self._key = key
+            self._known.clear()
 
     def check_origin(self, host: str | None, origin: str | None) -> None:
         """Refuse what a foreign page sent, when the agent listens on loopback.
@@ -92,57 +106,58 @@ class Guard:
         if origin is not None and not _is_loopback(_host_of_origin(origin)):
             raise ForeignOriginError(f"requests of pages from {origin!r} are refused")
 
-    def check_token(self, authorization: str | None) -> None:
+    def check_token(self, authorization: str | None, *verbs: str) -> None:
         """Refuse a request without a valid token.
 
         Args:
             authorization: The `Authorization` header.
+            *verbs: What the token must open, one of these; anything if there are none.
 
         Raises:
-            UnauthorizedError: The token is missing, forged, expired, or for another workload.
+            UnauthorizedError: The token is missing, forged, expired, for another workload, or
+                opens something else.
+            CallRefusedError: Nobody can be let in yet.
         """
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise UnauthorizedError("this needs a token", hint=_HINT)
-        self._verify(token)
+        opened = self._verify(token)
+        if verbs and not any(verb in opened for verb in verbs):
+            raise UnauthorizedError(self._too_little(verbs[0]))
 
     def is_token(self, token: str) -> bool:
-        """Whether this is a valid token."""
+        """Whether this is a valid token for calls."""
         try:
-            self._verify(token)
+            return tokens.CALL in self._verify(token)
         except UnauthorizedError:
             return False
-        return True
 
-    def check_user(self, authorization: str | None) -> None:
-        """Refuse everything but the user's own token.
-
-        Args:
-            authorization: The `Authorization` header.
-
-        Raises:
-            UnauthorizedError: It is another one, or none.
-        """
-        self.check_token(authorization)
-        token = (authorization or "").strip().partition(" ")[2].strip()
-        if not hmac.compare_digest(tokens.fingerprint(token), self._credentials.user):
-            raise UnauthorizedError("this needs the user's own token; one for calls is not enough")
-
-    def _verify(self, token: str) -> None:
+    def _verify(self, token: str) -> tuple[str, ...]:
+        """What a token opens."""
         now = self._clock()
-        if self._known.get(token, 0.0) > now:
-            return
-        if hmac.compare_digest(tokens.fingerprint(token), self._credentials.user):
-            self._remember(token, now + 60.0)
-            return
-        claims = tokens.verify(self._credentials.key, token, audience=self._audience, now=now)
-        self._remember(token, claims.expires)
+        expires, verbs = self._known.get(token, (0.0, ()))
+        if expires > now:
+            return verbs
+        if self._user and hmac.compare_digest(tokens.fingerprint(token), self._user):
+            return self._remember(token, now + 60.0, tokens.VERBS)
+        if not self._key:
+            raise CallRefusedError(
+                "this pod is not ready: its controller has not told it yet whom to let in"
+            )
+        claims = tokens.verify(self._key, token, audience=self._audience, now=now)
+        return self._remember(token, claims.expires, claims.verbs)
 
-    def _remember(self, token: str, expires: float) -> None:
+    def _remember(self, token: str, expires: float, verbs: tuple[str, ...]) -> tuple[str, ...]:
         if len(self._known) >= _CACHE_SIZE:
             self._known.clear()
-        self._known[token] = expires
+        self._known[token] = expires, verbs
+        return verbs
+
+    def _too_little(self, verb: str) -> str:
+        if self._user and verb == tokens.EXEC:
+            return "this needs the user's own token; one for calls is not enough"
+        return f"this token does not open {verb!r}"
 
 
 _NAME_AND_PORT = re.compile(r"^(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+))(?::\d{1,5})?$")

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kubetorch.errors import ConfigError, ForeignOriginError, UnauthorizedError
+from kubetorch.errors import CallRefusedError, ConfigError, ForeignOriginError, UnauthorizedError
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.wire import tokens
 
@@ -52,6 +52,35 @@ def test_anything_else_is_unauthorized(authorization):
     with pytest.raises(UnauthorizedError) as caught:
         guard().check_token(authorization)
     assert "mine" not in str(caught.value)
+
+
+def test_a_token_opens_what_it_says():
+    checked = guard()
+    for verbs in [(), ("call",), ("logs", "call")]:
+        checked.check_token(f"Bearer {signed()}", *verbs)
+        checked.check_token("Bearer mine", *verbs)
+    checked.check_token("Bearer mine", "exec")
+    shell = f"Bearer {signed(verbs=('exec', 'logs'))}"
+    checked.check_token(shell, "exec")
+    for token, verb in [(f"Bearer {signed()}", "exec"), (shell, "call")]:
+        with pytest.raises(UnauthorizedError):
+            checked.check_token(token, verb)
+    assert checked.is_token(signed())
+    assert not checked.is_token(shell.removeprefix("Bearer "))
+
+
+def test_without_a_key_nobody_is_let_in_and_that_passes():
+    checked = Guard(Credentials(), audience="ns/name", host="10.0.0.5", clock=lambda: NOW)
+    for authorization in (f"Bearer {signed()}", "Bearer x"):
+        with pytest.raises(CallRefusedError, match="not ready"):
+            checked.check_token(authorization)
+    checked.take_key(KEY)
+    checked.check_token(f"Bearer {signed()}", "call")
+    with pytest.raises(UnauthorizedError):
+        checked.check_token("Bearer x")
+    checked.take_key(b"another key")
+    with pytest.raises(UnauthorizedError):
+        checked.check_token(f"Bearer {signed()}", "call")
 
 
 def test_a_remembered_token_still_expires():

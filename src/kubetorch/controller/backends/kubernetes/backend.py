@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
-from kubetorch.controller.backends.kubernetes import statuses
+from kubetorch.controller.backends.kubernetes import logs, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier
+from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.errors import KubernetesNotFoundError, WorkloadError
@@ -31,17 +30,6 @@ DELETE_SLACK = 30.0
 _AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
-
-
-class Namespaces(Protocol):
-    """What a namespace needs before pods can run there."""
-
-    async def prepare(self, namespace: str) -> None:
-        """Have it there.
-
-        Raises:
-            KubetorchError: It cannot be.
-        """
 
 
 class _Workload(msgspec.Struct):
@@ -65,7 +53,8 @@ class KubernetesBackend:
         client: Asks the API server.
         runtime: Where pods get their agent from.
         stores: Keeps the secrets and volumes of pods.
-        namespaces: Makes namespaces ready for pods.
+        preparing: Sees to it that pods have what they need.
+        owner: What the objects of a workload go away with, by its namespace and name.
         watched: Namespaces that workloads may be in; all if there are none.
     """
 
@@ -75,13 +64,15 @@ class KubernetesBackend:
         *,
         runtime: Runtime,
         stores: Stores,
-        namespaces: Namespaces,
+        preparing: Preparing,
+        owner: Callable[[str, str], Manifest | None],
         watched: tuple[str, ...] = (),
     ) -> None:
         self._client = client
         self._runtime = runtime
         self._stores = stores
-        self._namespaces = namespaces
+        self._preparing = preparing
+        self._owner = owner
         self._applier = Applier(client)
         self._watch = PodWatch(client, self._changed, namespaces=watched)
         self._workloads: dict[Key, _Workload] = {}
@@ -106,7 +97,8 @@ class KubernetesBackend:
 
     async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
         """Know a workload that an earlier controller applied, maybe of another version."""
-        main, template = self._render(spec)
+        main = _rendered(spec)
+        template = self._equip(spec, main)
         async with room:
             if main is not None:
                 there = await self._find(main)
@@ -127,24 +119,24 @@ class KubernetesBackend:
 
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)
-        main, template = self._render(spec)
-        await self._namespaces.prepare(spec.namespace)
+        main = _rendered(spec)
+        if main is not None:
+            await self._preparing.prepare(main, spec.compute.pod_template_path)
+        template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
         for service in services.render(spec.compute, main, namespace=key[0], name=key[1]):
-            await self._applier.apply(service)
+            await self._applier.apply(service, owner=self._owner(*key))
         if main is not None:
-            await self._applier.apply(main)
+            await self._applier.apply(main, owner=self._owner(*key))
         self._watch.mark(key)
 
-    def _render(self, spec: WorkloadSpec) -> tuple[Manifest | None, str]:
-        """The object to apply, if there is one, and the digest of its pods' template."""
-        if spec.compute.is_selector_only:
-            return None, ""
-        main = deployment.of_workload(spec)
+    def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
+        """Put the agent into the pods of an object; the digest of their template."""
+        if main is None:
+            return ""
         path = spec.compute.pod_template_path
-        template = agent.equip(main, workload=spec.name, runtime=self._runtime, path=path)
-        return main, template
+        return agent.equip(main, workload=spec.name, runtime=self._runtime, path=path)
 
     async def _select(self, spec: WorkloadSpec, main: Manifest | None) -> None:
         selector = services.pool(spec.compute, main, name=spec.name)
@@ -220,11 +212,19 @@ class KubernetesBackend:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
 
-    def log_folder(self, namespace: str, pod: str) -> Path | None:  # noqa: D102  # Backend's
-        return None
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+        found = self._watch.named(namespace, pod)
+        if found is None:
+            return []
+        return await logs.tail(self._client, found, count)
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         await self._watch.close()
+
+
+def _rendered(spec: WorkloadSpec) -> Manifest | None:
+    """The object of a workload; `None` where pods are somebody else's."""
+    return None if spec.compute.is_selector_only else deployment.of_workload(spec)
 
 
 def _template_of(there: Manifest, spec: WorkloadSpec) -> str:

@@ -69,6 +69,11 @@ class PodWatch:
         """The pods of a workload by name."""
         return self._pods.get(key, {})
 
+    def named(self, namespace: str, name: str) -> Object | None:
+        """A pod, of whatever workload."""
+        found = (pods for key, pods in self._pods.items() if key[0] == namespace)
+        return next((pods[name] for pods in found if name in pods), None)
+
     def ordinals(self, key: Key) -> Mapping[str, int]:
         """The numbers of these pods."""
         return self._ordinals.get(key, {})

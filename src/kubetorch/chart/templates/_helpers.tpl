@@ -1,0 +1,94 @@
+{{/* Labels that select the controller's pods. They can never change. */}}
+{{- define "kubetorch.selector" -}}
+app.kubernetes.io/name: kubetorch
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "kubetorch.labels" -}}
+app.kubernetes.io/name: kubetorch
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+kubetorch.com/install-namespace: {{ .Release.Namespace }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* A reference from repository, tag and digest; called with a list of the image and the chart. */}}
+{{- define "kubetorch.image" -}}
+{{- $image := index . 0 -}}
+{{- $chart := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default $chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* What lies in no namespace has the namespace of the installation in its name. */}}
+{{- define "kubetorch.clusterName" -}}
+kubetorch-controller.{{ .Release.Namespace }}
+{{- end }}
+
+{{/* What the controller may do in the namespaces of workloads. */}}
+{{- define "kubetorch.workloadRules" -}}
+# Its own records.
+- apiGroups: [kubetorch.com]
+  resources: [kubetorchworkloads]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [kubetorch.com]
+  resources: [kubetorchworkloads/status, kubetorchworkloads/finalizers]
+  verbs: [get, update, patch]
+# What a deploy applies, and what a teardown deletes.
+- apiGroups: [""]
+  resources: [pods, services, serviceaccounts, secrets, persistentvolumeclaims]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets, replicasets, daemonsets]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs, cronjobs]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [serving.knative.dev]
+  resources: [services]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [kubeflow.org]
+  resources: [pytorchjobs, tfjobs, mxjobs, xgboostjobs, jaxjobs, mpijobs]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, update, patch, delete]
+# The rights of a workload's own service account. It can grant these roles and no other.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  verbs: [bind]
+  resourceNames: [kubetorch-edit, kubetorch-view]
+# Why a pod does not start, what it said, and what would let it start.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [pods/log, resourcequotas, limitranges]
+  verbs: [get, list, watch]
+- apiGroups: [serving.knative.dev]
+  resources: [revisions, configurations, routes]
+  verbs: [get, list, watch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads, localqueues]
+  verbs: [get, list, watch]
+{{- with .Values.rbac.extraRules }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

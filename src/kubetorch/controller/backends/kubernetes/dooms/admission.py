@@ -1,0 +1,126 @@
+"""Objects that the API server refuses to make: what it says, as a verdict.
+
+The same words reach us twice: as the answer to our own request, and through the controller that
+could not make a pod (`ReplicaFailure`, `FailedCreate`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from kubetorch.controller.backends.kubernetes.dooms import missing, nodes
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
+    NOTHING,
+    Verdict,
+    doomed,
+    settled,
+    waiting,
+)
+from kubetorch.errors import AdmissionError, QuotaExceededError
+
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<quota>\S+), requested: (?P<requested>\S+), used: (?P<used>\S+), "
+    r"limited: (?P<limited>\S+)"
+)
+_UNSAID = re.compile(r"failed quota: (\S+): must specify ([^\"\n]+)")
+_DENIED = re.compile(
+    r'admission webhook "(?P<who>[^"]+)" denied the request(?:: ?(?P<said>.*))?$', re.S
+)
+_SILENT = re.compile(r'failed calling webhook "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
+_POLICY = re.compile(r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S)
+_SECURITY = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
+_LIMITS = re.compile(r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but")
+_FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
+_INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
+
+
+def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verdict:
+    """Judge what the API server said when it refused an object.
+
+    Args:
+        said: Its message, or that of the controller that repeats it.
+        namespace: Namespace of the object.
+        since: When it said so.
+        now: The time.
+
+    Returns:
+        `NOTHING` if the message is of no kind that is known here.
+    """
+    silent = _SILENT.search(said)
+    if silent:
+        return waiting(f"the webhook {silent['who']!r} does not answer: {silent['said']}", since)
+    quota = _QUOTA.search(said)
+    if quota:
+        return _quota(quota, namespace, since)
+    error = missing.error_of(said, namespace=namespace)
+    if error is not None:
+        return settled(doomed(error, since), now, missing.SETTLE)
+    return _refused(said, namespace, since)
+
+
+def _refused(said: str, namespace: str, since: float | None) -> Verdict:
+    unsaid = _UNSAID.search(said)
+    if unsaid:
+        error = AdmissionError(
+            f"the quota {unsaid[1]!r} of namespace {namespace!r} demands that pods say "
+            f"{unsaid[2].strip()}",
+            hint="give cpus and memory, and limits with service_template",
+        )
+        return doomed(error, since)
+    for pattern, who, hint in (
+        (_DENIED, "the admission webhook", "change what it names, or ask who runs the webhook"),
+        (_POLICY, "the admission policy", "change what it names, or ask an administrator"),
+        (
+            _SECURITY,
+            "the Pod Security level",
+            "freeze=True takes SYS_PTRACE away; else change the securityContext with "
+            "service_template, or use another namespace",
+        ),
+    ):
+        match = pattern.search(said)
+        if match:
+            words = (match["said"] or "it gave no reason").strip()
+            return doomed(AdmissionError(f"{who} {match['who']!r} refuses it: {words}", hint=hint), since)
+    if _LIMITS.search(said):
+        words = _words(said)
+        hint = f"kubectl describe limitrange -n {namespace} shows the limits; ask within them"
+        return doomed(AdmissionError(f"a LimitRange refuses it: {words}", hint=hint), since)
+    if _FORBIDDEN.search(said) or _INVALID.search(said):
+        hint = "change what the message names"
+        return doomed(AdmissionError(f"the API server refuses it: {_words(said)}", hint=hint), since)
+    return NOTHING
+
+
+def _words(said: str) -> str:
+    match = _FORBIDDEN.search(said) or _INVALID.search(said)
+    return match["said"].strip() if match else said
+
+
+def _quota(match: re.Match[str], namespace: str, since: float | None) -> Verdict:
+    name = match["quota"]
+    requested, used, hard = (_pairs(match[part]) for part in ("requested", "used", "limited"))
+    for resource, asked in requested.items():
+        limit = hard.get(resource)
+        if limit is not None and asked > limit:
+            error = QuotaExceededError(
+                f"the quota {name!r} of namespace {namespace!r} allows {resource} of "
+                f"{_shown(resource, limit)} altogether, {_shown(resource, asked)} are asked",
+                hint="ask for less, or let an administrator raise the quota",
+            )
+            return doomed(error, since)
+    parts = [
+        f"{_shown(resource, used[resource])} of {_shown(resource, hard[resource])} {resource} are "
+        f"used, {_shown(resource, asked)} more are asked"
+        for resource, asked in requested.items()
+        if resource in used and resource in hard
+    ]
+    return waiting(f"the quota {name!r} is full: {', '.join(parts)}", since)
+
+
+def _pairs(text: str) -> nodes.Amounts:
+    pairs = (part.partition("=") for part in text.split(","))
+    return nodes.amounts({name: amount for name, _, amount in pairs})
+
+
+def _shown(resource: str, amount: nodes.Fraction) -> str:
+    return nodes.written(resource.removeprefix("requests.").removeprefix("limits."), amount)

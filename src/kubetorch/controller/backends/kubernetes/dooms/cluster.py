@@ -1,0 +1,174 @@
+"""What of a cluster is watched to judge launches, and how it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from kubetorch.k8s.resources import Object, Resource, Selection
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One kind of objects to keep.
+
+    Attributes:
+        name: What `Cluster` calls them.
+        selection: Which objects; where `namespace` is `None` and the kind lies in namespaces, those
+            of the workloads are enough.
+        is_optional: Clusters may not serve the kind.
+    """
+
+    name: str
+    selection: Selection
+    is_optional: bool = False
+
+
+EVENTS = Selection(Resource("", "v1", "events", "Event"))
+
+NODES = "nodes"
+CLAIMS = "claims"
+STORAGE_CLASSES = "storage_classes"
+AUTOSCALER_STATUS = "autoscaler_status"
+NODE_POOLS = "node_pools"
+LOCAL_QUEUES = "local_queues"
+KUEUE_WORKLOADS = "kueue_workloads"
+KAI_QUEUES = "kai_queues"
+
+#: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
+WATCHED = (
+    Watch(NODES, Selection(Resource("", "v1", "nodes", "Node", is_namespaced=False))),
+    Watch(CLAIMS, Selection(Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"))),
+    Watch(
+        STORAGE_CLASSES,
+        Selection(
+            Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
+        ),
+    ),
+    Watch(
+        AUTOSCALER_STATUS,
+        Selection(
+            Resource("", "v1", "configmaps", "ConfigMap"),
+            namespace="kube-system",
+            fields="metadata.name=cluster-autoscaler-status",
+        ),
+    ),
+    Watch(
+        NODE_POOLS,
+        Selection(Resource("karpenter.sh", "v1", "nodepools", "NodePool", is_namespaced=False)),
+        is_optional=True,
+    ),
+    Watch(
+        LOCAL_QUEUES,
+        Selection(Resource("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")),
+        is_optional=True,
+    ),
+    Watch(
+        KUEUE_WORKLOADS,
+        Selection(Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")),
+        is_optional=True,
+    ),
+    Watch(
+        KAI_QUEUES,
+        Selection(Resource("scheduling.run.ai", "v2", "queues", "Queue", is_namespaced=False)),
+        is_optional=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What was watched.
+
+    Attributes:
+        now: Seconds since the epoch.
+        objects: By the names of `WATCHED`. What is not in it is not known (not listed yet, or not
+            allowed), and nobody is doomed by what is not known.
+        absent: Names of the kinds that the API server does not serve.
+    """
+
+    now: float
+    objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+
+    def knows(self, name: str) -> bool:
+        """Whether it is known which objects of a kind there are."""
+        return name in self.objects or name in self.absent
+
+    def all(self, name: str) -> Sequence[Object]:
+        """All objects of a kind."""
+        return self.objects.get(name, ())
+
+    def find(self, name: str, which: str, namespace: str = "") -> Object | None:
+        """One object."""
+        for one in self.all(name):
+            metadata = one["metadata"]
+            if metadata["name"] == which and (metadata.get("namespace") or "") == namespace:
+                return one
+        return None
+
+    @property
+    def autoscaler(self) -> str | None:
+        """What adds nodes to the cluster, if anything does."""
+        if self.all(NODE_POOLS):
+            return "Karpenter"
+        return "the cluster autoscaler" if self.all(AUTOSCALER_STATUS) else None
+
+
+# ------------------------------------------------------------------------- reading plain objects
+
+
+def time_of(text: object) -> float | None:
+    """A time of the API in seconds since the epoch."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=timezone.utc)
+    # A container that never started has a start in 1970.
+    return found.timestamp() or None
+
+
+def when(event: Object) -> float:
+    """When an event was last seen."""
+    series = event.get("series") or {}
+    given = (
+        event.get("lastTimestamp"),
+        series.get("lastObservedTime"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        event["metadata"].get("creationTimestamp"),
+    )
+    return next((at for at in map(time_of, given) if at is not None), 0.0)
+
+
+def began(event: Object) -> float:
+    """When an event was first seen."""
+    given = (event.get("firstTimestamp"), event.get("eventTime"))
+    return next((at for at in map(time_of, given) if at is not None), when(event))
+
+
+def about(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
+    """Events of one object with one of the reasons (any, when none is given), the oldest first."""
+    found = [
+        event
+        for event in events
+        if (event.get("involvedObject") or {}).get("kind") == kind
+        and (event.get("involvedObject") or {}).get("name") == name
+        and (not reasons or event.get("reason") in reasons)
+    ]
+    return sorted(found, key=when)
+
+
+def condition(manifest: Object, kind: str) -> Object:
+    """A condition in the status of an object; empty if it has none of that type."""
+    for one in (manifest.get("status") or {}).get("conditions") or ():
+        if one.get("type") == kind:
+            found: dict[str, Any] = one
+            return found
+    return {}

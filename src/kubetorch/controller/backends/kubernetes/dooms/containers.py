@@ -1,0 +1,277 @@
+"""Containers that cannot start, end again and again, or are killed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
+from kubetorch.controller.backends.kubernetes.dooms import missing, pulling
+from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
+    NOTHING,
+    Verdict,
+    doomed,
+    settled,
+    waiting,
+    worst,
+)
+from kubetorch.errors import (
+    KubetorchError,
+    OutOfMemoryError,
+    PodContainerError,
+    ProbeFailedError,
+    ServiceHealthError,
+)
+from kubetorch.k8s.resources import Object
+from kubetorch.specs import quantity
+
+#: What kubelets say of a start that may succeed the next time.
+_PASSING = re.compile(
+    r"deadline exceeded|failed to reserve|timed out|connection refused|failed to sync \S+ cache"
+    r"|resource temporarily unavailable|is being (?:created|removed)",
+    re.I,
+)
+_PROBES = ("startup", "liveness")
+#: Exit codes by which a shell says that it could not start a program.
+_NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
+#: What ended a container that its first process did not end.
+_KILLED = 137
+
+
+class _Container(NamedTuple):
+    """A container, as declared and as the kubelet sees it."""
+
+    pod: Object
+    spec: Object
+    status: Object
+    is_init: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.status["name"])
+
+    @property
+    def called(self) -> str:
+        return f"the init container {self.name!r}" if self.is_init else f"the container {self.name!r}"
+
+
+def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """Judge the containers of a pod that has a node."""
+    return worst([_judge(one, events, cluster) for one in _containers(pod)])
+
+
+def _containers(pod: Object) -> Iterator[_Container]:
+    status = pod.get("status") or {}
+    for of_status, of_spec, is_init in (
+        ("initContainerStatuses", "initContainers", True),
+        ("containerStatuses", "containers", False),
+    ):
+        declared = {one["name"]: one for one in pod["spec"].get(of_spec) or ()}
+        for one in status.get(of_status) or ():
+            yield _Container(pod, declared.get(one["name"], {}), one, is_init)
+
+
+def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    state = one.status.get("state") or {}
+    waits = state.get("waiting") or {}
+    reason = str(waits.get("reason") or "")
+    if reason in pulling.REASONS:
+        image = str(one.spec.get("image") or one.status.get("image") or "")
+        return pulling.judge(one.pod, one.status, image, events)
+    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
+        return _not_created(one, str(waits.get("message") or reason), events, cluster)
+    if reason == "PostStartHookError":
+        return doomed(_container_error(one, f"its postStart hook failed: {waits.get('message')}"))
+    if reason == "CrashLoopBackOff":
+        return _ended(one, _last(one), events, is_final=True)
+    if "terminated" in state:
+        return _terminated(one, state["terminated"], events)
+    return _restarted(one, events, cluster) if "running" in state else NOTHING
+
+
+# -------------------------------------------------------------------------------- cannot start
+
+
+def _not_created(
+    one: _Container, said: str, events: Sequence[Object], cluster: Cluster
+) -> Verdict:
+    since = _failed_since(one, events)
+    error = missing.error_of(said, namespace=one.pod["metadata"].get("namespace") or "")
+    if error is not None:
+        return settled(doomed(error, since), cluster.now, missing.SETTLE)
+    if _PASSING.search(said):
+        return waiting(f"{one.called} is not made yet: {said}", since)
+    return doomed(_start_error(one, said), since)
+
+
+def _failed_since(one: _Container, events: Sequence[Object]) -> float | None:
+    found = reading.about(events, "Pod", one.pod["metadata"]["name"], "Failed")
+    mine = [
+        event
+        for event in found
+        if f"{{{one.name}}}" in str((event.get("involvedObject") or {}).get("fieldPath", ""))
+    ]
+    return min(map(reading.began, mine), default=None)
+
+
+def _start_error(one: _Container, said: str) -> PodContainerError:
+    text = said.rpartition("unable to start container process: ")[2].removesuffix(": unknown")
+    program = re.search(r'exec: "([^"]+)"', text)
+    if "exec format error" in said:
+        hint = "the image is for another architecture: build it for the nodes', or choose others"
+    elif program:
+        hint = f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
+    elif "runAsNonRoot" in said:
+        hint = "give a runAsUser, or an image whose user is a number other than 0"
+    else:
+        hint = "correct what the message names"
+    return _container_error(one, f"it cannot start: {text}", hint)
+
+
+def _container_error(one: _Container, text: str, hint: str | None = None) -> PodContainerError:
+    where = one.pod["metadata"]["name"]
+    return PodContainerError(f"{one.called} of {where}: {text}", hint=hint)
+
+
+# -------------------------------------------------------------------------------------- ended
+
+
+def _last(one: _Container) -> Object:
+    found: Object = (one.status.get("lastState") or {}).get("terminated") or {}
+    return found
+
+
+def _terminated(one: _Container, ended: Object, events: Sequence[Object]) -> Verdict:
+    code = int(ended.get("exitCode") or 0)
+    if one.is_init and code == 0:
+        return NOTHING
+    policy = one.spec.get("restartPolicy") or one.pod["spec"].get("restartPolicy") or "Always"
+    is_final = policy == "Never" or (policy == "OnFailure" and code == 0)
+    return _ended(one, ended, events, is_final=is_final)
+
+
+def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """A container that runs again; what ended it a moment ago may have passed unseen."""
+    ended = _last(one)
+    at = reading.time_of(ended.get("finishedAt"))
+    if at is None or cluster.now - at > _MOMENT:
+        return NOTHING
+    verdict = _ended(one, ended, events, is_final=False)
+    return verdict if verdict.is_doomed else replace(verdict, again=_MOMENT)
+
+
+#: Seconds for which the end of a container is news after it runs again.
+_MOMENT = 10.0
+
+
+def _ended(
+    one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool
+) -> Verdict:
+    """Judge how a container ended.
+
+    Args:
+        one: The container.
+        ended: How it ended.
+        events: Events of the pod.
+        is_final: Whether the kubelet has given it up, or starts it only after a pause by now.
+    """
+    since = reading.time_of(ended.get("finishedAt"))
+    reason, code = str(ended.get("reason") or ""), int(ended.get("exitCode") or 0)
+    said = str(ended.get("message") or "").strip()
+    if reason == "StartError":
+        verdict = doomed(_start_error(one, said), since)
+        return settled_start(verdict, said)
+    if reason == "OOMKilled":
+        return doomed(_memory_error(one), since)
+    probe = _probe(one, events, since)
+    if probe is not None and (is_final or probe[0] == "startup"):
+        return doomed(_probe_error(one, *probe), since)
+    if not (is_final or code in _NOT_STARTED):
+        how = f"ended with exit code {code}"
+        if probe is not None:
+            how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
+        return waiting(f"{one.called} {how} and is started again", since)
+    return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
+
+
+def settled_start(verdict: Verdict, said: str) -> Verdict:
+    """A start that failed for what may pass is no doom."""
+    if _PASSING.search(said):
+        return waiting(verdict.reason, verdict.since)
+    return verdict
+
+
+def _with_log(verdict: Verdict, one: _Container, said: str) -> Verdict:
+    """Its last lines: the kubelet may have them as the message, else they are to be fetched."""
+    if said:
+        return verdict.with_log(said.splitlines())
+    is_previous = "terminated" not in (one.status.get("state") or {})
+    return replace(verdict, log=one.name, is_previous=is_previous)
+
+
+def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
+    name = one.pod["metadata"]["name"]
+    if code in _NOT_STARTED:
+        hint = "correct the command, or use an image that has the program"
+        return _container_error(one, f"its program {_NOT_STARTED[code]} (exit code {code})", hint)
+    count = int(one.status.get("restartCount") or 0)
+    how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, {code}"
+    if one.is_init:
+        text = f"{one.called} of {name} failed ({how})"
+        return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
+    if count:
+        text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
+        return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
+    return _container_error(one, f"it ended ({how})", "its last lines say why; kt logs has the others")
+
+
+def _memory_error(one: _Container) -> OutOfMemoryError:
+    limit = ((one.spec.get("resources") or {}).get("limits") or {}).get("memory")
+    text = f"{one.called} of {one.pod['metadata']['name']} was killed for its memory"
+    error = OutOfMemoryError(
+        f"{text} (limit {limit})" if limit else f"{text}: its node had none left",
+        exit_code=_KILLED,
+        hint="use less, or raise the limit of memory"
+        if limit
+        else "ask for the memory that it needs: kt.Compute(memory=…)",
+    )
+    error.limit_bytes = None if limit is None else quantity.size_bytes(limit)
+    return error
+
+
+# -------------------------------------------------------------------------------------- probes
+
+
+def _probe(
+    one: _Container, events: Sequence[Object], since: float | None
+) -> tuple[str, str] | None:
+    """Which probe ended the container, and what it said."""
+    name = one.pod["metadata"]["name"]
+    killings = reading.about(events, "Pod", name, "Killing")
+    for event in reversed(killings):
+        text = str(event.get("message", ""))
+        for probe in _PROBES:
+            if text.startswith(f"Container {one.name} failed {probe} probe"):
+                return probe, _probe_said(name, probe, events)
+    return None
+
+
+def _probe_said(name: str, probe: str, events: Sequence[Object]) -> str:
+    prefix = f"{probe.capitalize()} probe failed: "
+    for event in reversed(reading.about(events, "Pod", name, "Unhealthy")):
+        text = str(event.get("message", ""))
+        if text.startswith(prefix):
+            return text[len(prefix) :].strip()
+    return "it gave no reason"
+
+
+def _probe_error(one: _Container, probe: str, said: str) -> ProbeFailedError:
+    name = one.pod["metadata"]["name"]
+    return ProbeFailedError(
+        f"{one.called} of {name} was killed because its {probe} probe failed: {said}",
+        hint="correct the probe, or give it more time (failureThreshold, periodSeconds); "
+        "kt logs has what the container said",
+    )

@@ -1,0 +1,107 @@
+"""Pods that were ended, and pods on nodes that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
+from kubetorch.controller.backends.kubernetes.dooms.cluster import NODES, Cluster
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
+    NOTHING,
+    Verdict,
+    doomed,
+    waiting,
+)
+from kubetorch.errors import PodTerminatedError
+from kubetorch.k8s.resources import Object
+
+#: Owners that replace a pod that is lost, however often.
+_REPLACING = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
+_HINTS = {
+    "Evicted": "ask for what it needs, so that nodes keep it free: memory and disk_size of Compute",
+    "DeadlineExceeded": "raise activeDeadlineSeconds, or leave it out",
+    "NodeLost": "kubectl get nodes; deploy again, and it gets another node",
+    "Preempted": "give it a higher priority_class_name, or deploy again later",
+    "Deleted": "deploy again",
+}
+
+
+def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """Judge a pod that is ended or whose node is lost; `NOTHING` when it is neither."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return _deleted(pod, events, cluster)
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return _ended(pod, str(status["reason"]), str(status.get("message") or ""), events)
+    return _on_lost_node(pod, events, cluster)
+
+
+def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    name = pod["spec"].get("nodeName")
+    node = cluster.find(NODES, name) if name else None
+    if node is None:
+        if not name or not cluster.all(NODES):
+            return NOTHING
+        return _gone(pod, "NodeLost", f"its node {name} is gone", events, None)
+    ready = reading.condition(node, "Ready")
+    since = reading.time_of(ready.get("lastTransitionTime"))
+    if ready.get("status") == "Unknown":
+        text = f"its node {name} is lost: {ready.get('message', '')}"
+        return doomed(_error(pod, "NodeLost", text, events), since)
+    if ready.get("status") == "False":
+        return waiting(f"its node {name} is not ready: {ready.get('message', '')}", since)
+    return NOTHING
+
+
+def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    since = reading.time_of(pod["metadata"]["deletionTimestamp"])
+    grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    since = None if since is None else since - grace
+    preempted = reading.condition(pod, "DisruptionTarget")
+    if preempted.get("status") == "True":
+        reason = str(preempted.get("reason") or "")
+        word = "Preempted" if reason == "PreemptionByScheduler" else "Evicted"
+        return _gone(pod, word, str(preempted.get("message") or reason), events, since)
+    lost = _on_lost_node(pod, events, cluster)
+    if lost.is_doomed:
+        return lost
+    return _gone(pod, "Deleted", "somebody deleted it", events, since)
+
+
+def _ended(pod: Object, reason: str, message: str, events: Sequence[Object]) -> Verdict:
+    since = reading.time_of(reading.condition(pod, "Ready").get("lastTransitionTime"))
+    word = "Preempted" if reason == "Preempting" else reason
+    if word == "DeadlineExceeded":
+        return doomed(_error(pod, word, message, events), since)
+    return _gone(pod, word, message, events, since)
+
+
+def _gone(
+    pod: Object, word: str, text: str, events: Sequence[Object], since: float | None
+) -> Verdict:
+    """A pod that is lost: a doom, unless its owner makes another one."""
+    owner = next(
+        (one for one in pod["metadata"].get("ownerReferences") or () if one.get("controller")), None
+    )
+    if owner is not None and owner.get("kind") in _REPLACING:
+        name = pod["metadata"]["name"]
+        return waiting(f"{name} is replaced ({word}: {text.strip()})", since)
+    if owner is not None and word != "NodeLost":
+        # Jobs count it against their limit, and say so when it is reached.
+        return waiting(f"{pod['metadata']['name']} was lost ({word}: {text.strip()})", since)
+    return doomed(_error(pod, word, text, events), since)
+
+
+def _error(pod: Object, word: str, text: str, events: Sequence[Object]) -> PodTerminatedError:
+    name = pod["metadata"]["name"]
+    said = [
+        {
+            "timestamp": reading.when(event),
+            "reason": event.get("reason", ""),
+            "message": event.get("message", ""),
+        }
+        for event in reading.about(events, "Pod", name)
+        if event.get("type") == "Warning"
+    ]
+    said.append({"timestamp": None, "reason": word, "message": text.strip()})
+    return PodTerminatedError(name, word, events=said, hint=_HINTS.get(word))

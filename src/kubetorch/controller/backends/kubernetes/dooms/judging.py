@@ -1,0 +1,120 @@
+"""Whether a launch can still succeed: the questions that a backend asks.
+
+    pod, events ──────┐
+    owners, events ───┼──> verdict: doomed (a typed error) | waits (a sentence) | nothing
+    cluster ──────────┘
+
+What may still come right is no doom, it is progress. Nothing here waits or asks anybody: whoever
+watches the cluster calls again when something changes, and after `Verdict.again` seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.kubernetes.dooms import (
+    admission,
+    containers,
+    endings,
+    owners as owning,
+    queues,
+    scheduling,
+    volumes,
+)
+from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
+from kubetorch.errors import (
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+    KubetorchError,
+    OperatorMissingError,
+)
+from kubetorch.k8s import failures
+from kubetorch.k8s.resources import Object
+
+
+def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """Judge a pod.
+
+    Args:
+        pod: The pod.
+        events: Its events and those of its claims; others are not looked at.
+        cluster: What else was watched.
+    """
+    ended = endings.judge(pod, events, cluster)
+    if ended.reason:
+        return ended
+    if not pod["spec"].get("nodeName"):
+        return scheduling.judge(pod, events, cluster)
+    found = containers.judge(pod, events, cluster)
+    if found.reason or not _waits_for_volumes(pod):
+        return found
+    return worst([found, volumes.judge_mounts(pod, events, cluster)])
+
+
+def judge_owner(
+    manifest: Object, owners: Sequence[Object], *, events: Sequence[Object], cluster: Cluster
+) -> Verdict:
+    """Judge what makes the pods of a workload.
+
+    Args:
+        manifest: The object that was applied, or is about to be.
+        owners: It, as the API server has it, and what it owns above the pods: ReplicaSets, Jobs,
+            Revisions; empty before it is applied.
+        events: Their events; others are not looked at.
+        cluster: What else was watched.
+    """
+    applied = next((one for one in owners if _is_same(one, manifest)), manifest)
+    found = [queues.judge_queue(applied, cluster)]
+    uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
+    found.append(queues.judge_workload(uids, cluster))
+    found += [owning.judge(one, events, cluster) for one in owners]
+    return worst(found)
+
+
+def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Verdict:
+    """Judge why the API server refused an object that was applied.
+
+    Args:
+        error: What the client raised.
+        manifest: What was applied.
+        now: Seconds since the epoch.
+
+    Returns:
+        A typed error where the message is understood, a reason to wait and apply it again, else
+        the error itself.
+    """
+    if not isinstance(error, KubernetesRequestError):
+        return doomed(error, now)
+    namespace = manifest["metadata"].get("namespace") or error.namespace or ""
+    if isinstance(error, KubernetesNotFoundError) and failures.is_unserved(error.message):
+        kind, version = manifest.get("kind"), manifest.get("apiVersion")
+        unserved = OperatorMissingError(
+            f"the cluster does not serve the kind {kind} of {version}: its operator is missing",
+            hint="let an administrator install it (kubectl api-resources lists what is there)",
+        )
+        return doomed(unserved, now)
+    if failures.is_unauthorized(error):
+        return doomed(error, now)
+    verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
+    return verdict if verdict is not NOTHING else doomed(error, now)
+
+
+def _is_same(one: Object, manifest: Object) -> bool:
+    return (
+        one.get("kind") == manifest.get("kind")
+        and one["metadata"]["name"] == manifest["metadata"]["name"]
+    )
+
+
+def _waits_for_volumes(pod: Object) -> bool:
+    """Whether no container has been made yet."""
+    status = pod.get("status") or {}
+    statuses = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    words = ("ContainerCreating", "PodInitializing")
+    return all(
+        ((one.get("state") or {}).get("waiting") or {}).get("reason") in words for one in statuses
+    )

@@ -1,0 +1,116 @@
+"""What the objects above the pods say: they cannot make them, or have given them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.kubernetes.dooms import admission, pulling
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
+from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
+    NOTHING,
+    Verdict,
+    doomed,
+    waiting,
+)
+from kubetorch.errors import KnativeServiceConflictError, ServiceHealthError, StartupError
+from kubetorch.k8s.resources import Object
+
+_FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
+#: Where replicas of a kind stand in its status: with as many as wanted, old failures are over.
+_COUNTS = ("replicas", "active", "currentNumberScheduled")
+
+
+def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """Judge one object that makes pods, or makes what makes them."""
+    kind = str(owner.get("kind", ""))
+    failure = _failure(owner, events)
+    if failure is not None:
+        said, since = failure
+        namespace = owner["metadata"].get("namespace") or ""
+        verdict = admission.judge(said, namespace=namespace, since=since, now=cluster.now)
+        return verdict if verdict.reason else waiting(f"its pods cannot be made yet: {said}", since)
+    if str(owner.get("apiVersion", "")).startswith("serving.knative.dev/"):
+        return _knative(owner)
+    if kind == "RayCluster":
+        return _ray(owner)
+    return _job(owner)
+
+
+def _failure(owner: Object, events: Sequence[Object]) -> tuple[str, float | None] | None:
+    """Why it could not make a pod the last time, unless it could since."""
+    found = reading.condition(owner, "ReplicaFailure")
+    if found.get("status") == "True":
+        return str(found.get("message", "")), reading.time_of(found.get("lastTransitionTime"))
+    status = owner.get("status") or {}
+    if owner.get("kind") in ("Deployment", "ReplicaSet") or any(status.get(one) for one in _COUNTS):
+        return None
+    names = (*_FAILED_CREATE, "SuccessfulCreate")
+    said = reading.about(events, str(owner.get("kind")), owner["metadata"]["name"], *names)
+    if not said or said[-1].get("reason") == "SuccessfulCreate":
+        return None
+    return str(said[-1].get("message", "")), reading.began(said[-1])
+
+
+def _job(owner: Object) -> Verdict:
+    """Jobs of every kind say by conditions that they have failed."""
+    for kind in ("Failed", "FailureTarget"):
+        failed = reading.condition(owner, kind)
+        if failed.get("status") == "True":
+            what, name = owner.get("kind"), owner["metadata"]["name"]
+            reason, said = failed.get("reason", ""), failed.get("message", "")
+            error = ServiceHealthError(
+                f"the {what} {name} has failed ({reason}): {said}",
+                hint="kt logs has what its pods said; a Job tries backoffLimit times",
+            )
+            return doomed(error, reading.time_of(failed.get("lastTransitionTime")))
+    suspended = reading.condition(owner, "Suspended")
+    if suspended.get("status") == "True":
+        said = str(suspended.get("message") or "it is suspended")
+        since = reading.time_of(suspended.get("lastTransitionTime"))
+        return waiting(f"the {owner.get('kind')} is held back: {said}", since)
+    return NOTHING
+
+
+def _knative(owner: Object) -> Verdict:
+    for kind in ("Ready", "ConfigurationsReady", "RoutesReady", "ContainerHealthy"):
+        found = reading.condition(owner, kind)
+        if found.get("status") == "False":
+            return _knative_failure(owner, found)
+    return NOTHING
+
+
+def _knative_failure(owner: Object, found: Object) -> Verdict:
+    reason, said = str(found.get("reason") or ""), str(found.get("message") or "")
+    since = reading.time_of(found.get("lastTransitionTime"))
+    if reason == "NotOwned":
+        error = KnativeServiceConflictError(
+            f"a Service that Knative does not own has the name that it needs: {said}",
+            hint="delete that Service, or choose another name",
+        )
+        return doomed(error, since)
+    if reason == "ContainerMissing":
+        return pulling.judge_digest(said, since)
+    if reason.startswith("ExitCode"):
+        error_of_exit = ServiceHealthError(
+            f"the container of {owner['metadata']['name']} ended: {said}",
+            hint="kt logs has what it said",
+        )
+        return doomed(error_of_exit, since)
+    namespace = owner["metadata"].get("namespace") or ""
+    verdict = admission.judge(said, namespace=namespace, since=since, now=since or 0.0)
+    return verdict if verdict.reason else waiting(f"Knative says {reason}: {said}", since)
+
+
+def _ray(owner: Object) -> Verdict:
+    status = owner.get("status") or {}
+    failed = reading.condition(owner, "ReplicaFailure")
+    if status.get("state") == "failed" or failed.get("status") == "True":
+        said = str(status.get("reason") or failed.get("message") or "it gave no reason")
+        since = reading.time_of(failed.get("lastTransitionTime") or status.get("lastUpdateTime"))
+        error = StartupError(
+            f"the RayCluster {owner['metadata']['name']} has failed: {said}",
+            hint="kt logs has what its head said",
+        )
+        return doomed(error, since)
+    return NOTHING

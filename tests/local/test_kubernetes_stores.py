@@ -1,0 +1,209 @@
+"""Secrets and volumes of the Kubernetes backend against an API server that does what it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kubetorch import errors
+from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
+from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
+from kubetorch.k8s.client import Client
+from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft
+from local.fake_apiserver import Exchange, FakeApiServer
+
+SECRET = "/api/v1/namespaces/team/secrets/tokens"
+KINDS = {
+    "/api/v1": [("secrets", "Secret"), ("persistentvolumeclaims", "PersistentVolumeClaim")],
+}
+
+
+class Objects:
+    """An API server that keeps objects, and at times is changed by somebody else.
+
+    Attributes:
+        kept: The objects by path.
+        before_write: Called with each request that would write, before it does.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.before_write: Any = lambda exchange: False
+        self._versions = iter(range(1, 1000))
+
+    def keep(self, path: str, found: dict[str, Any]) -> dict[str, Any]:
+        version = str(next(self._versions))
+        found["metadata"] = {
+            "uid": "u1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            **found["metadata"],
+            "resourceVersion": version,
+        }
+        self.kept[path] = found
+        return found
+
+    async def __call__(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if request.path in KINDS:
+            served = [
+                {"name": plural, "kind": kind, "namespaced": True}
+                for plural, kind in KINDS[request.path]
+            ]
+            exchange.answer(200, {"kind": "APIResourceList", "resources": served})
+        elif request.method == "GET":
+            found = self.kept.get(request.path)
+            if found is None:
+                exchange.refuse(404, "NotFound", "not found")
+            else:
+                exchange.answer(200, found)
+        elif not self.before_write(exchange):
+            self._write(exchange)
+
+    def _write(self, exchange: Exchange) -> None:
+        request, body = exchange.request, exchange.request.json
+        path = request.path
+        if request.method == "POST":
+            path = f"{path}/{body['metadata']['name']}"
+            if path in self.kept:
+                return exchange.refuse(409, "AlreadyExists", "already exists")
+            return exchange.answer(201, self.keep(path, body))
+        found = self.kept.get(path)
+        if found is None:
+            return exchange.refuse(404, "NotFound", "not found")
+        wanted = body["metadata"]["resourceVersion"]
+        if wanted != found["metadata"]["resourceVersion"]:
+            return exchange.refuse(409, "Conflict", "the object has been modified")
+        data = {**found["data"], **body["data"]}
+        found = {**found, "data": {key: value for key, value in data.items() if value is not None}}
+        return exchange.answer(200, self.keep(path, found))
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[Objects, Client, FakeApiServer]]:
+    objects = Objects()
+    async with (
+        FakeApiServer(objects) as fake,
+        Client(fake.access(), timeout=5.0, patience=0.0, variables={}) as client,
+    ):
+        yield objects, client, fake
+
+
+def _put(collision: Collision = "same", **values: str) -> PutSecret:
+    draft = SecretDraft(name="tokens", mount_type="env")
+    encoded = {key: value.encode() for key, value in values.items()}
+    return PutSecret(draft=draft, values=encoded, collision=collision)
+
+
+def test_an_upload_that_another_one_overtakes_is_decided_again() -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, _):
+            store = SecretObjects(client)
+
+            def create_first(exchange: Exchange) -> bool:
+                objects.before_write = lambda exchange: False
+                objects.keep(SECRET, exchange.request.json)
+                return False
+
+            objects.before_write = create_first
+            assert (await store.put("team", "tokens", _put(A="1"))).outcome == "unchanged"
+
+            def change_first(exchange: Exchange) -> bool:
+                objects.before_write = lambda exchange: False
+                found = objects.kept[SECRET]
+                objects.keep(SECRET, {**found, "data": {**found["data"], "B": "Mg=="}})
+                return False
+
+            objects.before_write = change_first
+            assert (await store.put("team", "tokens", _put("merge", C="3"))).outcome == "merged"
+            assert await store.values("team", "tokens") == {"A": b"1", "B": b"2", "C": b"3"}
+
+            def delete_first(exchange: Exchange) -> bool:
+                objects.before_write = lambda exchange: False
+                del objects.kept[SECRET]
+                return False
+
+            objects.before_write = delete_first
+            assert (await store.put("team", "tokens", _put("replace", D="4"))).outcome == "created"
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_is_overtaken_for_ever_ends_with_an_error() -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, fake):
+            store = SecretObjects(client)
+            await store.put("team", "tokens", _put(A="1"))
+
+            def refuse(exchange: Exchange) -> bool:
+                exchange.refuse(409, "Conflict", "the object has been modified")
+                return True
+
+            objects.before_write = refuse
+            with pytest.raises(errors.KubernetesConflictError, match="changed by others 8 times"):
+                await store.put("team", "tokens", _put("replace", A="2"))
+            assert sum(request.method == "PATCH" for request in fake.requests) == 8
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "error", "words"),
+    [
+        (403, "Forbidden", "exceeded quota: little", errors.StorageFullError, "quota"),
+        (500, "", "etcdserver: mvcc: database space exceeded", errors.StorageFullError, "no space"),
+        (403, "Forbidden", "User x cannot create", errors.KubernetesForbiddenError, "cannot"),
+        (422, "Invalid", "spec is wrong", errors.KubernetesRequestError, "spec is wrong"),
+    ],
+)
+def test_what_the_server_refuses_is_an_error_without_the_values(
+    status: int, reason: str, message: str, error: type[Exception], words: str
+) -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, _):
+
+            def refuse(exchange: Exchange) -> bool:
+                exchange.refuse(status, reason, message)
+                return True
+
+            objects.before_write = refuse
+            with pytest.raises(error, match=words) as raised:
+                await SecretObjects(client).put("team", "tokens", _put(A="quince"))
+            whole = json.dumps([str(raised.value), repr(raised.value.__dict__)])
+            assert "quince" not in whole and "cXVpbmNl" not in whole
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_is_being_deleted_and_a_limit_are_said() -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, _):
+            spec = VolumeSpec("data", "/data", size="1Gi", volume_name="pv")
+
+            def refuse(exchange: Exchange) -> bool:
+                cause = {"reason": "NamespaceTerminating", "message": "m", "field": "f"}
+                body = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"}
+                exchange.answer(403, {**body, "details": {"causes": [cause]}})
+                return True
+
+            objects.before_write = refuse
+            with pytest.raises(errors.KubernetesNotFoundError, match="is being deleted"):
+                await VolumeClaims(client).create("team", spec)
+
+            def limit(exchange: Exchange) -> bool:
+                said = (
+                    "maximum storage usage per PersistentVolumeClaim is 512Mi, but request is 1Gi"
+                )
+                exchange.refuse(403, "Forbidden", said)
+                return True
+
+            objects.before_write = limit
+            with pytest.raises(errors.SpecError, match="512Mi"):
+                await VolumeClaims(client).create("team", spec)
+
+    asyncio.run(scenario())
