@@ -37,6 +37,7 @@ _PASSING = re.compile(
 _PROBES = ("startup", "liveness")
 #: Exit codes by which a shell says that it could not start a program.
 _NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
+_LINES = "its last lines say why; kt logs has the others"
 #: What ended a container that its first process did not end.
 _KILLED = 137
 
@@ -55,7 +56,9 @@ class _Container(NamedTuple):
 
     @property
     def called(self) -> str:
-        return f"the init container {self.name!r}" if self.is_init else f"the container {self.name!r}"
+        return (
+            f"the init container {self.name!r}" if self.is_init else f"the container {self.name!r}"
+        )
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -95,9 +98,7 @@ def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdi
 # -------------------------------------------------------------------------------- cannot start
 
 
-def _not_created(
-    one: _Container, said: str, events: Sequence[Object], cluster: Cluster
-) -> Verdict:
+def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
     since = _failed_since(one, events)
     error = missing.error_of(said, namespace=one.pod["metadata"].get("namespace") or "")
     if error is not None:
@@ -123,7 +124,7 @@ def _start_error(one: _Container, said: str) -> PodContainerError:
     if "exec format error" in said:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
-        hint = f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
+        hint = f"the image has no {program[1]} that can be executed: correct the command or image"
     elif "runAsNonRoot" in said:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
@@ -167,9 +168,7 @@ def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> V
 _MOMENT = 10.0
 
 
-def _ended(
-    one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool
-) -> Verdict:
+def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool) -> Verdict:
     """Judge how a container ended.
 
     Args:
@@ -183,7 +182,7 @@ def _ended(
     said = str(ended.get("message") or "").strip()
     if reason == "StartError":
         verdict = doomed(_start_error(one, said), since)
-        return settled_start(verdict, said)
+        return _unless_passing(verdict, said)
     if reason == "OOMKilled":
         return doomed(_memory_error(one), since)
     probe = _probe(one, events, since)
@@ -197,7 +196,7 @@ def _ended(
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 
-def settled_start(verdict: Verdict, said: str) -> Verdict:
+def _unless_passing(verdict: Verdict, said: str) -> Verdict:
     """A start that failed for what may pass is no doom."""
     if _PASSING.search(said):
         return waiting(verdict.reason, verdict.since)
@@ -224,8 +223,8 @@ def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
         return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
     if count:
         text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
-        return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
-    return _container_error(one, f"it ended ({how})", "its last lines say why; kt logs has the others")
+        return ServiceHealthError(text, hint=_LINES)
+    return _container_error(one, f"it ended ({how})", _LINES)
 
 
 def _memory_error(one: _Container) -> OutOfMemoryError:
