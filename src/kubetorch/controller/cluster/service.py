@@ -4,9 +4,9 @@
                             ▲                                         │
                             └──────────── another pod ◄───────────────┘
 
-A standby answers that it lives. Whoever leads marks its own pod, and the Service chooses pods by that
-mark. A leader that may not be one any more ends its process at once: what another one does by now must
-not be done twice.
+A standby answers that it lives. Whoever leads marks its own pod, and the Service chooses pods by
+that mark. A leader that may not be one any more ends its process at once: what another one does by
+now must not be done twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import uvloop
 
@@ -171,9 +171,9 @@ class _Service:
             new_access=new_access,
         )
 
-    async def _first(self, event: object) -> bool:
+    async def _first(self, event: Awaitable[object]) -> bool:
         """Wait for something, or for the signal to stop; whether it was the former."""
-        waiting = asyncio.ensure_future(event)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(event)
         stopped = asyncio.ensure_future(self._is_stopped.wait())
         try:
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
