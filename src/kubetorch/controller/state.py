@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from kubetorch.controller import database
+from kubetorch.controller.summary import Observer
 from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
@@ -167,6 +168,12 @@ class State(Protocol):
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         """A workload of `contents` cannot be taken up, for this reason."""
 
+    def observe(self, observer: Observer) -> None:
+        """Ask this one how workloads are, and tell it what others do to them."""
+
+    def touch(self, namespace: str, name: str) -> None:
+        """A workload may be in another phase than before; called often."""
+
     async def flush(self, namespace: str, name: str) -> None:
         """Wait until what was put or deleted of a workload survives the controller.
 
@@ -262,6 +269,12 @@ class SqliteState:
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:  # noqa: D102
         _log.error("workload forgotten workload=%s/%s reason=%s", namespace, name, reason)
         self.delete_workload(namespace, name)
+
+    def observe(self, observer: Observer) -> None:
+        """Nobody else changes the file."""
+
+    def touch(self, namespace: str, name: str) -> None:
+        """The phase is not kept."""
 
     async def flush(self, namespace: str, name: str) -> None:
         """Every change was on disk before its method returned."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -14,9 +13,10 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
+from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import Surroundings
 from kubetorch.controller.workload import Workload
-from kubetorch.errors import ServiceNotFoundError, SpecError, WorkloadError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.specs import names, quantity
@@ -81,7 +81,7 @@ class Workloads:
             backend=backend,
             state=state,
             clock=clock,
-            on_idle=self._delete_idle,
+            on_idle=lambda workload: self._delete_soon(*workload.key),
         )
 
     # ------------------------------------------------------------------------------- the service
@@ -104,6 +104,7 @@ class Workloads:
                 self._workloads[key] = workload
                 specs.append(workload.spec)
         self._backend.watch(self._on_pods)
+        self._state.observe(self)
         await self._backend.start(specs)
         for workload in self._workloads.values():
             workload.pods_changed()
@@ -148,6 +149,17 @@ class Workloads:
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         """News of a spawned call."""
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
+
+    # ------------------------------------------------------------------------- for the state
+
+    def summary(self, namespace: str, name: str) -> Summary | None:
+        """How a workload is; `None` when there is none of that name."""
+        workload = self._workloads.get((namespace, name))
+        return workload.summary() if workload is not None and workload.specs else None
+
+    def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
+        """Somebody else deleted a workload: what it runs on goes too."""
+        self._delete_soon(namespace, name)
 
     def _on_pods(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
@@ -321,14 +333,18 @@ class Workloads:
             )
         return call
 
-    def _delete_idle(self, workload: Workload) -> None:
-        task = asyncio.get_running_loop().create_task(self._delete_quietly(*workload.key))
+    def _delete_soon(self, namespace: str, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._delete_quietly(namespace, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _delete_quietly(self, namespace: str, name: str) -> None:
-        with contextlib.suppress(ServiceNotFoundError):
+        try:
             await self.delete(namespace, name)
+        except ServiceNotFoundError:
+            pass
+        except KubetorchError as error:
+            _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
 
     # ------------------------------------------------------------------------------------- locks
 

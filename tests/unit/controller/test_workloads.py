@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from kubetorch.controller import database
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
+from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
 from kubetorch.lib.clock import ManualClock
@@ -52,6 +53,9 @@ class OneThatBreaks:
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         return []
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        return Trouble()
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass
@@ -100,6 +104,12 @@ class OneThatIsAway:
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         raise NotImplementedError
+
+    def observe(self, observer: Observer) -> None:
+        pass
+
+    def touch(self, namespace: str, name: str) -> None:
+        pass
 
     async def flush(self, namespace: str, name: str) -> None:
         await asyncio.sleep(0)
