@@ -110,9 +110,7 @@ class Survey:
                     raise
                 continue
             if (resource, namespace) not in self._owners:
-                informer = Informer(
-                    self._client, Selection(resource, namespace), self._on_owner
-                )
+                informer = Informer(self._client, Selection(resource, namespace), self._on_owner)
                 self._owners[resource, namespace] = informer
                 await informer.__aenter__()
 
