@@ -27,9 +27,13 @@ _DENIED = re.compile(
     r'admission webhook "(?P<who>[^"]+)" denied the request(?:: ?(?P<said>.*))?$', re.S
 )
 _SILENT = re.compile(r'failed calling webhook "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
-_POLICY = re.compile(r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S)
+_POLICY = re.compile(
+    r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S
+)
 _SECURITY = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
-_LIMITS = re.compile(r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but")
+_LIMITS = re.compile(
+    r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but"
+)
 _FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
 _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 
@@ -80,14 +84,18 @@ def _refused(said: str, namespace: str, since: float | None) -> Verdict:
         match = pattern.search(said)
         if match:
             words = (match["said"] or "it gave no reason").strip()
-            return doomed(AdmissionError(f"{who} {match['who']!r} refuses it: {words}", hint=hint), since)
+            return doomed(
+                AdmissionError(f"{who} {match['who']!r} refuses it: {words}", hint=hint), since
+            )
     if _LIMITS.search(said):
         words = _words(said)
         hint = f"kubectl describe limitrange -n {namespace} shows the limits; ask within them"
         return doomed(AdmissionError(f"a LimitRange refuses it: {words}", hint=hint), since)
     if _FORBIDDEN.search(said) or _INVALID.search(said):
         hint = "change what the message names"
-        return doomed(AdmissionError(f"the API server refuses it: {_words(said)}", hint=hint), since)
+        return doomed(
+            AdmissionError(f"the API server refuses it: {_words(said)}", hint=hint), since
+        )
     return NOTHING
 
 

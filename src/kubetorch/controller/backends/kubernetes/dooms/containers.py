@@ -55,7 +55,9 @@ class _Container(NamedTuple):
 
     @property
     def called(self) -> str:
-        return f"the init container {self.name!r}" if self.is_init else f"the container {self.name!r}"
+        return (
+            f"the init container {self.name!r}" if self.is_init else f"the container {self.name!r}"
+        )
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -95,9 +97,7 @@ def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdi
 # -------------------------------------------------------------------------------- cannot start
 
 
-def _not_created(
-    one: _Container, said: str, events: Sequence[Object], cluster: Cluster
-) -> Verdict:
+def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
     since = _failed_since(one, events)
     error = missing.error_of(said, namespace=one.pod["metadata"].get("namespace") or "")
     if error is not None:
@@ -123,7 +123,9 @@ def _start_error(one: _Container, said: str) -> PodContainerError:
     if "exec format error" in said:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
-        hint = f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
+        hint = (
+            f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
+        )
     elif "runAsNonRoot" in said:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
@@ -167,9 +169,7 @@ def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> V
 _MOMENT = 10.0
 
 
-def _ended(
-    one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool
-) -> Verdict:
+def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool) -> Verdict:
     """Judge how a container ended.
 
     Args:
@@ -225,7 +225,9 @@ def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
     if count:
         text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
         return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
-    return _container_error(one, f"it ended ({how})", "its last lines say why; kt logs has the others")
+    return _container_error(
+        one, f"it ended ({how})", "its last lines say why; kt logs has the others"
+    )
 
 
 def _memory_error(one: _Container) -> OutOfMemoryError:

@@ -47,7 +47,9 @@ def claims(spec: Object) -> Iterator[str]:
 def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge a pod that has a node, and whose containers wait for its volumes."""
     name = pod["metadata"]["name"]
-    found = reading.about(events, "Pod", name, "FailedMount", "FailedAttachVolume", "FailedMapVolume")
+    found = reading.about(
+        events, "Pod", name, "FailedMount", "FailedAttachVolume", "FailedMapVolume"
+    )
     if not found:
         return NOTHING
     last = found[-1]
@@ -75,7 +77,9 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace") or ""
     since = reading.time_of(claim["metadata"].get("creationTimestamp"))
     wanted = claim["spec"].get("storageClassName")
-    said = reading.about(events, "PersistentVolumeClaim", name, "ProvisioningFailed", "FailedBinding")
+    said = reading.about(
+        events, "PersistentVolumeClaim", name, "ProvisioningFailed", "FailedBinding"
+    )
     text = str(said[-1].get("message", "")) if said else ""
     since = reading.began(said[-1]) if said else since
     verdict = NOTHING
@@ -86,8 +90,14 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
             return waiting(f"the volume {name} waits for a storage of class {wanted!r}", since)
         verdict = doomed(missing.error("StorageClass", wanted, namespace), since)
     elif wanted is None and cluster.knows(STORAGE_CLASSES) and not _default(cluster):
-        verdict = doomed(_unbindable(name, "it names no storage class, and the cluster has no "
-                                     "default one", "give kt.Volume a storage_class"), since)
+        verdict = doomed(
+            _unbindable(
+                name,
+                "it names no storage class, and the cluster has no default one",
+                "give kt.Volume a storage_class",
+            ),
+            since,
+        )
     elif text and _NEVER.search(text):
         modes = ", ".join(claim["spec"].get("accessModes") or ())
         hint = f"choose another access_mode than {modes}, or another storage_class"
