@@ -9,12 +9,13 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.views import mode
 from kubetorch.config.settings import config
 from kubetorch.errors import ServiceNotFoundError, SpecError
-from kubetorch.lib.http import HttpClient
+from kubetorch.sdk import forwarding
 from kubetorch.sdk import services as sdk
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.cls import Cls
 from kubetorch.sdk.fn import Fn
+from kubetorch.sdk.reach import way as ways
 from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
@@ -38,6 +39,19 @@ class Services:
         # Which backend there is was said when something was deployed.
         sdk.be_quiet()
         self._session = sdk.session()
+
+    @property
+    def way(self) -> ways.Way:
+        """How pods are reached."""
+        return self._session.way
+
+    def address(self, service: WorkloadView, pod: str | None = None) -> str:
+        """URL of the agent of a pod: by its name, else the oldest that serves.
+
+        Raises:
+            ServiceNotFoundError: There is none.
+        """
+        return self._session.address(service, forwarding.choose(service, pod))
 
     # ----------------------------------------------------------------------------------- finding
 
@@ -117,7 +131,9 @@ class Services:
         """
         token = service.token or self.token(service).token
         with (
-            HttpClient(pod.url, token, timeout=_POD_PATIENCE) as http,
+            ways.client(
+                self.way, self._session.address(service, pod), token, timeout=_POD_PATIENCE
+            ) as http,
             http.request("GET", path) as response,
         ):
             body = response.read()

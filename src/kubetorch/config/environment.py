@@ -9,6 +9,8 @@ from typing import NamedTuple
 from kubetorch.config import values
 from kubetorch.errors import ConfigError
 
+#: Where a pod finds the token for its API server.
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
 
@@ -115,6 +117,19 @@ def kubernetes_service() -> tuple[str, int] | None:
     """Host and port of the API server of the cluster that this process runs in a pod of."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     return (host, int(port)) if host and port and port.isdigit() else None
+
+
+def pod_token_file() -> Path | None:
+    """The token of this pod's service account: the one for Kubetorch, or the API server's."""
+    given = os.environ.get("KT_POD_TOKEN_FILE")
+    known = "/var/run/secrets/kubetorch.com/token", f"{_SERVICE_ACCOUNT}/token"
+    return next((Path(file) for file in (given, *known) if file and Path(file).exists()), None)
+
+
+def controller_url() -> str | None:
+    """Where the controller of this pod answers, as its backend said it."""
+    names = "KT_POD_CONTROLLER_URL", "KT_CONTROLLER_URL"
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def for_programs() -> dict[str, str]:

@@ -7,6 +7,7 @@ up. Whatever ends one side ends the other. Headers that belong to one connection
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -72,11 +73,21 @@ class Target(NamedTuple):
     Attributes:
         host, port: Where it listens.
         mount: Where it appears.
+        headers: What requests need to get there.
+        dial: Makes the connections, where they do not simply go to host and port.
     """
 
     host: str
     port: int
     mount: Mount
+    headers: tuple[Header, ...] = ()
+    dial: Callable[[], Awaitable[socket.socket]] | None = None
+
+    async def place(self) -> dict[str, Any]:
+        """What `asyncio` is to connect to."""
+        if self.dial is None:
+            return {"host": self.host, "port": self.port}
+        return {"sock": await self.dial()}
 
 
 class BrokenAnswerError(ConnectionError):
@@ -122,8 +133,8 @@ async def relay(
         OSError, TimeoutError: It cannot be reached.
     """
     async with deadlines.timeout(CONNECT_TIMEOUT):
-        reader, writer = await asyncio.open_connection(target.host, target.port)
-    passed = end_to_end(headers)
+        reader, writer = await asyncio.open_connection(**await target.place())
+    passed = [*end_to_end(headers), *target.headers]
     has_length = any(name == b"content-length" for name, _ in passed)
     is_chunked = not has_length and any(
         name == b"transfer-encoding" for name, _ in scope["headers"]

@@ -104,7 +104,7 @@ class Tunnel(asyncio.Protocol):
             async with deadlines.timeout(CONNECT_TIMEOUT):
                 loop = asyncio.get_running_loop()
                 _, other = await loop.create_connection(
-                    lambda: _Other(self), target.host, target.port
+                    lambda: _Other(self), **await target.place()
                 )
         except Refused as refused:
             self._refuse(refused)
@@ -118,7 +118,7 @@ class Tunnel(asyncio.Protocol):
             self._other = other
             path = target.mount.enter(upgrade.path)
             kept = [(n, v) for n, v in upgrade.headers if n in (b"upgrade", b"connection")]
-            passed = [*end_to_end(headers), *kept]
+            passed = [*end_to_end(headers), *target.headers, *kept]
             other.write(request_head("GET", path, upgrade.query, passed))
             self._transport.resume_reading()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
@@ -51,6 +52,33 @@ async def connect(
         max_message=max_message,
         timeout=timeout,
     )
+
+
+async def adopt(
+    upgraded: socket.socket, rest: bytes, endpoint: Endpoint, *, max_message: int
+) -> Connection:
+    """Go on with a connection that was upgraded elsewhere.
+
+    Args:
+        upgraded: Its socket.
+        rest: What was read of it after the answer's head.
+        endpoint: Told of the messages.
+        max_message: Bytes that a message may have.
+    """
+    loop = asyncio.get_running_loop()
+    upgraded.setblocking(False)
+    _, connection = await loop.create_connection(
+        lambda: _Adopted(endpoint, is_client=True, max_message=max_message), sock=upgraded
+    )
+    connection.feed(rest)
+    return connection
+
+
+class _Adopted(Connection):
+    """A connection that is open once it has its transport."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.start(transport)  # type: ignore[arg-type]  # uvloop's has no common base
 
 
 async def upgrade(

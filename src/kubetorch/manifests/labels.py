@@ -37,6 +37,8 @@ MOUNT_PATH = f"{PREFIX}mount-path"
 #: What pods were made from, and what an object was applied from: digests.
 TEMPLATE_DIGEST = f"{PREFIX}template-digest"
 APPLIED = f"{PREFIX}applied"
+#: On the pod of the controller that leads.
+LEADS = f"{PREFIX}leads"
 OVERRIDE = f"{PREFIX}override"
 SECRET_PATH = f"{PREFIX}secret-path"
 SECRET_FILENAMES = f"{PREFIX}secret-filenames"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.errors import SpecError
+from kubetorch.lib import runtime
 from kubetorch.pod.apps.run import AppRun
 from kubetorch.pod.workers.host import WorkerSpec
 from kubetorch.specs.logging import LEVELS
@@ -19,6 +20,9 @@ from kubetorch.wire.podenv import BACKEND, PodEnv
 
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
+
+#: What was put aside when the agent started, because it is meant for the image's own programs.
+KEPT = f"{INTERNAL}KEPT_"
 
 # The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\(([\w.-]+)\)|(\$\([\w.-]+\)))", re.ASCII)
@@ -37,6 +41,16 @@ class Prepared:
     python: str
     env: dict[str, str]
     path: tuple[str, ...] = ()
+
+
+def given(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a container was given, of which the runtime puts something aside."""
+    kept = {k.removeprefix(KEPT): v for k, v in environ.items() if k.startswith(KEPT)}
+    found = {**{k: v for k, v in environ.items() if not k.startswith(KEPT)}, **kept}
+    if runtime.is_used():  # so that every Python finds this package
+        paths = _entries(found.get("PYTHONPATH", ""))
+        found["PYTHONPATH"] = os.pathsep.join(_unique([*paths, runtime.SITE]))
+    return found
 
 
 def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:

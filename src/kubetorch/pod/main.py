@@ -31,10 +31,12 @@ from kubetorch.pod.calls.results import Results
 from kubetorch.pod.calls.streams import Streams
 from kubetorch.pod.code import Code
 from kubetorch.pod.contact import ClusterContact, LocalContact
+from kubetorch.pod.environment import given
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.http.server import Server, bind
 from kubetorch.pod.image.images import Images
+from kubetorch.pod.interpreters import Interpreters, of_agent
 from kubetorch.pod.logs import LogLine, PodLog
 from kubetorch.pod.making import Maker
 from kubetorch.pod.orphans import Orphans
@@ -92,6 +94,8 @@ def main(
         pod = PodEnv.read(environ)
         is_local = pod.backend == "local"
         credentials = Credentials.read(pod.credentials_file) if is_local else Credentials()
+        if not is_local:
+            Path(pod.working_dir).mkdir(parents=True, exist_ok=True)
         view = PodView(pod, refusal)
         view.attach(pod.attachments_file)
         # A container is reached at its address, by probes, and through port-forwards at loopback.
@@ -118,7 +122,7 @@ async def _run(
     zygote: Launched | None,
     sock: socket.socket,
 ) -> None:
-    agent = Agent(pod, credentials, environ, view, zygote)
+    agent = Agent(pod, credentials, given(environ), view, zygote)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
@@ -217,8 +221,15 @@ class Agent:
             images=images,
             reporter=self._session,
         )
+        interpreters = Interpreters(pod, environ, of_agent())
+        interpreters.begin()
         self._supervisor = Supervisor(
-            pod=pod, maker=maker, apps=self._apps, calls=self._calls, reporter=self._session
+            pod=pod,
+            interpreters=interpreters,
+            maker=maker,
+            apps=self._apps,
+            calls=self._calls,
+            reporter=self._session,
         )
         audience = tokens.audience(pod.namespace, pod.workload)
         guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)

@@ -15,6 +15,7 @@ from kubetorch.pod import reload
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
 from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.interpreters import Interpreters
 from kubetorch.pod.making import Maker, Reporter, Serving
 from kubetorch.pod.workers.host import LoadFailed, Worker
 from kubetorch.pod.workers.lines import Line
@@ -36,6 +37,7 @@ class Supervisor:
 
     Args:
         pod: Who the pod is.
+        interpreters: Know what the user's code runs on.
         maker: Makes workers and apps; see `on_line`, `on_exit` and `on_app_exit`.
         apps: Told which app takes requests.
         calls: Told which worker runs calls.
@@ -46,12 +48,14 @@ class Supervisor:
         self,
         *,
         pod: PodEnv,
+        interpreters: Interpreters,
         maker: Maker,
         apps: AppHost,
         calls: Calls,
         reporter: Reporter,
     ) -> None:
         self._pod = pod
+        self._interpreters = interpreters
         self._maker = maker
         self._apps = apps
         self._calls = calls
@@ -242,8 +246,8 @@ class Supervisor:
     # ---------------------------------------------------------------------------------- loading
 
     async def _load(self, generation: int) -> None:
-        spec = self._specs[generation]
         try:
+            spec = await self._interpreters.settle(self._specs[generation])
             loaded = await self._make(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure

@@ -7,7 +7,7 @@ Every method raises what the controller answered: one of our own errors as itsel
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
@@ -51,17 +51,13 @@ class Controller:
         return self._http.base_url
 
     @property
-    def token(self) -> str:
-        """The user's own token."""
-        return self._http.token or ""
+    def token(self) -> str | None:
+        """The user's own token, which pods of the local backend know too."""
+        return self._http.token
 
     def close(self) -> None:
         """Close its idle connections."""
         self._http.close()
-
-    def client_of(self, url: str) -> HttpClient:
-        """A client of a pod's agent, with the user's own token."""
-        return self._http.of(url)
 
     def get_status(self) -> StatusView:
         """The controller itself."""
@@ -96,10 +92,26 @@ class Controller:
         query = "" if grace is None else f"?grace={grace:g}"
         self._call("DELETE", routes.workload(namespace, name) + query)
 
-    def get_token(self, namespace: str, name: str, *, ttl: float | None = None) -> TokenView:
-        """A token for calls of one workload, good for `ttl` seconds."""
-        body = json.dumps({} if ttl is None else {"ttl": ttl}).encode()
-        answer = self._call("POST", routes.workload(namespace, name, "token"), body=body)
+    def get_token(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        ttl: float | None = None,
+        verbs: Sequence[str] | None = None,
+    ) -> TokenView:
+        """A token for one workload.
+
+        Args:
+            namespace: Its namespace.
+            name: Its name.
+            ttl: Seconds that it is good for.
+            verbs: What it allows; calls if not given.
+        """
+        given = {"ttl": ttl, "verbs": verbs}
+        body = json.dumps({key: value for key, value in given.items() if value is not None})
+        path = routes.workload(namespace, name, "token")
+        answer = self._call("POST", path, body=body.encode())
         return messages.decode(TokenView, answer)
 
     def stream_logs(

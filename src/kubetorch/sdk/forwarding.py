@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import re
+import socket
 import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, ServiceNotFoundError
 from kubetorch.lib import ports
 from kubetorch.lib.forwarding import GOODBYE, Forwarder, NoTargetError
-from kubetorch.lib.proxying import Mount, Target
+from kubetorch.lib.proxying import CONNECT_TIMEOUT, Mount, Target
+from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.wire import routes
 from kubetorch.wire.messages import PodView, WorkloadView
 
@@ -33,6 +35,7 @@ class Forwarding:
     Args:
         find: The URL of the agent that requests go to, asked whenever it may have changed. Called
             in a thread.
+        way: Leads to it.
         inside: What paths begin with there: `/http` for an app.
         port: The listener's port; any free one if not given.
         service: Namespace and name, which paths may begin with.
@@ -44,6 +47,7 @@ class Forwarding:
     def __init__(
         self,
         find: Callable[[], str],
+        way: Way,
         *,
         inside: str = "",
         port: int | None = None,
@@ -54,6 +58,7 @@ class Forwarding:
                 f"port {port} of this machine is taken", hint="choose another one"
             )
         self._find = find
+        self._way = way
         self._inside = inside
         self._prefix = "/".join(service)
         self._url: str | None = None
@@ -101,9 +106,26 @@ class Forwarding:
         outside = ""
         if found is not None and b"/".join(found.groups()).decode() == self._prefix:
             outside = found[0].decode()
-        parts = urlsplit(self._url)
-        assert parts.hostname is not None
-        return Target(parts.hostname, parts.port or 80, Mount(outside, self._inside))
+        url = self._url
+        parts = urlsplit(url)
+        if parts.hostname is None:
+            raise NoTargetError("the service has no pod that answers")
+        mount = Mount(outside, parts.path.rstrip("/") + self._inside)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if self._way is DIRECT:
+            return Target(parts.hostname, port, mount)
+        extra = tuple(
+            (name.lower().encode(), value.encode())
+            for name, value in self._way.headers(url).items()
+            if name != "Host"  # that of the client stays
+        )
+
+        async def dial() -> socket.socket:
+            connection = await asyncio.to_thread(self._way.connect, url, CONNECT_TIMEOUT)
+            connection.setblocking(False)
+            return connection
+
+        return Target(parts.hostname, port, mount, extra, dial)
 
 
 def choose(view: WorkloadView, pod: str | None = None) -> PodView:

@@ -10,8 +10,10 @@ from kubetorch.errors import ControllerUnavailableError, ImageStepError
 from kubetorch.sdk import services
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.deploys import copies
+from kubetorch.sdk.reach import way
 from kubetorch.specs.image import ImageSpec, Step
 from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.running import RunEnd, RunEvent, RunStepNow
 
 #: Seconds that an answer may take beyond the step's own time.
@@ -57,12 +59,12 @@ class Done:
             raise error
 
 
-def run(pod: str, url: str, step: Step, *, timeout: float = 3600.0) -> Done:
+def run(view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0) -> Done:
     """Run a step in a pod.
 
     Args:
-        pod: Its name.
-        url: Where its agent answers.
+        view: The workload.
+        pod: The pod.
         step: The step.
         timeout: Seconds after which it is ended, with exit code 124.
 
@@ -72,16 +74,18 @@ def run(pod: str, url: str, step: Step, *, timeout: float = 3600.0) -> Done:
     """
     body = messages.encode(RunStepNow(step, timeout))
     texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    client = services.session().controller().client_of(url)
+    session = services.session()
+    url = session.address(view, pod)
+    client = way.client(session.way, url, session.own_token(view))
     with client, client.request("POST", routes.RUN, body=body, timeout=timeout + _MARGIN) as answer:
         if answer.status >= 300:
             raise refusal("POST", url + routes.RUN, answer.status, answer.read())
         for line in answer.iter_lines():
             event: RunEvent = messages.decode(RunEvent, line)  # type: ignore[arg-type]  # a union
             if isinstance(event, RunEnd):
-                return Done(pod, step, event.exit_code, *("".join(t) for t in texts.values()))
+                return Done(pod.name, step, event.exit_code, *("".join(t) for t in texts.values()))
             texts[event.source].append(f"{event.text}\n")
-    raise ControllerUnavailableError(f"{pod} did not say how the command ended")
+    raise ControllerUnavailableError(f"{pod.name} did not say how the command ended")
 
 
 def uploaded(image: ImageSpec) -> ImageSpec:

@@ -1,19 +1,18 @@
 """The controller of this process, and the services there that it knows; `kt.globals`.
 
-The backend `auto` is the local one: a background service of the user, started on demand. In a pod,
-`KT_BACKEND` says what the pod runs on.
+The local backend is a background service of the user, started on demand. What reaches a cluster is
+loaded only by programs that use one (`kubetorch.sdk.reach`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import ConfigError
+from kubetorch.sdk.reach import choosing
 from kubetorch.sdk.session import Session
 
 if TYPE_CHECKING:
@@ -32,19 +31,18 @@ disable_decorators = False
 
 
 class _Registry:
-    """What this process has open: a session for each home, a route for each service.
+    """What this process has open: a session for each controller, a route for each service.
 
     A forked child opens its own: locks and connections of the parent are of no use to it.
     """
 
     def __init__(self) -> None:
         self.clear()
-        self.has_said_why = False
         os.register_at_fork(after_in_child=self.clear)
 
     def clear(self) -> None:
         """Nothing is open."""
-        self.sessions: dict[Path, Session] = {}
+        self.sessions: dict[Path | choosing.Cluster, Session] = {}
         self.routes: dict[tuple[Session, str, str], Route] = {}
         self.forwardings: dict[tuple[Session, str, str], Forwarding] = {}
 
@@ -56,34 +54,41 @@ def session() -> Session:
     """The way to the controller of the configured backend.
 
     Raises:
-        ConfigError: There is no such backend in this release.
+        KubetorchError: The cluster that is meant cannot be used.
     """
-    backend = _choose_backend()
-    if backend != "local":
-        raise ConfigError(
-            f"the backend is {backend!r}, and this release has only 'local'",
-            hint="KT_BACKEND=local, or kt config set backend local",
-        )
-    home = environment.local_dir()
-    found = _registry.sessions.get(home)
+    cluster = choosing.choose()
+    key = environment.local_dir() if cluster is None else cluster
+    found = _registry.sessions.get(key)
     if found is None:
-        found = _registry.sessions.setdefault(home, Session(lambda: _begin(home)))
+        found = _registry.sessions.setdefault(key, _open(key))
     return found
 
 
-def _choose_backend() -> str:
-    chosen = config.backend
-    if chosen != "auto":
-        return chosen
-    if not _registry.has_said_why and sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write("kubetorch: pods run on this machine (KT_BACKEND is not set)\n")
-    _registry.has_said_why = True
-    return "local"
+def _open(key: Path | choosing.Cluster) -> Session:
+    if isinstance(key, Path):
+        return Session(lambda: _begin(key))
+    from kubetorch.sdk.reach import sessions  # noqa: PLC0415  # not for programs without a cluster
+
+    return sessions.open_session(key)
+
+
+def close_all() -> None:
+    """Close every connection of this process, and forget which backend was chosen."""
+    routes, forwardings = _registry.routes, _registry.forwardings
+    sessions = _registry.sessions
+    _registry.clear()
+    choosing.forget()
+    for route in routes.values():
+        route.close()
+    for forwarding in forwardings.values():
+        forwarding.close()
+    for session in sessions.values():
+        session.close()
 
 
 def be_quiet() -> None:
     """Do not say in this process which backend was chosen, and why."""
-    _registry.has_said_why = True
+    choosing.be_quiet()
 
 
 def _begin(home: Path) -> Callable[[], Controller]:
@@ -132,9 +137,9 @@ def route(namespace: str, name: str) -> Route:
         from kubetorch.sdk.calls.route import Route  # noqa: PLC0415  # as in `_begin`
 
         def resolve() -> Location:
-            return _location_of(opened.get_workload(namespace, name))
+            return _location_of(opened, opened.get_workload(namespace, name))
 
-        found = _registry.routes.setdefault(key, Route(name, resolve))
+        found = _registry.routes.setdefault(key, Route(name, resolve, way=opened.way))
     return found
 
 
@@ -147,19 +152,20 @@ def port_of(namespace: str, name: str) -> int:
         from kubetorch.sdk import forwarding  # noqa: PLC0415  # few programs need it
 
         def find() -> str:
-            return forwarding.choose(opened.get_workload(namespace, name)).url
+            view = opened.get_workload(namespace, name)
+            return opened.address(view, forwarding.choose(view))
 
-        made = forwarding.Forwarding(find, service=(namespace, name))
+        made = forwarding.Forwarding(find, opened.way, service=(namespace, name))
         found = _registry.forwardings.setdefault(key, made)
     return found.port
 
 
 def remember(view: WorkloadView) -> None:
     """Take note of where a workload is."""
-    route(view.spec.namespace, view.spec.name).locate(_location_of(view))
+    route(view.spec.namespace, view.spec.name).locate(_location_of(session(), view))
 
 
-def _location_of(view: WorkloadView) -> Location:
+def _location_of(opened: Session, view: WorkloadView) -> Location:
     from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
 
     own = view.spec.compute.endpoint
@@ -167,7 +173,9 @@ def _location_of(view: WorkloadView) -> Location:
         return Location((own.base_url,), view.token)
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     return Location(
-        tuple(pod.url for pod in ready), view.token, tuple(pod.ordinal for pod in ready)
+        tuple(opened.address(view, pod) for pod in ready),
+        view.token,
+        tuple(pod.ordinal for pod in ready),
     )
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from kubetorch.errors import ControllerUnavailableError, KubetorchError, ServiceNotFoundError
+from kubetorch.sdk.reach.way import DIRECT, Way
 
 if TYPE_CHECKING:
     from kubetorch.sdk.controller import Controller
-    from kubetorch.wire.messages import WorkloadView
+    from kubetorch.wire.messages import PodView, WorkloadView
 
 _T = TypeVar("_T")
+#: What a token allows that stands for the user's own.
+_OWN = ("call", "exec")
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 
 
 class Session:
@@ -21,10 +26,21 @@ class Session:
     Args:
         begin: Begins to reach a controller that answers, by starting it if that is its way; gives
             what waits for it.
+        way: How its pods are reached.
+        patience: Seconds for which a question is asked again while the controller is away; it is
+            asked twice at least.
     """
 
-    def __init__(self, begin: Callable[[], Callable[[], Controller]]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Callable[[], Controller]],
+        way: Way = DIRECT,
+        *,
+        patience: float = 0.0,
+    ) -> None:
+        self.way = way
         self._begin = begin
+        self._patience = patience
         self._lock = threading.Lock()
         self._controller: Controller | None = None
 
@@ -78,7 +94,7 @@ class Session:
         return self.controller()
 
     def ask(self, question: Callable[[Controller], _T]) -> _T:
-        """Ask the controller something that may be asked twice; once more if it did not answer.
+        """Ask the controller something that may be asked twice, and again if it did not answer.
 
         Raises:
             ControllerUnavailableError: It cannot be reached or started.
@@ -87,7 +103,39 @@ class Session:
         try:
             return question(controller)
         except ControllerUnavailableError:
-            return question(self.reconnect(controller))
+            deadline, delay = time.monotonic() + self._patience, _FIRST_DELAY
+        while True:
+            controller = self.reconnect(controller)
+            try:
+                return question(controller)
+            except ControllerUnavailableError:
+                if time.monotonic() + delay > deadline:
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    # ------------------------------------------------------------------------------------ pods
+
+    def address(self, view: WorkloadView, pod: PodView) -> str:
+        """URL of the agent of a pod, for this session's way; empty while there is none."""
+        return self.way.address(view.spec.namespace, view.spec.name, pod)
+
+    def own_token(self, view: WorkloadView) -> str:
+        """A token for what only the owner of a workload may do in its pods, such as a shell.
+
+        Raises:
+            UnauthorizedError: This user may not.
+        """
+
+        def get(controller: Controller) -> str:
+            if controller.token is not None:
+                return controller.token
+            spec = view.spec
+            return controller.get_token(spec.namespace, spec.name, verbs=_OWN).token
+
+        return self.ask(get)
+
+    # --------------------------------------------------------------------------------- workloads
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
         """One workload.
@@ -112,3 +160,4 @@ class Session:
             controller, self._controller = self._controller, None
         if controller is not None:
             controller.close()
+        self.way.close()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import termios
 import tty
@@ -16,29 +17,43 @@ from kubetorch.errors import AgentDiedError
 from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.sdk import services
+from kubetorch.sdk.streams import dial
 from kubetorch.wire import failures, messages, routes, shells
-from kubetorch.wire.messages import PodView
+from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.shells import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
 
 _PIECE = 64 * 1024
+#: Seconds until the agent has to have agreed.
+_TIMEOUT = 10.0
 
 
-def run(pod: PodView, command: str | None = None) -> int:
+def run(view: WorkloadView, pod: PodView, command: str | None = None) -> int:
     """Run a shell in a pod on this program's standard streams; its exit code.
 
     Args:
+        view: The workload.
         pod: The pod.
         command: What it runs; without one it is interactive, if this program has a terminal.
 
     Raises:
-        UnauthorizedError: This program has not the user's own token.
+        UnauthorizedError: This user may not.
         AgentDiedError: The pod ended.
         OSError: It cannot be reached.
     """
-    return asyncio.run(_run(pod, command))
+    session = services.session()
+    token = session.own_token(view)
+    url = session.address(view, pod)
+    if not url:
+        raise AgentDiedError(pod.name, "it has no agent that answers")
+    headers = {routes.AUTHORIZATION: f"Bearer {token}"}
+    try:
+        upgraded, rest = dial.dial(url, routes.SHELL, headers, timeout=_TIMEOUT, way=session.way)
+    except dial.RefusedError as error:
+        raise failures.rebuild(failures.parse_json(error.body)) from error
+    return asyncio.run(_run(pod, upgraded, rest, command))
 
 
-async def _run(pod: PodView, command: str | None) -> int:
+async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str | None) -> int:
     has_terminal = command is None and os.isatty(0) and os.isatty(1)
     wanted = ShellOpen(command=command)
     if has_terminal:
@@ -46,13 +61,7 @@ async def _run(pod: PodView, command: str | None) -> int:
         kind = os.environ.get("TERM") or "xterm"
         wanted = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
     client = _Client()
-    headers = {routes.AUTHORIZATION: f"Bearer {services.controller_client().token}"}
-    try:
-        await upgrading.connect(
-            f"{pod.url}{routes.SHELL}", client, headers=headers, max_message=shells.MESSAGE_LIMIT
-        )
-    except upgrading.UpgradeRefusedError as error:
-        raise failures.rebuild(failures.parse_json(error.body)) from error
+    await upgrading.adopt(upgraded, rest, client, max_message=shells.MESSAGE_LIMIT)
     client.say(wanted)
     with _raw() if has_terminal else contextlib.nullcontext(), client.attached(has_terminal):
         code = await client.exited

@@ -16,6 +16,8 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
+#: The pod that a request is for, which the controller relays.
+POD = "X-Kubetorch-Pod"
 #: Identity of one client's stream; the same when it reconnects.
 CLIENT = "X-Kubetorch-Client"
 #: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.

@@ -52,6 +52,11 @@ def workload_key(secret: bytes, audience: str) -> bytes:
     return hmac.digest(secret, b"kubetorch workload\0" + audience.encode(), "sha256")
 
 
+def is_signed(token: str) -> bool:
+    """Whether a token looks like one of these, and not like one of somebody else."""
+    return token.startswith(f"{_PREFIX}.")
+
+
 def fingerprint(token: str) -> str:
     """What a pod keeps of the user's own token to recognise it: its SHA-256, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -14,7 +14,6 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import ServiceNotFoundError
 from kubetorch.sdk import forwarding
-from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,13 +45,17 @@ def run(
     inside = forwarding.inside(service, remote)
 
     def find() -> str:
-        return _url(services.get(service.spec.name), None if pod is None else chosen.name, name)
+        found = services.get(service.spec.name)
+        if found is None:
+            raise ServiceNotFoundError(f"the service {name} is gone")
+        return services.address(found, None if pod is None else chosen.name)
 
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     opened = forwarding.Forwarding(
         find,
+        services.way,
         inside=inside,
         port=local,
         service=(service.spec.namespace, service.spec.name),
@@ -63,9 +66,3 @@ def run(
         done.wait()
     finally:
         opened.close()
-
-
-def _url(service: WorkloadView | None, pod: str | None, name: str) -> str:
-    if service is None:
-        raise ServiceNotFoundError(f"the service {name} is gone")
-    return forwarding.choose(service, pod).url

@@ -33,6 +33,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
+        uid: Identity that no other pod ever has, where there are such.
     """
 
     name: str
@@ -46,6 +47,19 @@ class PodStatus(msgspec.Struct, frozen=True):
     pid: int | None = None
     started: float = 0.0
     is_down: bool = False
+    uid: str = ""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What keeps a workload from having its pods.
+
+    Attributes:
+        reason: As one sentence; empty when nothing does.
+        failure: Why it never will have them (`kubetorch.wire.failures`), once that is certain.
+    """
+
+    reason: str = ""
+    failure: dict[str, Any] | None = None
 
 
 class Backend(Protocol):
@@ -98,6 +112,9 @@ class Backend(Protocol):
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        """What keeps a workload from having its pods, if anything does."""
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end."""

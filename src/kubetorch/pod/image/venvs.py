@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def find_uv() -> str:
     Raises:
         StartupError: It is not installed.
     """
+    beside = Path(sys.prefix, "bin", "uv")
+    if beside.exists():
+        return str(beside)
     try:
         import uv  # noqa: PLC0415  # only steps that install need it
 

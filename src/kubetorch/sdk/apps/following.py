@@ -15,9 +15,9 @@ from kubetorch.errors import (
     StartupError,
 )
 from kubetorch.lib import backoff
-from kubetorch.lib.http import HttpClient
 from kubetorch.sdk import logs, services
 from kubetorch.sdk.following import Known
+from kubetorch.sdk.reach import way
 from kubetorch.wire import failures, routes
 from kubetorch.wire.messages import DeployLog, PodView, WorkloadView
 
@@ -116,10 +116,12 @@ class _Follower:
 
     def _attempt(self) -> int | None:
         """Show lines until the end of the app or of the connection; the exit code, if it ended."""
-        if not self._pod.url:
+        session = services.session()
+        url = session.address(self._view, self._pod)
+        if not url:
             return None
         hint = f"kt status {self._view.spec.name}"
-        with HttpClient(self._pod.url, self._view.token, timeout=None, hint=hint) as http:
+        with way.client(session.way, url, self._view.token, timeout=None, hint=hint) as http:
             path = f"{routes.LOGS}?follow=1&tail={_TAIL}&app={self._view.generation}"
             with http.request("GET", path) as response:
                 if response.status != 200:

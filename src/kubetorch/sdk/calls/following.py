@@ -12,12 +12,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from kubetorch.errors import CallLostError, CallRefusedError, ResultExpiredError
 from kubetorch.sdk.calls.invocation import Invocation
 from kubetorch.sdk.calls.route import Route
-from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.logs import CallLines
 from kubetorch.sdk.streams.connecting import Backoff, Location
 from kubetorch.sdk.streams.pending import LOST, SENT, Event, PendingCall
@@ -27,17 +26,11 @@ from kubetorch.wire import calls, failures, frames
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import CallView
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from kubetorch.sdk.session import Session
 
 #: Seconds in which pod and controller have to agree on what became of a call.
 _AGREEMENT = 10.0
-
-
-class Asking(Protocol):
-    """Asks the controller (`kubetorch.sdk.session.Session`)."""
-
-    def ask(self, question: Callable[[Controller], _T]) -> _T:
-        """The controller's answer."""
 
 
 class Following:
@@ -52,7 +45,7 @@ class Following:
         is_sent: Its arguments are on their way.
     """
 
-    def __init__(self, call_id: str, session: Callable[[], Asking]) -> None:
+    def __init__(self, call_id: str, session: Callable[[], Session]) -> None:
         self.call_id = call_id
         self.outcome: calls.Outcome | None = None
         self.is_sent = False
@@ -204,7 +197,7 @@ class Following:
                 f"call {self.call_id} is said to run in pod {view.pod}, which does not know it",
                 hint=f"kt logs {view.workload} shows what it printed",
             )
-        route = Route(view.workload, lambda: self._locate(view))
+        route = Route(view.workload, lambda: self._locate(view), way=self._session().way)
         self._route = route
         self._lines = CallLines(route.screen, LoggingConfig())
         self._stream = stream = route.connect()
@@ -212,8 +205,8 @@ class Following:
         stream.start(call, frames.Attach(self.call_id, stream_logs=True))
 
     def _locate(self, view: CallView) -> Location:
-        workload = self._session().ask(
-            lambda controller: controller.get_workload(view.namespace, view.workload)
-        )
-        urls = tuple(pod.url for pod in workload.pods if pod.name == view.pod and pod.url)
+        session = self._session()
+        workload = session.get_workload(view.namespace, view.workload)
+        pods = (pod for pod in workload.pods if pod.name == view.pod and pod.url)
+        urls = tuple(session.address(workload, pod) for pod in pods)
         return Location(urls, workload.token)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import CallCancelledError, ResultExpiredError, ServiceNotFoundError
-from kubetorch.sdk.calls.following import Asking, Following
+from kubetorch.sdk.calls.following import Following
 from kubetorch.sdk.calls.invocation import Invocation
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.wire import calls
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.session import Session
 
 
 class CallHandle:
@@ -259,7 +262,7 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     return handle
 
 
-def _session() -> Asking:
+def _session() -> Session:
     from kubetorch.sdk import services  # noqa: PLC0415  # it imports this module
 
     return services.session()

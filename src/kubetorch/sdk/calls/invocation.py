@@ -25,7 +25,6 @@ from kubetorch.errors import (
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.logs import CallLines
-from kubetorch.sdk.streams.connecting import PATIENCE
 from kubetorch.sdk.streams.pending import EXPIRED, LOST, Event, PendingCall
 from kubetorch.sdk.streams.stream import Stream
 from kubetorch.specs.logging import LoggingConfig
@@ -218,7 +217,8 @@ class Invocation:
     @property
     def patience(self) -> float:
         """Seconds that a connection may take."""
-        patience = min(PATIENCE, self.options.timeout or PATIENCE)
+        longest = self.route.patience
+        patience = min(longest, self.options.timeout or longest)
         return max(self._patient_from + patience - time.monotonic(), 0.0)
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kubetorch.errors import CallRefusedError, UnauthorizedError
 from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.streams import connecting
 from kubetorch.sdk.streams.connecting import (
     FINAL,
@@ -43,6 +44,7 @@ class Route:
         location: Where it is, if that is known already.
         ping_after: See `Stream`.
         ordinal: Number of the pod, if it is the way to one pod alone.
+        way: Makes the connections.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Route:
         *,
         ping_after: float = PING_AFTER,
         ordinal: int | None = None,
+        way: Way = DIRECT,
     ) -> None:
+        self._way = way
         self.service = service
         self.ordinal = ordinal
         self._resolve = resolve
@@ -74,6 +78,11 @@ class Route:
         atexit.register(_close, reference)
         os.register_at_fork(after_in_child=lambda: _abandon(reference))
 
+    @property
+    def patience(self) -> float:
+        """Seconds that a call waits for a pod that takes it."""
+        return self._way.patience
+
     # ------------------------------------------------------------------------------- streams
 
     def stream(self) -> Stream | None:
@@ -87,7 +96,7 @@ class Route:
             return stream if stream is not None and stream.accepts_calls else None
         return self._least_busy(urls)
 
-    def connect(self, patience: float = connecting.PATIENCE) -> Stream:
+    def connect(self, patience: float | None = None) -> Stream:
         """A stream that takes calls, waiting for a pod that can be reached.
 
         Raises:
@@ -95,6 +104,7 @@ class Route:
             UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
             CallRefusedError: No pod could be reached in time.
         """
+        patience = self._way.patience if patience is None else patience
         backoff = Backoff(patience)
         while True:
             with self._connecting:
@@ -113,7 +123,7 @@ class Route:
                     hint=f"kt status {self.service}",
                 ) from error
 
-    async def connect_async(self, patience: float = connecting.PATIENCE) -> Stream:
+    async def connect_async(self, patience: float | None = None) -> Stream:
         """A stream that takes calls, waiting for a pod that can be reached.
 
         Raises:
@@ -152,6 +162,7 @@ class Route:
                 None if location is None else _if_there(location.of(ordinal)),
                 ping_after=self._ping_after,
                 ordinal=ordinal,
+                way=self._way,
             )
             made.screen = self.screen
             found = self._pods.setdefault(ordinal, made)
@@ -243,21 +254,23 @@ class Route:
         stream = Stream(lambda broken: self._resume(broken, url), ping_after=self._ping_after)
         try:
             try:
-                connecting.attempt(stream, url, location.token, timeout=backoff.attempt)
+                connecting.attempt(
+                    stream, url, location.token, timeout=backoff.attempt, way=self._way
+                )
             except UnauthorizedError:
                 # The token may have expired; a fresh one is tried once.
                 token = connecting.ask(self._resolve).token
-                connecting.attempt(stream, url, token, timeout=backoff.attempt)
+                connecting.attempt(stream, url, token, timeout=backoff.attempt, way=self._way)
         except BaseException:
             stream.close()
             raise
         return stream
 
     def _resume(self, stream: Stream, url: str) -> None:
-        connecting.resume(stream, url, self._location, self._resolve, self._closed)
+        connecting.resume(stream, url, self._location, self._resolve, self._closed, self._way)
 
     def _connect_for(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], patience: float
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], patience: float | None
     ) -> None:
         error: BaseException | None = None
         try:

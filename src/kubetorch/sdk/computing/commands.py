@@ -12,6 +12,7 @@ from kubetorch.specs.image import PipStep, RunStep, Step
 
 if TYPE_CHECKING:
     from kubetorch.sdk.pod_commands import Done
+    from kubetorch.wire.messages import WorkloadView
 
 #: Names of distributions as requirements begin with them.
 _NAME = re.compile(r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$")
@@ -65,7 +66,7 @@ class Commands(Pods):
             ImageStepError: A requirement cannot be installed; the message has the output.
         """
         for requirement in _texts("reqs", reqs):
-            for pod in self._chosen(node):
+            for pod in self._chosen(self._view(), node):
                 wanted = self._requirement(requirement, pod, override=override_remote_version)
                 if wanted is not None:
                     for done in self._run(PipStep(wanted), pod):
@@ -114,11 +115,11 @@ class Commands(Pods):
     def _run(self, step: Step, node: str | Iterable[str] | None) -> list[Done]:
         from kubetorch.sdk import pod_commands  # noqa: PLC0415  # few programs run commands
 
-        urls = {pod.name: pod.url for pod in self._view().pods}
-        return [pod_commands.run(name, urls[name], step) for name in self._chosen(node)]
-
-    def _chosen(self, node: str | Iterable[str] | None) -> list[str]:
         view = self._view()
+        pods = {pod.name: pod for pod in view.pods}
+        return [pod_commands.run(view, pods[name], step) for name in self._chosen(view, node)]
+
+    def _chosen(self, view: WorkloadView, node: str | Iterable[str] | None) -> list[str]:
         running = [pod.name for pod in view.pods if pod.phase == "Running"]
         if node in (None, "all"):
             if not running:

@@ -39,4 +39,4 @@ class Doors(Pods):
         view = self._view()
         if not any(pod.url for pod in view.pods):
             raise RuntimeError(f"{view.spec.name} has no pod that runs")
-        shells.run(forwarding.choose(view, pod_name))
+        shells.run(view, forwarding.choose(view, pod_name))

@@ -10,9 +10,11 @@ No token is ever part of a message, and none is sent but through a port-forward,
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+import weakref
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +67,8 @@ class Login:
         self._lock = threading.Lock()
         #: By namespace.
         self._tokens: dict[str, _Token] = {}
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(reference))
 
     def token(self, path: str) -> str:
         """The token for a request to this path.
@@ -91,7 +95,7 @@ class Login:
         return True
 
     def abandon(self) -> None:
-        """In a forked child, where the lock may be held for ever."""
+        """In a forked child the lock may be held for ever."""
         self._lock = threading.Lock()
 
     async def _fetch(self, client: Client, namespace: str) -> _Token:
@@ -133,6 +137,12 @@ _REQUEST: dict[str, Any] = {
     "kind": "TokenRequest",
     "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFETIME},
 }
+
+
+def _abandon(reference: weakref.ref[Login]) -> None:
+    login = reference()
+    if login is not None:
+        login.abandon()
 
 
 async def _reject(client: Client, token: str) -> None:

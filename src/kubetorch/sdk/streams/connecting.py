@@ -19,12 +19,11 @@ from kubetorch.errors import (
     VersionMismatchError,
 )
 from kubetorch.lib import websocket
+from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.streams import dial
 from kubetorch.sdk.streams.stream import Stream
 from kubetorch.wire import failures, routes, versions
 
-#: Seconds that a call waits for a pod that takes it, and a pending one for its pod to come back.
-PATIENCE = 30.0
 #: Seconds for one attempt.
 _ATTEMPT = 5.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
@@ -116,8 +115,8 @@ def ask(resolve: Resolver) -> Location:
         raise UnavailableError(str(error)) from error
 
 
-def attempt(stream: Stream, url: str, token: str, *, timeout: float) -> None:
-    """Connect a stream to the agent at `url`.
+def attempt(stream: Stream, url: str, token: str, *, timeout: float, way: Way = DIRECT) -> None:
+    """Connect a stream to the agent at `url`, the way that leads there.
 
     Raises:
         UnauthorizedError, VersionMismatchError: The agent does not want this client.
@@ -131,7 +130,7 @@ def attempt(stream: Stream, url: str, token: str, *, timeout: float) -> None:
     if stream.incarnation:
         headers[routes.RESUME] = f"{stream.incarnation}:{stream.received}"
     try:
-        connection, rest = dial.dial(url, routes.STREAM, headers, timeout=timeout)
+        connection, rest = dial.dial(url, routes.STREAM, headers, timeout=timeout, way=way)
     except dial.RefusedError as refused:
         raise _refusal(refused) from None
     stream.open(connection, rest, timeout=timeout)
@@ -154,6 +153,7 @@ def resume(
     location: Location | None,
     resolve: Resolver,
     closed: threading.Event,
+    way: Way = DIRECT,
 ) -> None:
     """Connect a stream again whose connection broke; runs in the stream's own thread.
 
@@ -165,13 +165,14 @@ def resume(
         location: What was known when the connection broke.
         resolve: Asks where the service is now.
         closed: Ends the attempts.
+        way: Leads to the agent.
     """
-    backoff = Backoff(PATIENCE)
+    backoff = Backoff(way.patience)
     token = location.token if location is not None else ""
     is_fresh = False
     error: Exception | None = ConnectionResetError("the agent closed the connection")
     while stream.calls and not stream.has_ended:
-        error = _try(stream, url, token, backoff)
+        error = _try(stream, url, token, backoff, way)
         if error is None:
             return
         if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
@@ -198,9 +199,9 @@ def resume(
     stream.end(error if isinstance(error, KubetorchError) else lost)
 
 
-def _try(stream: Stream, url: str, token: str, backoff: Backoff) -> Exception | None:
+def _try(stream: Stream, url: str, token: str, backoff: Backoff, way: Way) -> Exception | None:
     try:
-        attempt(stream, url, token, timeout=backoff.attempt)
+        attempt(stream, url, token, timeout=backoff.attempt, way=way)
     except (OSError, websocket.WebSocketError, UnavailableError, KubetorchError) as error:
         return error
     return None

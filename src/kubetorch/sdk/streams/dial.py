@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from kubetorch.errors import ConfigError
 from kubetorch.lib import websocket
+from kubetorch.sdk.reach.way import DIRECT, Way
 
 #: Bytes that the head of an answer may have.
 _HEAD_LIMIT = 64 * 1024
@@ -31,30 +31,30 @@ class RefusedError(Exception):
 
 
 def dial(
-    base: str, path: str, headers: Mapping[str, str], *, timeout: float
+    base: str, path: str, headers: Mapping[str, str], *, timeout: float, way: Way = DIRECT
 ) -> tuple[socket.socket, bytes]:
     """A blocking socket on which WebSocket frames follow, and what was read of them already.
 
     Args:
-        base: Base URL of the server, `http://host:port` with an optional prefix of paths.
+        base: Base URL of the server, as the way has it.
         path: Where to upgrade.
         headers: To send with the request.
         timeout: Seconds for all of it.
+        way: Makes the connection.
 
     Raises:
         RefusedError: The server said no.
         OSError, WebSocketError: There is no connection; `TimeoutError` is an `OSError`.
     """
     parts = urlsplit(base)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise ConfigError(f"{base!r} is no URL that calls can go to; it must begin with http://")
     deadline = time.monotonic() + timeout
+    sent = {**headers, **way.headers(base)}
     request, accept = websocket.upgrade_request(
-        parts.netloc, parts.path.rstrip("/") + path, headers.items()
+        sent.pop("Host", parts.netloc), parts.path.rstrip("/") + path, sent.items()
     )
-    connection = socket.create_connection((parts.hostname, parts.port or 80), timeout=timeout)
+    connection = way.connect(base, timeout)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(timeout)
         connection.sendall(request)
         head, rest = _read_head(connection, deadline)
         status, answer = websocket.parse_response(head, accept)

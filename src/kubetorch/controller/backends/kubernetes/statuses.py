@@ -38,6 +38,7 @@ def status(pod: Object, *, ordinal: int, wanted: str) -> PodStatus:
         reason=_reason(pod, container),
         started=_started(container),
         is_down=_is_down(pod, container),
+        uid=pod["metadata"].get("uid") or "",
     )
 
 

@@ -7,6 +7,7 @@ could not make a pod (`ReplicaFailure`, `FailedCreate`).
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from kubetorch.controller.backends.kubernetes.dooms import missing, nodes
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
@@ -31,9 +32,15 @@ _POLICY = re.compile(
     r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S
 )
 _SECURITY = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
+<<<<<<< HEAD
 _LIMITS = re.compile(
     r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but"
 )
+=======
+_LIMITS = re.compile(r"(?:maximum|minimum) \S+ usage per|max limit to request ratio per")
+#: RBAC's words, which say what to grant: the client's own error has the Role for it.
+_RBAC = re.compile(r"cannot \w+ resource ")
+>>>>>>> main
 _FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
 _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 
@@ -91,6 +98,8 @@ def _refused(said: str, namespace: str, since: float | None) -> Verdict:
         words = _words(said)
         hint = f"kubectl describe limitrange -n {namespace} shows the limits; ask within them"
         return doomed(AdmissionError(f"a LimitRange refuses it: {words}", hint=hint), since)
+    if _RBAC.search(said):
+        return NOTHING
     if _FORBIDDEN.search(said) or _INVALID.search(said):
         hint = "change what the message names"
         return doomed(
@@ -130,5 +139,5 @@ def _pairs(text: str) -> nodes.Amounts:
     return nodes.amounts({name: amount for name, _, amount in pairs})
 
 
-def _shown(resource: str, amount: nodes.Fraction) -> str:
+def _shown(resource: str, amount: Fraction) -> str:
     return nodes.written(resource.removeprefix("requests.").removeprefix("limits."), amount)

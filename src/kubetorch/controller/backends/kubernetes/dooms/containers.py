@@ -37,6 +37,7 @@ _PASSING = re.compile(
 _PROBES = ("startup", "liveness")
 #: Exit codes by which a shell says that it could not start a program.
 _NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
+_LINES = "its last lines say why; kt logs has the others"
 #: What ended a container that its first process did not end.
 _KILLED = 137
 
@@ -123,9 +124,13 @@ def _start_error(one: _Container, said: str) -> PodContainerError:
     if "exec format error" in said:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
+<<<<<<< HEAD
         hint = (
             f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
         )
+=======
+        hint = f"the image has no {program[1]} that can be executed: correct the command or image"
+>>>>>>> main
     elif "runAsNonRoot" in said:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
@@ -183,7 +188,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
     said = str(ended.get("message") or "").strip()
     if reason == "StartError":
         verdict = doomed(_start_error(one, said), since)
-        return settled_start(verdict, said)
+        return _unless_passing(verdict, said)
     if reason == "OOMKilled":
         return doomed(_memory_error(one), since)
     probe = _probe(one, events, since)
@@ -197,7 +202,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 
-def settled_start(verdict: Verdict, said: str) -> Verdict:
+def _unless_passing(verdict: Verdict, said: str) -> Verdict:
     """A start that failed for what may pass is no doom."""
     if _PASSING.search(said):
         return waiting(verdict.reason, verdict.since)
@@ -224,10 +229,15 @@ def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
         return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
     if count:
         text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
+<<<<<<< HEAD
         return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
     return _container_error(
         one, f"it ended ({how})", "its last lines say why; kt logs has the others"
     )
+=======
+        return ServiceHealthError(text, hint=_LINES)
+    return _container_error(one, f"it ended ({how})", _LINES)
+>>>>>>> main
 
 
 def _memory_error(one: _Container) -> OutOfMemoryError:

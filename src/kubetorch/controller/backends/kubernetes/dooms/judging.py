@@ -16,10 +16,12 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     admission,
     containers,
     endings,
-    owners as owning,
     queues,
     scheduling,
     volumes,
+)
+from kubetorch.controller.backends.kubernetes.dooms import (
+    owners as owning,
 )
 from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
@@ -94,8 +96,6 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
             hint="let an administrator install it (kubectl api-resources lists what is there)",
         )
         return doomed(unserved, now)
-    if failures.is_unauthorized(error):
-        return doomed(error, now)
     verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
     return verdict if verdict is not NOTHING else doomed(error, now)
 

@@ -1,0 +1,218 @@
+"""What happens around the pods of workloads: events, nodes, claims, queues, and what owns the pods.
+
+It is kept to judge launches (`dooms`). What concerns all workloads (nodes, storage classes, queues)
+is watched from the start; events and owners are watched in a namespace, and by kind, from the first
+workload there on. What cannot be watched is not known, and nobody is doomed by what is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from kubetorch.controller.backends.kubernetes.dooms.cluster import EVENTS, WATCHED, Cluster, Watch
+from kubetorch.errors import KubernetesNotFoundError, KubetorchError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import Object, Resource, Selection
+from kubetorch.k8s.watching import Change
+
+#: Seconds after which a kind that the cluster does not serve is looked for again.
+ABSENT_SECONDS = 30.0
+#: Kinds between an object and its pods, by the object's kind.
+_BETWEEN = {
+    "Deployment": (("apps/v1", "ReplicaSet"),),
+    "CronJob": (("batch/v1", "Job"),),
+    "JobSet": (("batch/v1", "Job"),),
+    "TrainJob": (("jobset.x-k8s.io/v1alpha2", "JobSet"), ("batch/v1", "Job")),
+    "Service": (
+        ("serving.knative.dev/v1", "Configuration"),
+        ("serving.knative.dev/v1", "Revision"),
+    ),
+    "LeaderWorkerSet": (("apps/v1", "StatefulSet"),),
+}
+
+_log = logging.getLogger(__name__)
+
+#: Namespace, kind and name of what an event is about.
+_About = tuple[str, str, str]
+
+
+class Survey:
+    """Knows what happens around pods.
+
+    Args:
+        client: Asks the API server.
+        time: Seconds since the epoch.
+        on_change: Told of the namespace in which something is different; `None` is all of them.
+        namespaces: Where workloads may be; everywhere if there are none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        time: Callable[[], float],
+        on_change: Callable[[str | None], None],
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self._client = client
+        self._time = time
+        self._on_change = on_change
+        self._namespaces: tuple[str | None, ...] = namespaces or (None,)
+        self._kept: dict[str, list[Informer]] = {}
+        self._absent: set[str] = set()
+        self._looking: list[asyncio.Task[None]] = []
+        self._owners: dict[tuple[Resource, str], Informer] = {}
+        self._of_events: dict[str, Informer] = {}
+        self._events: dict[_About, dict[str, Object]] = {}
+        self._stamps: dict[_About, int] = {}
+        #: Counts what has changed for all workloads.
+        self.stamp = 0
+
+    async def start(self) -> None:
+        """Begin to watch what concerns all workloads."""
+        for watch in WATCHED:
+            if watch.is_optional:
+                self._looking.append(asyncio.create_task(self._look_for(watch)))
+            else:
+                await self._keep(watch)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+        kept = [informer for informers in self._kept.values() for informer in informers]
+        for informer in (*kept, *self._owners.values(), *self._of_events.values()):
+            await informer.close()
+
+    async def look_at(self, manifest: Object) -> None:
+        """Watch what can happen to an object, and to what it owns above its pods.
+
+        Raises:
+            KubernetesNotFoundError: The cluster does not serve its kind.
+        """
+        namespace = manifest["metadata"]["namespace"]
+        if namespace not in self._of_events:
+            events = Selection(EVENTS.resource, namespace)
+            informer = Informer(self._client, events, self._on_event)
+            self._of_events[namespace] = informer
+            await informer.__aenter__()
+        between = _BETWEEN.get(manifest["kind"], ())
+        for api_version, kind in ((manifest["apiVersion"], manifest["kind"]), *between):
+            try:
+                resource = await self._client.discovery.find(api_version, kind)
+            except KubernetesNotFoundError:
+                if kind == manifest["kind"]:
+                    raise
+                continue
+            if (resource, namespace) not in self._owners:
+                informer = Informer(self._client, Selection(resource, namespace), self._on_owner)
+                self._owners[resource, namespace] = informer
+                await informer.__aenter__()
+
+    # ---------------------------------------------------------------------------------- questions
+
+    def cluster(self) -> Cluster:
+        """What is known that concerns all workloads."""
+        objects = {
+            name: [one for informer in informers for one in informer.objects.values()]
+            for name, informers in self._kept.items()
+            if all(informer.error is None for informer in informers)
+        }
+        return Cluster(now=self._time(), objects=objects, absent=frozenset(self._absent))
+
+    def events(self, namespace: str, names: Iterator[tuple[str, str]]) -> list[Object]:
+        """The events of objects, by kind and name."""
+        return [
+            event
+            for kind, name in names
+            for event in self._events.get((namespace, kind, name), {}).values()
+        ]
+
+    def stamp_of(self, namespace: str, pod: str) -> tuple[int, int]:
+        """What is different when a pod has to be judged again."""
+        return self.stamp, self._stamps.get((namespace, "Pod", pod), 0)
+
+    def owners(self, manifest: Object) -> list[Object]:
+        """An applied object, and what it owns above the pods."""
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        of_namespace = [
+            one
+            for (_, where), informer in self._owners.items()
+            if where == namespace
+            for one in informer.objects.values()
+        ]
+        found = [
+            one
+            for one in of_namespace
+            if one["kind"] == manifest["kind"] and one["metadata"]["name"] == name
+        ]
+        begun = 0
+        while begun < len(found):
+            uid = found[begun]["metadata"]["uid"]
+            found += [one for one in of_namespace if _is_owned(one, uid)]
+            begun += 1
+        return found
+
+    # ------------------------------------------------------------------------------------- inside
+
+    async def _keep(self, watch: Watch) -> None:
+        given = watch.selection
+        namespaces = self._namespaces if given.resource.is_namespaced else (None,)
+        where = (given.namespace,) if given.namespace is not None else namespaces
+        self._kept[watch.name] = [
+            Informer(
+                self._client,
+                Selection(given.resource, namespace, given.labels, given.fields),
+                self._on_cluster,
+            )
+            for namespace in where
+        ]
+        for informer in self._kept[watch.name]:
+            await informer.__aenter__()
+
+    async def _look_for(self, watch: Watch) -> None:
+        """Watch a kind as soon as the cluster serves it."""
+        resource = watch.selection.resource
+        while True:
+            with contextlib.suppress(KubetorchError):
+                try:
+                    await self._client.discovery.find(resource.api_version, resource.kind)
+                except KubernetesNotFoundError:
+                    self._absent.add(watch.name)
+                else:
+                    self._absent.discard(watch.name)
+                    await self._keep(watch)
+                    return
+            await asyncio.sleep(ABSENT_SECONDS)
+
+    def _on_cluster(self, change: Change) -> None:
+        self.stamp += 1
+        self._on_change(None)
+
+    def _on_owner(self, change: Change) -> None:
+        self._on_change(change.object["metadata"]["namespace"])
+
+    def _on_event(self, change: Change) -> None:
+        event = change.object
+        regarding: Mapping[str, str] = event.get("involvedObject") or {}
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        about = (namespace, regarding.get("kind", ""), regarding.get("name", ""))
+        if change.kind == "deleted":
+            self._events.get(about, {}).pop(name, None)
+            if not self._events.get(about):
+                self._events.pop(about, None)
+                self._stamps.pop(about, None)
+            return
+        self._events.setdefault(about, {})[name] = event
+        self._stamps[about] = self._stamps.get(about, 0) + 1
+        self._on_change(namespace)
+
+
+def _is_owned(one: Object, uid: str) -> bool:
+    references: Sequence[Mapping[str, str]] = one["metadata"].get("ownerReferences") or ()
+    return any(reference.get("uid") == uid for reference in references)

@@ -1,0 +1,164 @@
+"""The way to pods through the controller's own URL: `URL/namespace/service/…`.
+
+Which pod of the service is meant stands behind `#` in the URL, which is not sent, and in a header,
+which is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+from kubetorch.errors import ConfigError
+from kubetorch.sdk.reach.background import Background
+from kubetorch.sdk.reach.pipe import Pipe
+from kubetorch.sdk.reach.way import DIRECT
+from kubetorch.wire import routes
+
+if TYPE_CHECKING:
+    from kubetorch.wire.messages import PodView
+
+#: Seconds for which calls wait: an ingress is restarted now and then.
+PATIENCE = 60.0
+
+
+class Relayed:
+    """See the module (a `kubetorch.sdk.reach.way.Way`).
+
+    Args:
+        base_url: Where the controller answers, `http://` or `https://`.
+    """
+
+    patience = PATIENCE
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._background = Background(self._finish)
+        self._ends: set[_TlsEnd] = set()
+
+    def address(self, namespace: str, service: str, pod: PodView) -> str:
+        """Below the controller's URL."""
+        return relay_url(self._base_url, namespace, service, pod.name) if pod.url else ""
+
+    def connect(self, url: str, timeout: float | None) -> socket.socket:
+        """Connect to the controller."""
+        parts = urlsplit(url)
+        if parts.scheme != "https" or parts.hostname is None:
+            return DIRECT.connect(url, timeout)
+        here, near = socket.socketpair()
+        try:
+            opening = self._secure(near, parts.hostname, parts.port or 443)
+            self._background.run(opening, timeout)
+        except BaseException as error:
+            here.close()  # the loop closes the other end
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise ConfigError(
+                    f"the certificate of {self._base_url} does not verify: {error.verify_message}",
+                    hint="api_url must be of a host whose certificate this machine trusts; "
+                    "SSL_CERT_FILE names further authorities",
+                ) from error
+            raise
+        return here
+
+    def headers(self, url: str) -> Mapping[str, str]:
+        """The pod, for the relay."""
+        return pod_headers(url)
+
+    def close(self) -> None:
+        """Close every connection inside TLS."""
+        self._background.close()
+
+    async def _secure(self, near: socket.socket, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        context = ssl.create_default_context()
+        end = _TlsEnd(near, self._ends.discard)
+        self._ends.add(end)
+        try:
+            await loop.create_connection(lambda: end, host, port, ssl=context)
+        except BaseException:
+            end.abandon()
+            raise
+
+    async def _finish(self) -> None:
+        for end in list(self._ends):
+            end.abandon()
+
+
+class _TlsEnd(asyncio.Protocol):
+    """The far side of a pipe: a connection inside TLS.
+
+    Args:
+        near: The loop's end of the pipe.
+        on_lost: Told when it is over.
+    """
+
+    def __init__(self, near: socket.socket, on_lost: Callable[[_TlsEnd], object]) -> None:
+        self._near = near
+        self._on_lost = on_lost
+        self._pipe: Pipe | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_congested = False
+
+    def send(self, data: bytes) -> bool:
+        if self._transport is not None:
+            self._transport.write(data)
+        return not self._is_congested
+
+    def read_on(self, is_wanted: bool) -> None:
+        transport = self._transport
+        if transport is not None and transport.is_reading() != is_wanted:
+            (transport.resume_reading if is_wanted else transport.pause_reading)()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more."""
+        self._on_lost(self)
+        if self._transport is not None:
+            self._transport.abort()
+        if self._pipe is None:
+            self._near.close()
+        else:
+            self._pipe.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._pipe = Pipe(self._near, self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._pipe is not None:
+            self._pipe.deliver(memoryview(data))
+
+    def pause_writing(self) -> None:
+        self._is_congested = True
+
+    def resume_writing(self) -> None:
+        self._is_congested = False
+        if self._pipe is not None:
+            self._pipe.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._transport = None
+        self._on_lost(self)
+        if self._pipe is not None:
+            self._pipe.end()
+
+
+def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
+    """What stands for a pod behind a controller."""
+    path = f"/{quote(namespace, safe='')}/{quote(service, safe='')}"
+    return f"{base_url.rstrip('/')}{path}#{quote(pod, safe='')}"
+
+
+def pod_headers(url: str) -> Mapping[str, str]:
+    """What tells the relay which pod is meant."""
+    pod = unquote(urlsplit(url).fragment)
+    return {routes.POD: pod} if pod else {}

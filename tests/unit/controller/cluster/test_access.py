@@ -1,0 +1,250 @@
+"""Who may do what in a cluster, by what an API server says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kubetorch.controller.access import (
+    BoundPod,
+    NamespacePods,
+    Need,
+    PodIdentity,
+    Principal,
+    User,
+)
+from kubetorch.controller.cluster.access import Clocks, ClusterAccess
+from kubetorch.controller.cluster.reviews import ALLOWED_SECONDS, DENIED_SECONDS, Reviews, Verdict
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    ForbiddenError,
+    ForeignOriginError,
+    UnauthorizedError,
+)
+from kubetorch.lib.clock import ManualClock
+from kubetorch.wire import tokens
+from tests.unit.controller.cluster.test_reviews import jwt
+
+ANN = User("ann", groups=("devs",))
+POD = User("system:serviceaccount:team:bot", pod=BoundPod("team", "f-1", "u1"))
+NEED = Need("create", "team", "f")
+SECRET = b"s" * 32
+
+
+class ApiServer(Reviews):
+    """Knows some tokens and rights, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.users: dict[str, User] = {"ann's": ANN}
+        self.rights: set[tuple[str, Need]] = {("ann", NEED)}
+        self.asked: list[object] = []
+        self.is_away = False
+
+    async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
+        self._ask((token, audiences))
+        return self.users.get(token)
+
+    async def verdict(self, user: User, need: Need) -> Verdict:
+        self._ask((user.name, need))
+        return Verdict((user.name, need) in self.rights, "because")
+
+    def _ask(self, question: object) -> None:
+        self.asked.append(question)
+        if self.is_away:
+            raise ControllerUnavailableError("away")
+
+
+class World:
+    """What access looks at."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.server = ApiServer()
+        self.uids = {PodIdentity("team", "f", "f-1"): "u1"}
+        self.selectors = {("team", "theirs")}
+        self.access = ClusterAccess(
+            self.server,
+            pods=self,
+            tokens_of_namespaces=self,
+            secret=SECRET,
+            clocks=Clocks(self.clock.time, self.clock.time),
+        )
+
+    def is_pod(self, namespace: str, pod: str, uid: str) -> bool:
+        return any(
+            (one.namespace, one.pod, known) == (namespace, pod, uid)
+            for one, known in self.uids.items()
+        )
+
+    def uid_of(self, pod: PodIdentity) -> str | None:
+        return self.uids.get(pod)
+
+    def is_selector_only(self, namespace: str, workload: str) -> bool:
+        return (namespace, workload) in self.selectors
+
+    async def check(self, token: str) -> str:
+        if token != "kt1.good.sig":
+            raise UnauthorizedError("void")
+        return "team"
+
+    async def identify(self, token: str) -> Principal:
+        return await self.access.identify({"authorization": f"Bearer {token}"})
+
+
+def run(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(World()), 10))
+
+
+def test_a_token_is_who_the_api_server_says_and_asked_about_again_after_10_s() -> None:
+    async def body(world: World) -> None:
+        for _ in range(5):
+            assert await world.identify("ann's") == ANN
+        assert len(world.server.asked) == 1
+        world.clock.advance(ALLOWED_SECONDS)
+        del world.server.users["ann's"]
+        with pytest.raises(UnauthorizedError):
+            await world.identify("ann's")
+
+    run(body)
+
+
+def test_a_token_is_not_remembered_beyond_its_end() -> None:
+    async def body(world: World) -> None:
+        token = jwt({"exp": world.clock.time() + 3})
+        world.server.users[token] = ANN
+        await world.identify(token)
+        world.clock.advance(3.0)
+        del world.server.users[token]
+        with pytest.raises(UnauthorizedError, match="expired 0 s ago"):
+            await world.identify(token)
+
+    run(body)
+
+
+def test_a_clock_that_is_ahead_refuses_no_token_that_the_api_server_takes() -> None:
+    async def body(world: World) -> None:
+        token = jwt({"exp": world.clock.time() - 60})
+        world.server.users[token] = ANN
+        assert await world.identify(token) == ANN
+
+    run(body)
+
+
+def test_a_refused_token_is_asked_about_again_after_2_s() -> None:
+    async def body(world: World) -> None:
+        for _ in range(3):
+            with pytest.raises(UnauthorizedError):
+                await world.identify("new")
+        assert len(world.server.asked) == 1
+        world.server.users["new"] = ANN
+        world.clock.advance(DENIED_SECONDS)
+        assert await world.identify("new") == ANN
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "token", ["", "\u00fc", "a\x00b", "x" * 40_000, "kt1.forged.sig"], ids=lambda text: text[:6]
+)
+def test_what_is_no_token_is_refused_without_asking(token: str) -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(UnauthorizedError):
+            await world.identify(token)
+        assert world.server.asked == []
+
+    run(body)
+
+
+def test_rights_are_those_that_the_api_server_says() -> None:
+    async def body(world: World) -> None:
+        await world.access.authorize(ANN, NEED)
+        await world.access.authorize(ANN, NEED)
+        assert len(world.server.asked) == 1
+        with pytest.raises(ForbiddenError) as caught:
+            await world.access.authorize(ANN, Need("delete", "team", "f"))
+        error = caught.value
+        assert (error.user, error.verb, error.resource) == ("ann", "delete", "kubetorchworkloads")
+        assert "kubectl create rolebinding" in str(error)
+        world.server.rights.clear()
+        world.clock.advance(ALLOWED_SECONDS)
+        with pytest.raises(ForbiddenError):
+            await world.access.authorize(ANN, NEED)
+
+    run(body)
+
+
+def test_nobody_gets_in_while_the_api_server_is_away() -> None:
+    async def body(world: World) -> None:
+        world.server.is_away = True
+        with pytest.raises(ControllerUnavailableError):
+            await world.identify("ann's")
+        with pytest.raises(ControllerUnavailableError):
+            await world.access.authorize(ANN, NEED)
+
+    run(body)
+
+
+def test_pages_are_refused_whatever_the_host() -> None:
+    access = World().access
+    access.check_origin({"host": "kubetorch-controller.kubetorch.svc"})
+    for origin in ("null", "https://evil.example", "http://localhost"):
+        with pytest.raises(ForeignOriginError):
+            access.check_origin({"origin": origin})
+
+
+# ------------------------------------------------------------------------------------------- pods
+
+
+def test_a_pod_is_the_one_that_its_token_names() -> None:
+    access = World().access
+    access.check_pod(POD, PodIdentity("team", "f", "f-1"))
+    assert access.namespace_of_pod(POD) == "team"
+
+
+@pytest.mark.parametrize(
+    ("principal", "pod"),
+    [
+        pytest.param(ANN, PodIdentity("team", "f", "f-1"), id="a user"),
+        pytest.param(POD, PodIdentity("team", "f", "f-2"), id="another pod"),
+        pytest.param(POD, PodIdentity("other", "f", "f-1"), id="another namespace"),
+        pytest.param(
+            User("system:serviceaccount:team:bot", pod=BoundPod("team", "f-1", "u0")),
+            PodIdentity("team", "f", "f-1"),
+            id="an earlier pod of that name",
+        ),
+        pytest.param(
+            NamespacePods("team"), PodIdentity("team", "f", "f-1"), id="not a selector's pod"
+        ),
+        pytest.param(
+            NamespacePods("other"), PodIdentity("team", "theirs", "x"), id="another namespace's"
+        ),
+    ],
+)
+def test_everybody_else_is_not_that_pod(principal: Principal, pod: PodIdentity) -> None:
+    with pytest.raises(UnauthorizedError):
+        World().access.check_pod(principal, pod)
+
+
+def test_the_token_of_a_namespace_is_for_pods_that_somebody_else_made() -> None:
+    async def body(world: World) -> None:
+        principal = await world.identify("kt1.good.sig")
+        assert principal == NamespacePods("team")
+        world.access.check_pod(principal, PodIdentity("team", "theirs", "anything"))
+        assert world.access.namespace_of_pod(principal) == "team"
+        with pytest.raises(UnauthorizedError):
+            await world.access.authorize(principal, NEED)
+
+    run(body)
+
+
+def test_a_pod_of_no_workload_is_a_user_like_others() -> None:
+    stranger = User("system:serviceaccount:team:bot", pod=BoundPod("team", "x", "u9"))
+    assert World().access.namespace_of_pod(stranger) is None
+
+
+def test_a_pod_is_welcomed_with_the_key_of_its_workload() -> None:
+    welcome = World().access.welcome(PodIdentity("team", "f", "f-1"))
+    assert welcome.key == tokens.workload_key(SECRET, "team/f").hex()

@@ -1,0 +1,58 @@
+"""What a token says of itself, and which command grants a right."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from kubetorch.controller.access import Need, User
+from kubetorch.controller.cluster.reviews import Claims, claims, grant
+
+
+def jwt(payload: object) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(payload).encode()).rstrip(b"=").decode()
+    return f"eyJ.{body}.c2ln"
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (jwt({"aud": ["kubetorch"], "exp": 12}), Claims(("kubetorch",), 12.0)),
+        (jwt({"aud": "api"}), Claims(("api",), None)),
+        (jwt({"aud": [1, None, "x"], "exp": "soon"}), Claims(("x",), None)),
+        (jwt({"exp": 1e300}), Claims((), None)),
+        (jwt([1]), Claims()),
+        ("opaque", Claims()),
+        ("a.b.c", Claims()),
+        ("..", Claims()),
+        ("a.\u00fc.c", Claims()),
+        (f"a.{base64.urlsafe_b64encode(b'[' * 100_000).decode()}.c", Claims()),
+    ],
+)
+def test_what_a_token_says_of_itself_is_read_whatever_it_is(token: str, expected: Claims) -> None:
+    assert claims(token) == expected
+
+
+@pytest.mark.parametrize(
+    ("user", "need", "command"),
+    [
+        (
+            "ann",
+            Need("create", "team"),
+            "kubectl create rolebinding NAME-kubetorch-edit --clusterrole=kubetorch-edit "
+            "--user=ann -n team",
+        ),
+        (
+            "system:serviceaccount:team:bot",
+            Need("list", ""),
+            "kubectl create clusterrolebinding bot-kubetorch-view --clusterrole=kubetorch-view "
+            "--serviceaccount=team:bot",
+        ),
+    ],
+)
+def test_a_refusal_has_the_command_that_grants_the_right(
+    user: str, need: Need, command: str
+) -> None:
+    assert grant(User(user), need) == command
