@@ -32,15 +32,9 @@ _POLICY = re.compile(
     r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S
 )
 _SECURITY = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
-<<<<<<< HEAD
-_LIMITS = re.compile(
-    r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but"
-)
-=======
 _LIMITS = re.compile(r"(?:maximum|minimum) \S+ usage per|max limit to request ratio per")
 #: RBAC's words, which say what to grant: the client's own error has the Role for it.
 _RBAC = re.compile(r"cannot \w+ resource ")
->>>>>>> main
 _FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
 _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 

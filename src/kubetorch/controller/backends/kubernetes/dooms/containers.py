@@ -124,13 +124,7 @@ def _start_error(one: _Container, said: str) -> PodContainerError:
     if "exec format error" in said:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
-<<<<<<< HEAD
-        hint = (
-            f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
-        )
-=======
         hint = f"the image has no {program[1]} that can be executed: correct the command or image"
->>>>>>> main
     elif "runAsNonRoot" in said:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
@@ -245,15 +239,8 @@ def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
         return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
     if count:
         text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
-<<<<<<< HEAD
-        return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
-    return _container_error(
-        one, f"it ended ({how})", "its last lines say why; kt logs has the others"
-    )
-=======
         return ServiceHealthError(text, hint=_LINES)
     return _container_error(one, f"it ended ({how})", _LINES)
->>>>>>> main
 
 
 def _memory_error(one: _Container) -> OutOfMemoryError:

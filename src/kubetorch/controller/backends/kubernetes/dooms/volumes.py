@@ -50,13 +50,7 @@ def claims(spec: Object) -> Iterator[str]:
 def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge a pod that has a node, and whose containers wait for its volumes."""
     name = pod["metadata"]["name"]
-<<<<<<< HEAD
-    found = reading.about(
-        events, "Pod", name, "FailedMount", "FailedAttachVolume", "FailedMapVolume"
-    )
-=======
     found = reading.about(events, "Pod", name, *_MOUNTING)
->>>>>>> main
     if not found:
         return NOTHING
     last = found[-1]
@@ -84,13 +78,7 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace") or ""
     since = reading.time_of(claim["metadata"].get("creationTimestamp"))
     wanted = claim["spec"].get("storageClassName")
-<<<<<<< HEAD
-    said = reading.about(
-        events, "PersistentVolumeClaim", name, "ProvisioningFailed", "FailedBinding"
-    )
-=======
     said = reading.about(events, "PersistentVolumeClaim", name, *_BINDING)
->>>>>>> main
     text = str(said[-1].get("message", "")) if said else ""
     since = reading.began(said[-1]) if said else since
     verdict = NOTHING
