@@ -42,6 +42,7 @@ from kubetorch.controller.cluster.settings import NAME, Settings
 from kubetorch.controller.cluster.standby import Standby
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError
@@ -165,7 +166,7 @@ class _Service:
         return Controller(
             backend=backend,
             state=Kept(state, calls),
-            blobs=settings.blobs,
+            depots=Depots(settings.blobs / "blobs"),
             clock=clock,
             secret=secret,
             new_access=new_access,
