@@ -80,9 +80,7 @@ class Discovery:
         self._known.pop(api_version, None)
 
 
-def parse(
-    api_version: str, document: Object, verbs: Iterable[str] = ()
-) -> dict[str, Resource]:
+def parse(api_version: str, document: Object, verbs: Iterable[str] = ()) -> dict[str, Resource]:
     """The kinds in an `APIResourceList`, those with which all of the verbs are possible."""
     group, _, version = api_version.rpartition("/")
     found = {}
