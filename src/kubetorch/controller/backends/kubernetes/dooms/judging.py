@@ -26,13 +26,15 @@ from kubetorch.controller.backends.kubernetes.dooms import (
 from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
 from kubetorch.errors import (
-    KubernetesNotFoundError,
     KubernetesRequestError,
     KubetorchError,
     OperatorMissingError,
 )
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object
+
+#: What `kubetorch.k8s.discovery` says of a kind that the cluster does not serve.
+_NO_KIND = "NoKindMatch"
 
 
 def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -89,7 +91,7 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
     if not isinstance(error, KubernetesRequestError):
         return doomed(error, now)
     namespace = manifest["metadata"].get("namespace") or error.namespace or ""
-    if isinstance(error, KubernetesNotFoundError) and failures.is_unserved(error.message):
+    if error.reason == _NO_KIND or failures.is_unserved(error.message):
         kind, version = manifest.get("kind"), manifest.get("apiVersion")
         unserved = OperatorMissingError(
             f"the cluster does not serve the kind {kind} of {version}: its operator is missing",
