@@ -116,7 +116,9 @@ class _Service:
 
     async def _lead(self, election: Election) -> int:
         settings = self._settings
-        state = KubernetesState(self._client, namespaces=settings.watched)
+        state = KubernetesState(
+            self._client, namespaces=settings.watched, may_write=lambda: election.is_leading
+        )
         await state.load()
         settings.blobs.mkdir(parents=True, exist_ok=True)
         file = settings.blobs / "calls.sqlite"
