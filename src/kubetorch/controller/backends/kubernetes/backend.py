@@ -158,9 +158,13 @@ class KubernetesBackend:
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
         while True:
             try:
-                if manifest is self._workloads[key].main:
+                workload = self._workloads[key]
+                is_main = manifest is workload.main
+                if is_main:
                     await self._survey.look_at(manifest)
-                await self._applier.apply(manifest, owner=self._owner(*key))
+                # Whoever brings a manifest may have applied it already.
+                takes = is_main and workload.spec.compute.manifest is not None
+                await self._applier.apply(manifest, owner=self._owner(*key), takes=takes)
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is not None:
@@ -190,10 +194,10 @@ class KubernetesBackend:
             return
         spec, main = workload.spec, workload.main
         for service in services.render(spec.compute, main, namespace=namespace, name=name):
-            await self._applier.delete(await self._applier.ref(service))
+            await self._applier.delete_own(await self._applier.ref(service))
         if main is not None:
             try:
-                await self._applier.delete(await self._applier.ref(main))
+                await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
