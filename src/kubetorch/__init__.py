@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
     from kubetorch.errors import ImagePullError as ImagePullError
     from kubetorch.errors import ImageStepError as ImageStepError
+    from kubetorch.errors import InstallError as InstallError
     from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
     from kubetorch.errors import KubernetesConflictError as KubernetesConflictError
     from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
@@ -124,6 +125,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "Image",
     "ImagePullError",
     "ImageStepError",
+    "InstallError",
     "KnativeServiceConflictError",
     "KubernetesConflictError",
     "KubernetesCredentialsError",

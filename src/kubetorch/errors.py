@@ -26,6 +26,7 @@ cannot be imported here.
     │       ├── KubernetesForbiddenError (PermissionError)
     │       ├── KubernetesNotFoundError (LookupError)
     │       └── KubernetesConflictError
+    ├── InstallError                        Kubetorch in a cluster
     ├── WorkloadError                       one workload, its pods
     │   ├── ServiceNotFoundError (LookupError)
     │   ├── StartupError
@@ -331,6 +332,12 @@ class KubernetesConflictError(KubernetesRequestError):
 
     code = "kubernetes_conflict"
     status = 409
+
+
+class InstallError(KubetorchError):
+    """Kubetorch could not be installed in a cluster, upgraded, checked or removed."""
+
+    code = "install"
 
 
 # ------------------------------------------------------------------------- workloads and pods

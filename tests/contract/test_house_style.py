@@ -25,7 +25,7 @@ READ = ("src", "tests", "benchmarks", "examples")
 TRANSCRIBED = {"tests/seeds/programs/004_autoscaling/complete_reference.py"}
 
 #: One subject that would be harder to read in pieces.
-LONGER = {"errors.py": 800, "messages.py": 480}
+LONGER = {"errors.py": 900, "messages.py": 480}
 
 
 def _files(*folders: str) -> list[Path]:

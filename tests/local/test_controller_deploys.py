@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
@@ -184,8 +185,13 @@ def test_many_clients_that_deploy_different_code_end_in_one_generation(service: 
 
 def test_a_repeated_request_joins_the_deploy(service: Service) -> None:
     request = deploy(spec("f"), "one-id")
-    first = list(service.events(request))
-    assert list(service.events(request)) == first
+    *first, ready = service.events(request)
+    *repeated, last = service.events(request)
+    assert repeated == first
+    # Whoever asks gets a token of their own.
+    assert replace(last.workload, token="", token_expires=0.0) == replace(
+        ready.workload, token="", token_expires=0.0
+    )
 
 
 def test_a_client_that_goes_away_leaves_the_generation_to_itself(service: Service) -> None:

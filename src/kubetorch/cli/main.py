@@ -37,6 +37,8 @@ COMMANDS: Mapping[str, str] = {
     "secrets": "List, create, update, delete or describe secrets.",
     "volumes": "List, create or delete volumes, or open a shell in one.",
     "config": "Show or change settings.",
+    "install": "Install Kubetorch in the cluster of the kubeconfig.",
+    "upgrade": "Upgrade the Kubetorch of the cluster, or change its values.",
     "local": "Start, stop or inspect the local service.",
 }
 

@@ -4,6 +4,8 @@
                       │                │         │          │            │
                       └────────────────┴─── failure envelope ┴───────────┘
 
+What is for a pod is passed on to its agent (`kubetorch.controller.relay`) before all that.
+
 The sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
 """
 
@@ -15,6 +17,7 @@ from dataclasses import replace
 
 from kubetorch.controller.access import Access, Asker, Principal, User
 from kubetorch.controller.exchange import DisconnectedError, Exchange, Receive, Scope, Send
+from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.table import Route, Table, refusal
 from kubetorch.controller.sessions import Session
 from kubetorch.errors import KubetorchError, UnauthorizedError
@@ -31,6 +34,7 @@ class App:
     Args:
         table: All routes.
         access: Checks who asks.
+        relay: Passes on what is for pods.
         new_session: Makes the session of an agent that was let in.
         on_request: Called when a request of the user begins: the service is in use.
     """
@@ -39,12 +43,14 @@ class App:
         self,
         table: Table,
         access: Access,
+        relay: Relay,
         *,
         new_session: Callable[[Principal], Session],
         on_request: Callable[[], None],
     ) -> None:
         self.table = table
         self._access = access
+        self._relay = relay
         self._new_session = new_session
         self._on_request = on_request
 
@@ -52,6 +58,9 @@ class App:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
         try:
+            if self._relay.takes(exchange.path):
+                await self._pass_on(exchange, scope, receive, send)
+                return
             route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
         except DisconnectedError:
@@ -76,6 +85,15 @@ class App:
         except KubetorchError as error:
             raise Refusal(failures.http_status(error), _own(error).to_json()) from error
         return self._new_session(principal)
+
+    async def _pass_on(
+        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Pass a request on to a pod, whose agent decides about it."""
+        if not self._relay.is_app(exchange.path):
+            # Pages may use apps, on the terms of the agent.
+            self._access.check_origin(exchange.headers)
+        await self._relay.answer(exchange, scope, receive, send)
 
     async def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
         self._access.check_origin(exchange.headers)

@@ -14,6 +14,7 @@ from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.garbage import Garbage
+from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
 from kubetorch.controller.routes.secrets import SecretRoutes
@@ -27,7 +28,7 @@ from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.connections import upgrade_class
-from kubetorch.lib.serving import Server
+from kubetorch.lib.serving import Server, Tunnels
 
 #: Seconds that requests have to end when the controller stops.
 CLOSE_GRACE = 1.0
@@ -94,11 +95,13 @@ class Controller:
         ]
         table = Table(route for route in found if stop is not None or not route.is_local)
         self._access = new_access(self.workloads)
+        relay = Relay(self.workloads.get, secret=secret, clock=clock.time)
         self.app = App(
-            table, self._access, new_session=self._new_session, on_request=self._note_request
+            table, self._access, relay, new_session=self._new_session, on_request=self._note_request
         )
         upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
-        self._server = Server(self.app, upgrade=upgrade)
+        passed_on = Tunnels(relay.takes, relay.open)
+        self._server = Server(self.app, upgrade=upgrade, tunnels=passed_on)
 
     async def start(self, listener: socket.socket) -> None:
         """Take up what an earlier controller left, and serve."""

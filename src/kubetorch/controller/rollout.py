@@ -26,9 +26,10 @@ Failure = dict[str, Any]
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """A generation is wanted."""
+    """A generation is wanted, or was: its backend refuses it."""
 
     generation: int
+    failure: Failure | None = None
 
 
 class PodsChanged(msgspec.Struct, frozen=True):
@@ -135,8 +136,10 @@ class Rollout(msgspec.Struct):
         """What follows from an event."""
         effects: list[Effect] = []
         match event:
-            case Deployed(generation):
+            case Deployed(generation, failure):
                 effects += self._deployed(generation)
+                if failure is not None:
+                    effects += self._give_up(generation, failure)
             case PodsChanged(pods, retiring):
                 self.pods, self.retiring = pods, retiring
             case Connected(pod, serving):

@@ -13,6 +13,7 @@ import logging
 from msgspec.structs import replace
 
 from kubetorch.controller import idle, rollout, summary, views
+from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
 from kubetorch.controller.progress import Progress
@@ -21,7 +22,7 @@ from kubetorch.controller.state import Generation, WorkloadRecord
 from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.views import Heard
-from kubetorch.controller.waiting import Waiting, describe, not_applied
+from kubetorch.controller.waiting import Waiting, describe
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
@@ -74,6 +75,7 @@ class Workload:
         self._waiting = Waiting(surroundings.clock)
         self._members: tuple[Member, ...] = ()
         self._reasons: dict[str, str] = {}
+        self._applying = Applying(surroundings.backend)
         #: Says that anything about it changed.
         self.changes = Changes()
         self.is_gone = False
@@ -182,19 +184,25 @@ class Workload:
 
     async def _wait(self, accepted: Accepted) -> Progress:
         """Everything that happens until the wanted generation is served, or given up."""
-        backend, manifest = self._with.backend, deployment.of_workload(self.spec)
-        progress = Progress(accepted.generation, accepted, *views.warned(backend, manifest))
+        warned = views.warned(self._with.backend, deployment.of_workload(self.spec))
+        progress = Progress(accepted.generation, accepted, *warned)
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if accepted.changed or not self._is_served():
-            try:
-                await backend.apply(self.spec)
-            except Exception as error:  # noqa: BLE001  # others may have joined this deploy
-                self._give_up(progress, not_applied(self.record.name, error))
+            await self._applying.start(self.spec, lambda failure: self._applied(progress, failure))
+        else:
+            self._begin_rollout(accepted.generation)
+        return progress
+
+    def _applied(self, progress: Progress, failure: Failure | None) -> None:
+        self._begin_rollout(progress.generation, failure)
+        if failure is not None:
+            self._waiting.end(progress, Failed(failure=failure))
+
+    def _begin_rollout(self, generation: int, failure: Failure | None = None) -> None:
         # Only now: pods that the backend replaces are not told to load the generation.
         self.pods_changed()
-        self._handle(rollout.Deployed(accepted.generation))
-        return progress
+        self._handle(rollout.Deployed(generation, failure))
 
     def _expire(self, progress: Progress, timeout: float) -> None:
         waits = views.late(self.pods, self._heard, self._rollout)
@@ -228,11 +236,16 @@ class Workload:
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        self._reasons = {pod.name: pod.reason for pod in self.pods}
+        self._reasons = {"": self._reasons.get("", "")} | {p.name: p.reason for p in self.pods}
         self._handle(rollout.PodsChanged(current, retiring))
-        for pod in self.pods:
-            if pod.failure is not None and pod.name in current:
-                self._handle(rollout.GaveUp(self.record.generation, pod.failure))
+        trouble = self._with.backend.trouble(*self.key)
+        if trouble.reason and trouble.reason != self._reasons.get(""):
+            self._waiting.tell(Stage(stage="event", message=trouble.reason))
+        self._reasons[""] = trouble.reason
+        failed = [pod.failure for pod in self.pods if pod.name in current]
+        for failure in (trouble.failure, *failed):
+            if failure is not None:
+                self._handle(rollout.GaveUp(self.record.generation, failure))
 
     def connected(self, hello: Hello, session: PodSession) -> None:
         """A session of a pod began."""
@@ -306,6 +319,7 @@ class Workload:
         """End its pods; returns when nothing of them is left."""
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._waiting.fail_all(error)
+        await self._applying.stop()
         for session in self._sessions.values():
             session.send(Terminate(grace=grace, reason="the service is torn down"))
         await self._with.backend.delete(*self.key, grace=grace)
@@ -314,6 +328,7 @@ class Workload:
     def close(self, reason: str) -> None:
         """Stop all timers, and end the sessions."""
         self._idle.close()
+        self._applying.cancel()
         error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
         self._waiting.fail_all(error)
         self.is_gone = True

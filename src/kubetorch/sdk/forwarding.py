@@ -117,6 +117,7 @@ class Forwarding:
         extra = tuple(
             (name.lower().encode(), value.encode())
             for name, value in self._way.headers(url).items()
+            if name != "Host"  # that of the client stays
         )
 
         async def dial() -> socket.socket:

@@ -72,6 +72,20 @@ def _open(key: Path | choosing.Cluster) -> Session:
     return sessions.open_session(key)
 
 
+def close_all() -> None:
+    """Close every connection of this process, and forget which backend was chosen."""
+    routes, forwardings = _registry.routes, _registry.forwardings
+    sessions = _registry.sessions
+    _registry.clear()
+    choosing.forget()
+    for route in routes.values():
+        route.close()
+    for forwarding in forwardings.values():
+        forwarding.close()
+    for session in sessions.values():
+        session.close()
+
+
 def be_quiet() -> None:
     """Do not say in this process which backend was chosen, and why."""
     choosing.be_quiet()

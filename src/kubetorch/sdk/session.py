@@ -160,3 +160,4 @@ class Session:
             controller, self._controller = self._controller, None
         if controller is not None:
             controller.close()
+        self.way.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kubetorch.controller import database
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.completeness import Completeness
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
@@ -54,6 +54,9 @@ class OneThatBreaks:
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         return []
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        return Trouble()
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass

@@ -50,6 +50,18 @@ class PodStatus(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """What keeps a workload from having its pods.
+
+    Attributes:
+        reason: As one sentence; empty when nothing does.
+        failure: Why it never will have them (`kubetorch.wire.failures`), once that is certain.
+    """
+
+    reason: str = ""
+    failure: dict[str, Any] | None = None
+
+
 class Backend(Protocol):
     """Runs workloads as pods.
 
@@ -100,6 +112,9 @@ class Backend(Protocol):
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        """What keeps a workload from having its pods, if anything does."""
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end."""

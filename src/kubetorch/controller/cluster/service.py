@@ -4,9 +4,9 @@
                             ▲                                         │
                             └──────────── another pod ◄───────────────┘
 
-A standby answers that it lives. Whoever leads marks its own pod, and the Service chooses pods by that
-mark. A leader that may not be one any more ends its process at once: what another one does by now must
-not be done twice.
+A standby answers that it lives. Whoever leads marks its own pod, and the Service chooses pods by
+that mark. A leader that may not be one any more ends its process at once: what another one does by
+now must not be done twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import uvloop
 
@@ -33,7 +33,7 @@ from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.controller.cluster import installation, leading
 from kubetorch.controller.cluster.access import Clocks, ClusterAccess
-from kubetorch.controller.cluster.leader import Leader
+from kubetorch.controller.cluster.leader import Election
 from kubetorch.controller.cluster.pods import KnownPods
 from kubetorch.controller.cluster.podtokens import PodTokens
 from kubetorch.controller.cluster.resource import WORKLOADS
@@ -102,20 +102,18 @@ class _Service:
             loop.add_signal_handler(number, self._is_stopped.set)
         standby = Standby()
         await standby.start(self._listener)
-        leader = Leader(
-            self._client,
-            namespace=self._settings.namespace,
-            name=NAME,
-            identity=self._settings.identity,
+        settings = self._settings
+        election = Election(
+            self._client, namespace=settings.namespace, place=settings.identity, name=NAME
         )
-        async with self._client, leader:
-            if not await self._first(leader.acquired()):
+        async with self._client, election:
+            if not await self._first(election.won()):
                 await standby.close()
                 return 0
             await standby.close()
-            return await self._lead(leader)
+            return await self._lead(election)
 
-    async def _lead(self, leader: Leader) -> int:
+    async def _lead(self, election: Election) -> int:
         settings = self._settings
         state = KubernetesState(self._client, namespaces=settings.watched)
         await state.load()
@@ -126,7 +124,7 @@ class _Service:
         try:
             await controller.start(self._listener)
             await leading.mark(self._client, settings.namespace, settings.identity)
-            if await self._first(leader.lost()):
+            if await self._first(election.lost()):
                 _log.error("lead lost identity=%s", settings.identity)
                 # Nothing is closed in good order: whoever leads now has begun already.
                 os._exit(1)
@@ -171,9 +169,9 @@ class _Service:
             new_access=new_access,
         )
 
-    async def _first(self, event: object) -> bool:
+    async def _first(self, event: Awaitable[object]) -> bool:
         """Wait for something, or for the signal to stop; whether it was the former."""
-        waiting = asyncio.ensure_future(event)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(event)
         stopped = asyncio.ensure_future(self._is_stopped.wait())
         try:
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,20 +12,27 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 #: Seconds that the thread has to begin, and connections to end.
 _TIMEOUT = 2.0
+#: Rounds of the loop in which connections inside TLS are gone.
+_ROUNDS = 5
 #: Loops of parents.
 _inherited: list[object] = []
 
 
 class Background:
-    """A loop that begins when it is needed. Threads share it."""
+    """A loop that begins when it is needed. Threads share it.
 
-    def __init__(self) -> None:
+    Args:
+        finish: Run in the loop before it ends, to close what belongs to it.
+    """
+
+    def __init__(self, finish: Callable[[], Awaitable[None]]) -> None:
+        self._finish = finish
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -76,27 +83,29 @@ class Background:
             if self._loop is None:
                 begun = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run, args=(begun,), name="kubetorch-reach", daemon=True
+                    target=_run, args=(begun, self._finish), name="kubetorch-reach", daemon=True
                 )
                 self._thread.start()
                 self._loop = begun
             return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, finish: Callable[[], Awaitable[None]]) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    loop.run_until_complete(_end_all())
+    loop.run_until_complete(_end_all(finish))
     loop.close()
 
 
-async def _end_all() -> None:
-    """Cancel what still runs, and let connections that are closed say goodbye."""
+async def _end_all(finish: Callable[[], Awaitable[None]]) -> None:
+    """Cancel what still runs, and let connections that are closed be gone."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)
+    await finish()
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
 
 
 def _close(reference: weakref.ref[Background]) -> None:

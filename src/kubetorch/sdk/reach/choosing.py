@@ -95,6 +95,11 @@ def _say(is_cluster: bool, why: str) -> None:
     sys.stderr.write(f"kubetorch: pods run {where}: {why} (KT_BACKEND is not set)\n")
 
 
+def forget() -> None:
+    """Look anew when it matters next."""
+    _choices.found.clear()
+
+
 def be_quiet() -> None:
     """Do not say in this process which backend was chosen, and why."""
     _choices.is_quiet = True

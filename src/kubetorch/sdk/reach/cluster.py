@@ -23,6 +23,7 @@ from kubetorch.errors import (
     KubernetesRequestError,
 )
 from kubetorch.k8s.resources import PODS, SERVICES, Ref, Selection
+from kubetorch.manifests import labels
 from kubetorch.sdk.reach.login import Login
 from kubetorch.sdk.reach.relayed import pod_headers, relay_url
 from kubetorch.sdk.reach.tunnel import Tunnel
@@ -103,7 +104,7 @@ class Cluster:
 
     async def _find(self, client: Client) -> str | None:
         listing = await client.list(Selection(PODS, self.install_namespace, labels=LABELS))
-        ready = sorted((pod for pod in listing.items if _is_ready(pod)), key=_age)
+        ready = sorted((pod for pod in listing.items if _is_ready(pod)), key=_rank)
         names = [str(pod["metadata"]["name"]) for pod in ready]
         if names:
             return next((name for name in names if name != self._avoided), names[0])
@@ -165,8 +166,15 @@ class Cluster:
             raise ConnectionAbortedError(error.message) from error
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """The pod, for the controller's relay."""
-        return pod_headers(url)
+        """Hosts have the name that they have for each forwarded port; the relay is told the pod."""
+        parts = urlsplit(url)
+        if not (parts.hostname or "").endswith(_SUFFIX):
+            return {}
+        return {"Host": f"localhost:{parts.port}", **pod_headers(url)}
+
+    def close(self) -> None:
+        """Close the tunnel."""
+        self.tunnel.close()
 
     def _forwards(self, namespace: str) -> bool:
         known = self._may_forward.get(namespace)
@@ -212,8 +220,11 @@ def _is_ready(pod: Object) -> bool:
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
-def _age(pod: Object) -> str:
-    return str(pod["metadata"].get("creationTimestamp") or "")
+def _rank(pod: Object) -> tuple[bool, str]:
+    """Whoever leads comes first, then the oldest."""
+    metadata = pod["metadata"]
+    leads = labels.LEADS in (metadata.get("labels") or {})
+    return not leads, str(metadata.get("creationTimestamp") or "")
 
 
 def _state(pod: Object) -> str:

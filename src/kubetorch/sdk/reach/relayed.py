@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
@@ -37,7 +37,8 @@ class Relayed:
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/")
-        self._background = Background()
+        self._background = Background(self._finish)
+        self._ends: set[_TlsEnd] = set()
 
     def address(self, namespace: str, service: str, pod: PodView) -> str:
         """Below the controller's URL."""
@@ -50,7 +51,7 @@ class Relayed:
             return DIRECT.connect(url, timeout)
         here, near = socket.socketpair()
         try:
-            opening = _secure(near, parts.hostname, parts.port or 443)
+            opening = self._secure(near, parts.hostname, parts.port or 443)
             self._background.run(opening, timeout)
         except BaseException as error:
             here.close()  # the loop closes the other end
@@ -67,22 +68,37 @@ class Relayed:
         """The pod, for the relay."""
         return pod_headers(url)
 
+    def close(self) -> None:
+        """Close every connection inside TLS."""
+        self._background.close()
 
-async def _secure(near: socket.socket, host: str, port: int) -> None:
-    loop = asyncio.get_running_loop()
-    context = ssl.create_default_context()
-    try:
-        await loop.create_connection(lambda: _TlsEnd(near), host, port, ssl=context)
-    except BaseException:
-        near.close()
-        raise
+    async def _secure(self, near: socket.socket, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        context = ssl.create_default_context()
+        end = _TlsEnd(near, self._ends.discard)
+        self._ends.add(end)
+        try:
+            await loop.create_connection(lambda: end, host, port, ssl=context)
+        except BaseException:
+            end.abandon()
+            raise
+
+    async def _finish(self) -> None:
+        for end in list(self._ends):
+            end.abandon()
 
 
 class _TlsEnd(asyncio.Protocol):
-    """The far side of a pipe: a connection inside TLS."""
+    """The far side of a pipe: a connection inside TLS.
 
-    def __init__(self, near: socket.socket) -> None:
+    Args:
+        near: The loop's end of the pipe.
+        on_lost: Told when it is over.
+    """
+
+    def __init__(self, near: socket.socket, on_lost: Callable[[_TlsEnd], object]) -> None:
         self._near = near
+        self._on_lost = on_lost
         self._pipe: Pipe | None = None
         self._transport: asyncio.Transport | None = None
         self._is_congested = False
@@ -100,6 +116,16 @@ class _TlsEnd(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more."""
+        self._on_lost(self)
+        if self._transport is not None:
+            self._transport.abort()
+        if self._pipe is None:
+            self._near.close()
+        else:
+            self._pipe.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -121,6 +147,7 @@ class _TlsEnd(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._transport = None
+        self._on_lost(self)
         if self._pipe is not None:
             self._pipe.end()
 

@@ -60,7 +60,7 @@ def open_session(cluster: choosing.Cluster) -> Session:
     found = inside(cluster)
     if found is not None:
         return _session(found.url, found.credential, DIRECT, None)
-    way = way_to(cluster)
+    way = _take(cluster)
     dialler = functools.partial(way.connect, way.controller_url)
     return _session(way.controller_url, way.login, way, dialler, way.forget_controller)
 
@@ -77,13 +77,25 @@ def inside(cluster: choosing.Cluster) -> Inside | None:
     return Inside(url, credential)
 
 
-@functools.cache
+#: Ways that were tried when a backend was chosen, for the sessions that follow.
+_tried: dict[choosing.Cluster, Cluster] = {}
+
+
 def way_to(cluster: choosing.Cluster) -> Cluster:
-    """The way into a cluster through its API server.
+    """The way into a cluster through its API server, which the next session there takes.
 
     Raises:
         KubernetesCredentialsError: There is no kubeconfig, or it cannot be used.
     """
+    way = Cluster(_access(cluster.kubeconfig), cluster.install_namespace, config.namespace)
+    _tried[cluster] = way
+    return way
+
+
+def _take(cluster: choosing.Cluster) -> Cluster:
+    found = _tried.pop(cluster, None)
+    if found is not None:
+        return found
     return Cluster(_access(cluster.kubeconfig), cluster.install_namespace, config.namespace)
 
 
@@ -98,7 +110,7 @@ def _relayed(cluster: choosing.Cluster, url: str) -> Session:
     _check(url, is_inside=found is not None)
     way = Relayed(url)
     credential: Credential
-    credential = way_to(cluster).login if found is None else found.credential
+    credential = _take(cluster).login if found is None else found.credential
     return _session(url, credential, way, None)
 
 
@@ -122,7 +134,9 @@ def _session(
     forget: Callable[[], None] = lambda: None,
 ) -> Session:
     def connect() -> Controller:
-        return Controller(HttpClient(url, credential, hint=_HINT, dialler=dialler))
+        headers = way.headers(url)
+        http = HttpClient(url, credential, hint=_HINT, headers=headers, dialler=dialler)
+        return Controller(http)
 
     is_again = False
 

@@ -18,6 +18,7 @@ from kubetorch.errors import KubernetesUnavailableError
 from kubetorch.k8s import portforward
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
+from kubetorch.lib import websocket
 from kubetorch.sdk.reach.background import Background
 from kubetorch.sdk.reach.pipe import Pipe
 
@@ -45,8 +46,10 @@ class Tunnel:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._background = Background()
+        self._background = Background(self._finish)
+        # Of the loop that runs; a forked child has another one.
         self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
+        self._ends: set[_PodEnd] = set()
 
     def ask(
         self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
@@ -96,15 +99,25 @@ class Tunnel:
         if found is None:
             found = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
             self._clients = {loop: found}
+            self._ends = set()
         return found
 
     async def _open(self, near: socket.socket, pod: Ref, port: int) -> None:
-        end = _PodEnd(near)
+        client = self._client()
+        end = _PodEnd(near, self._ends.discard)
+        self._ends.add(end)
         try:
-            await portforward.attach(self._client(), pod, port, end)
+            await portforward.attach(client, pod, port, end)
         except BaseException:
             end.abandon()
             raise
+
+    async def _finish(self) -> None:
+        for end in list(self._ends):
+            end.abandon()
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
 
     def _silent(self, timeout: float | None) -> KubernetesUnavailableError:
         return KubernetesUnavailableError(
@@ -114,10 +127,16 @@ class Tunnel:
 
 
 class _PodEnd:
-    """The far side of a pipe: a connection's endpoint."""
+    """The far side of a pipe: a connection's endpoint.
 
-    def __init__(self, near: socket.socket) -> None:
+    Args:
+        near: The loop's end of the pipe.
+        on_lost: Told when it is over.
+    """
+
+    def __init__(self, near: socket.socket, on_lost: Callable[[_PodEnd], object]) -> None:
         self._near = near
+        self._on_lost = on_lost
         self._pipe: Pipe | None = None
         self._connection: Connection | None = None
         #: Channels whose first message, the port, has come.
@@ -143,7 +162,9 @@ class _PodEnd:
 
     def abandon(self) -> None:
         """Nobody wants it any more."""
-        self.close()
+        self._on_lost(self)
+        if self._connection is not None:
+            self._connection.abort("nobody wants it any more")
         if self._pipe is None:
             self._near.close()
         else:
@@ -175,7 +196,9 @@ class _PodEnd:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
-        """Never called: no memory is offered."""
+        self.on_message(websocket.BINARY, memoryview(head))
+        if self._pipe is not None and head[0] == portforward.DATA:
+            self._pipe.deliver(rest)
 
     def on_writable(self) -> None:
         if self._pipe is not None:
@@ -184,6 +207,7 @@ class _PodEnd:
     def on_close(self, reason: str) -> None:
         del reason
         self._connection = None
+        self._on_lost(self)
         if self._pipe is not None:
             self._pipe.end()
 

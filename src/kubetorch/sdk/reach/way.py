@@ -49,6 +49,9 @@ class Way(Protocol):
     def headers(self, url: str) -> Mapping[str, str]:
         """What requests to the URL need to get there."""
 
+    def close(self) -> None:
+        """Close every connection."""
+
 
 class Direct:
     """TCP to hosts and ports that this machine reaches by itself."""
@@ -73,6 +76,9 @@ class Direct:
         """None."""
         del url
         return {}
+
+    def close(self) -> None:
+        """Whoever has a connection closes it."""
 
 
 DIRECT = Direct()

@@ -48,8 +48,9 @@ def dial(
     """
     parts = urlsplit(base)
     deadline = time.monotonic() + timeout
+    sent = {**headers, **way.headers(base)}
     request, accept = websocket.upgrade_request(
-        parts.netloc, parts.path.rstrip("/") + path, {**headers, **way.headers(base)}.items()
+        sent.pop("Host", parts.netloc), parts.path.rstrip("/") + path, sent.items()
     )
     connection = way.connect(base, timeout)
     try:

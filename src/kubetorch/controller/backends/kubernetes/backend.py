@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier
+from kubetorch.controller.backends.kubernetes.dooms import judging
+from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.kubernetes.surveying import Survey
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
-from kubetorch.errors import KubernetesNotFoundError, WorkloadError
+from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
-from kubetorch.lib import deadlines
+from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import agent, deployment, services
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import failures
 
 #: Seconds beyond their grace until the pods of a deleted workload have to be gone.
 DELETE_SLACK = 30.0
+# Seconds until an object is applied again that could not be: at first, and at most.
+_AGAIN = (0.5, 5.0)
 # Requests about workloads at one time, when the controller starts.
 _AT_ONCE = 16
 
@@ -56,6 +65,7 @@ class KubernetesBackend:
         preparing: Sees to it that pods have what they need.
         owner: What the objects of a workload go away with, by its namespace and name.
         watched: Namespaces that workloads may be in; all if there are none.
+        now: Seconds since the epoch.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class KubernetesBackend:
         preparing: Preparing,
         owner: Callable[[str, str], Manifest | None],
         watched: tuple[str, ...] = (),
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._runtime = runtime
@@ -75,7 +86,12 @@ class KubernetesBackend:
         self._owner = owner
         self._applier = Applier(client)
         self._watch = PodWatch(client, self._changed, namespaces=watched)
+        self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
+        self._judgements = Judgements(client, self._survey, self._watch.mark)
+        self._now = now
         self._workloads: dict[Key, _Workload] = {}
+        # Why an object is not applied yet.
+        self._refusals: dict[Key, str] = {}
         self._listener: Listener = _ignore
         self._changes = Changes()
 
@@ -91,7 +107,7 @@ class KubernetesBackend:
         self._listener = listener
 
     async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
-        await self._watch.start()
+        await asyncio.gather(self._watch.start(), self._survey.start())
         room = asyncio.Semaphore(_AT_ONCE)
         await asyncio.gather(*(self._take_up(spec, room) for spec in specs))
 
@@ -103,6 +119,8 @@ class KubernetesBackend:
             if main is not None:
                 there = await self._find(main)
                 template = template if there is None else _template_of(there, spec)
+                with contextlib.suppress(KubernetesNotFoundError):  # as above
+                    await self._survey.look_at(main)
             await self._select(spec, main)
         self._workloads[spec.namespace, spec.name] = _Workload(spec, main, template)
 
@@ -125,11 +143,34 @@ class KubernetesBackend:
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
-        for service in services.render(spec.compute, main, namespace=key[0], name=key[1]):
-            await self._applier.apply(service, owner=self._owner(*key))
-        if main is not None:
-            await self._applier.apply(main, owner=self._owner(*key))
+        wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
+        for manifest in (*wanted, main):
+            if manifest is not None:
+                await self._apply(key, manifest)
         self._watch.mark(key)
+
+    async def _apply(self, key: Key, manifest: Manifest) -> None:
+        """Apply an object; one that the API server cannot take just now is applied later.
+
+        Raises:
+            KubetorchError: It will never take it.
+        """
+        pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
+        while True:
+            try:
+                if manifest is self._workloads[key].main:
+                    await self._survey.look_at(manifest)
+                await self._applier.apply(manifest, owner=self._owner(*key))
+            except KubetorchError as error:
+                verdict = judging.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is not None:
+                    raise verdict.error from error
+                self._refusals[key] = verdict.reason
+                self._changed(key)
+                await asyncio.sleep(verdict.again or next(pauses))
+            else:
+                self._refusals.pop(key, None)
+                return
 
     def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
         """Put the agent into the pods of an object; the digest of their template."""
@@ -188,10 +229,32 @@ class KubernetesBackend:
         workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
         wanted = "" if workload is None else workload.template
         found = [
-            statuses.status(pod, ordinal=ordinals[pod_name], wanted=wanted)
+            self._judged(key, pod, statuses.status(pod, ordinal=ordinals[pod_name], wanted=wanted))
             for pod_name, pod in self._watch.of(key).items()
         ]
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
+
+    def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
+        if statuses.is_leaving(pod):
+            return status
+        verdict = self._judgements.of_pod(key, pod)
+        if verdict.error is None:
+            return replace(status, reason=verdict.reason or status.reason)
+        failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
+        return replace(status, reason=verdict.reason, failure=failure)
+
+    def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
+        key = (namespace, name)
+        workload = self._workloads.get(key)
+        if key in self._refusals:
+            return Trouble(self._refusals[key])
+        if workload is None or workload.main is None:
+            return Trouble()
+        verdict = self._judgements.of_owner(key, workload.main)
+        if verdict.error is None:
+            return Trouble(verdict.reason)
+        failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
+        return Trouble(verdict.reason, failure)
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
@@ -200,6 +263,12 @@ class KubernetesBackend:
     def _changed(self, key: Key) -> None:
         self._changes.notify()
         self._listener(*key)
+
+    def _around(self, namespace: str | None) -> None:
+        """Something around the pods of a namespace, or of all, is different."""
+        for key in self._workloads:
+            if namespace in (None, key[0]):
+                self._watch.mark(key)
 
     # ----------------------------------------------------------------------------------- the rest
 
@@ -219,7 +288,8 @@ class KubernetesBackend:
         return await logs.tail(self._client, found, count)
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
-        await self._watch.close()
+        self._judgements.close()
+        await asyncio.gather(self._watch.close(), self._survey.close())
 
 
 def _rendered(spec: WorkloadSpec) -> Manifest | None:

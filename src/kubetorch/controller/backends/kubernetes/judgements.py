@@ -1,8 +1,8 @@
 """Verdicts on the pods of workloads and on what makes them, kept as long as they can be right.
 
-A verdict holds until the pod, its events or the cluster change, or its time is over. The last lines of
-a container that a verdict asks for are fetched once for each run of it; until they are there, the pod
-waits for its reason.
+A verdict holds until the pod, its events or the cluster change, or its time is over. The last lines
+of a container that a verdict asks for are fetched once for each run of it; until they are there,
+the pod waits for its reason.
 """
 
 from __future__ import annotations

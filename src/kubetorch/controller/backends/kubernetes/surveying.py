@@ -1,7 +1,7 @@
 """What happens around the pods of workloads: events, nodes, claims, queues, and what owns the pods.
 
-It is kept to judge launches (`dooms`). What concerns all workloads (nodes, storage classes, queues) is
-watched from the start; events and owners are watched in a namespace, and by kind, from the first
+It is kept to judge launches (`dooms`). What concerns all workloads (nodes, storage classes, queues)
+is watched from the start; events and owners are watched in a namespace, and by kind, from the first
 workload there on. What cannot be watched is not known, and nobody is doomed by what is not known.
 """
 

@@ -7,6 +7,7 @@ could not make a pod (`ReplicaFailure`, `FailedCreate`).
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from kubetorch.controller.backends.kubernetes.dooms import missing, nodes
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
@@ -31,14 +32,14 @@ _POLICY = re.compile(
     r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S
 )
 _SECURITY = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
-_LIMITS = re.compile(
-    r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|per (?:Container|Pod) is \S+, but"
-)
+_LIMITS = re.compile(r"(?:maximum|minimum) \S+ usage per|max limit to request ratio per")
+#: RBAC's words, which say what to grant: the client's own error has the Role for it.
+_RBAC = re.compile(r"cannot \w+ resource ")
 _FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
 _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 
 
-def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verdict:
+def judge(said: str, *, namespace: str, since: float | None, now: float, count: int = 1) -> Verdict:
     """Judge what the API server said when it refused an object.
 
     Args:
@@ -46,6 +47,7 @@ def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verd
         namespace: Namespace of the object.
         since: When it said so.
         now: The time.
+        count: Pods of that kind that have to be there together.
 
     Returns:
         `NOTHING` if the message is of no kind that is known here.
@@ -55,7 +57,7 @@ def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verd
         return waiting(f"the webhook {silent['who']!r} does not answer: {silent['said']}", since)
     quota = _QUOTA.search(said)
     if quota:
-        return _quota(quota, namespace, since)
+        return _quota(quota, namespace, since, count)
     error = missing.error_of(said, namespace=namespace)
     if error is not None:
         return settled(doomed(error, since), now, missing.SETTLE)
@@ -91,6 +93,8 @@ def _refused(said: str, namespace: str, since: float | None) -> Verdict:
         words = _words(said)
         hint = f"kubectl describe limitrange -n {namespace} shows the limits; ask within them"
         return doomed(AdmissionError(f"a LimitRange refuses it: {words}", hint=hint), since)
+    if _RBAC.search(said):
+        return NOTHING
     if _FORBIDDEN.search(said) or _INVALID.search(said):
         hint = "change what the message names"
         return doomed(
@@ -104,15 +108,17 @@ def _words(said: str) -> str:
     return match["said"].strip() if match else said
 
 
-def _quota(match: re.Match[str], namespace: str, since: float | None) -> Verdict:
+def _quota(match: re.Match[str], namespace: str, since: float | None, count: int) -> Verdict:
     name = match["quota"]
     requested, used, hard = (_pairs(match[part]) for part in ("requested", "used", "limited"))
     for resource, asked in requested.items():
         limit = hard.get(resource)
-        if limit is not None and asked > limit:
+        if limit is not None and asked * max(1, count) > limit:
+            allowed = f"{_shown(resource, limit)} of {resource}"
+            each = f" by each of {count} pods" if count > 1 else ""
             error = QuotaExceededError(
-                f"the quota {name!r} of namespace {namespace!r} allows {resource} of "
-                f"{_shown(resource, limit)} altogether, {_shown(resource, asked)} are asked",
+                f"the quota {name!r} of namespace {namespace!r} allows {allowed} altogether, "
+                f"{_shown(resource, asked)} are asked{each}",
                 hint="ask for less, or let an administrator raise the quota",
             )
             return doomed(error, since)
@@ -130,5 +136,5 @@ def _pairs(text: str) -> nodes.Amounts:
     return nodes.amounts({name: amount for name, _, amount in pairs})
 
 
-def _shown(resource: str, amount: nodes.Fraction) -> str:
+def _shown(resource: str, amount: Fraction) -> str:
     return nodes.written(resource.removeprefix("requests.").removeprefix("limits."), amount)

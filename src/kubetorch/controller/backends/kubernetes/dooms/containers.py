@@ -37,6 +37,7 @@ _PASSING = re.compile(
 _PROBES = ("startup", "liveness")
 #: Exit codes by which a shell says that it could not start a program.
 _NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
+_LINES = "its last lines say why; kt logs has the others"
 #: What ended a container that its first process did not end.
 _KILLED = 137
 
@@ -123,9 +124,7 @@ def _start_error(one: _Container, said: str) -> PodContainerError:
     if "exec format error" in said:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
-        hint = (
-            f"the image has no {program[1]}, or it cannot be executed: correct the command or image"
-        )
+        hint = f"the image has no {program[1]} that can be executed: correct the command or image"
     elif "runAsNonRoot" in said:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
@@ -151,8 +150,22 @@ def _terminated(one: _Container, ended: Object, events: Sequence[Object]) -> Ver
     if one.is_init and code == 0:
         return NOTHING
     policy = one.spec.get("restartPolicy") or one.pod["spec"].get("restartPolicy") or "Always"
-    is_final = policy == "Never" or (policy == "OnFailure" and code == 0)
-    return _ended(one, ended, events, is_final=is_final)
+    stays = policy == "Never" or (policy == "OnFailure" and code == 0)
+    if stays and one.pod["metadata"].get("ownerReferences"):
+        # A job makes another pod, or says that it has failed.
+        since = reading.time_of(ended.get("finishedAt"))
+        return waiting(f"{one.called} of {one.pod['metadata']['name']} ended with {code}", since)
+    return _ended(one, ended, events, is_final=stays or _is_repeated(one, ended))
+
+
+def _is_repeated(one: _Container, ended: Object) -> bool:
+    """Whether it had ended before, and then for no longer than a kubelet remembers that.
+
+    A kubelet says `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
+    """
+    before = reading.time_of(_last(one).get("finishedAt"))
+    now = reading.time_of(ended.get("finishedAt"))
+    return before is not None and now is not None and now - before < _REMEMBERED
 
 
 def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -165,6 +178,8 @@ def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> V
     return verdict if verdict.is_doomed else replace(verdict, again=_MOMENT)
 
 
+#: Seconds after which a kubelet takes the next end of a container for the first one.
+_REMEMBERED = 600.0
 #: Seconds for which the end of a container is news after it runs again.
 _MOMENT = 10.0
 
@@ -183,7 +198,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
     said = str(ended.get("message") or "").strip()
     if reason == "StartError":
         verdict = doomed(_start_error(one, said), since)
-        return settled_start(verdict, said)
+        return _unless_passing(verdict, said)
     if reason == "OOMKilled":
         return doomed(_memory_error(one), since)
     probe = _probe(one, events, since)
@@ -197,7 +212,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 
-def settled_start(verdict: Verdict, said: str) -> Verdict:
+def _unless_passing(verdict: Verdict, said: str) -> Verdict:
     """A start that failed for what may pass is no doom."""
     if _PASSING.search(said):
         return waiting(verdict.reason, verdict.since)
@@ -224,10 +239,8 @@ def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
         return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
     if count:
         text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
-        return ServiceHealthError(text, hint="its last lines say why; kt logs has the others")
-    return _container_error(
-        one, f"it ended ({how})", "its last lines say why; kt logs has the others"
-    )
+        return ServiceHealthError(text, hint=_LINES)
+    return _container_error(one, f"it ended ({how})", _LINES)
 
 
 def _memory_error(one: _Container) -> OutOfMemoryError:

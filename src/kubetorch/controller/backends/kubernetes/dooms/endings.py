@@ -69,11 +69,23 @@ def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict
 
 
 def _ended(pod: Object, reason: str, message: str, events: Sequence[Object]) -> Verdict:
-    since = reading.time_of(reading.condition(pod, "Ready").get("lastTransitionTime"))
+    since = _end(pod, reason, events)
     word = "Preempted" if reason == "Preempting" else reason
     if word == "DeadlineExceeded":
         return doomed(_error(pod, word, message, events), since)
     return _gone(pod, word, message, events, since)
+
+
+def _end(pod: Object, reason: str, events: Sequence[Object]) -> float | None:
+    """When it was decided, or else when the last container had ended."""
+    said = reading.about(events, "Pod", pod["metadata"]["name"], reason)
+    if said:
+        return reading.began(said[0])
+    ended = [
+        reading.time_of(((one.get("state") or {}).get("terminated") or {}).get("finishedAt"))
+        for one in (pod.get("status") or {}).get("containerStatuses") or ()
+    ]
+    return max((at for at in ended if at is not None), default=None)
 
 
 def _gone(

@@ -16,21 +16,25 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     admission,
     containers,
     endings,
-    owners as owning,
     queues,
     scheduling,
     volumes,
 )
+from kubetorch.controller.backends.kubernetes.dooms import (
+    owners as owning,
+)
 from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
 from kubetorch.errors import (
-    KubernetesNotFoundError,
     KubernetesRequestError,
     KubetorchError,
     OperatorMissingError,
 )
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object
+
+#: What `kubetorch.k8s.discovery` says of a kind that the cluster does not serve.
+_NO_KIND = "NoKindMatch"
 
 
 def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -87,15 +91,13 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
     if not isinstance(error, KubernetesRequestError):
         return doomed(error, now)
     namespace = manifest["metadata"].get("namespace") or error.namespace or ""
-    if isinstance(error, KubernetesNotFoundError) and failures.is_unserved(error.message):
+    if error.reason == _NO_KIND or failures.is_unserved(error.message):
         kind, version = manifest.get("kind"), manifest.get("apiVersion")
         unserved = OperatorMissingError(
             f"the cluster does not serve the kind {kind} of {version}: its operator is missing",
             hint="let an administrator install it (kubectl api-resources lists what is there)",
         )
         return doomed(unserved, now)
-    if failures.is_unauthorized(error):
-        return doomed(error, now)
     verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
     return verdict if verdict is not NOTHING else doomed(error, now)
 

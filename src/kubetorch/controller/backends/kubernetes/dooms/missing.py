@@ -27,7 +27,7 @@ _HINTS = {
     "Secret": "create it (kt secrets, kubectl create secret), or correct the name",
     "ConfigMap": "create it (kubectl create configmap), or correct the name",
     "PersistentVolumeClaim": "create it with kt.Volume(name=…, size=…), or correct the name",
-    "ServiceAccount": "create it (kubectl create serviceaccount), or leave service_account_name out",
+    "ServiceAccount": "create it, or leave service_account_name out",
     "PriorityClass": "kubectl get priorityclass lists them; correct priority_class_name",
     "RuntimeClass": "kubectl get runtimeclass lists them; correct runtimeClassName",
     "StorageClass": "kubectl get storageclass lists them; correct storage_class",

@@ -83,6 +83,18 @@ def judge(pod: Object, container: Object, image: str, events: Sequence[Object]) 
     return _judge_text(image, text, _pull_secrets(pod, events), since)
 
 
+def judge_digest(said: str, since: float | None) -> Verdict:
+    """Judge what Knative says of an image that it looked up itself.
+
+    Args:
+        said: Its message, `Unable to fetch image "…": …`.
+        since: When it said so.
+    """
+    match = re.search(r'Unable to fetch image "([^"]+)": (.*)$', said, re.DOTALL)
+    image, text = (match[1], match[2]) if match else ("of the container", said)
+    return _judge_text(image, text, "", since)
+
+
 def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Verdict:
     bare = _bare(text, image)
     if image.startswith(_LOADED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
@@ -24,8 +25,10 @@ from kubetorch.k8s.resources import Object
 from kubetorch.manifests import labels
 from kubetorch.manifests.scheduling import KAI_SCHEDULER
 
-#: Kueue's words for a request that its queue could not hold if it were empty.
-_NEVER = "request > maximum capacity"
+#: Kueue's words for a request that a flavor of its queue could not hold if that were empty, and for
+#: one that no flavor offers.
+_FLAVOR = re.compile(r"in flavor ([^,\s]+)(, request > maximum capacity)?")
+_UNOFFERED = "unavailable in ClusterQueue"
 
 
 def judge_queue(manifest: Object, cluster: Cluster) -> Verdict:
@@ -119,7 +122,7 @@ def _workload(workload: Object, cluster: Cluster) -> Verdict:
     since = reading.time_of(
         reserved.get("lastTransitionTime") or workload["metadata"].get("creationTimestamp")
     )
-    if _NEVER in said:
+    if _is_never_admitted(said):
         error = QueueUnschedulableError(
             f"the queue {queue!r} can never admit it: {said}",
             hint="ask for less, or for another queue (kubectl get clusterqueue)",
@@ -130,12 +133,17 @@ def _workload(workload: Object, cluster: Cluster) -> Verdict:
     return waiting(f"{text}: {said}" if said else text, since)
 
 
+def _is_never_admitted(said: str) -> bool:
+    flavors = _FLAVOR.findall(said)
+    too_small = {flavor for flavor, is_never in flavors if is_never}
+    return _UNOFFERED in said or bool(flavors and {one for one, _ in flavors} == too_small)
+
+
 def _place(workload: Object, workloads: Sequence[Object]) -> tuple[int, int]:
     """Its place among those that wait in its queue, and how many those are."""
 
-    def key(one: Object) -> tuple[str, str, str]:
-        metadata = one["metadata"]
-        return (metadata["namespace"], str(one["spec"].get("queueName")), "")
+    def key(one: Object) -> tuple[str, str]:
+        return one["metadata"]["namespace"], str(one["spec"].get("queueName"))
 
     def order(one: Object) -> tuple[int, str, str]:
         metadata = one["metadata"]

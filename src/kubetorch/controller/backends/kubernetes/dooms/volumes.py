@@ -24,6 +24,9 @@ from kubetorch.errors import StartupError
 from kubetorch.k8s.resources import Object
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+#: Reasons of events.
+_MOUNTING = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_BINDING = ("ProvisioningFailed", "FailedBinding")
 #: What provisioners say of an access mode that they never provide.
 _NEVER = re.compile(r"only supports? |not supported|unsupported|invalid access ?mode", re.I)
 
@@ -47,9 +50,7 @@ def claims(spec: Object) -> Iterator[str]:
 def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge a pod that has a node, and whose containers wait for its volumes."""
     name = pod["metadata"]["name"]
-    found = reading.about(
-        events, "Pod", name, "FailedMount", "FailedAttachVolume", "FailedMapVolume"
-    )
+    found = reading.about(events, "Pod", name, *_MOUNTING)
     if not found:
         return NOTHING
     last = found[-1]
@@ -77,9 +78,7 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace") or ""
     since = reading.time_of(claim["metadata"].get("creationTimestamp"))
     wanted = claim["spec"].get("storageClassName")
-    said = reading.about(
-        events, "PersistentVolumeClaim", name, "ProvisioningFailed", "FailedBinding"
-    )
+    said = reading.about(events, "PersistentVolumeClaim", name, *_BINDING)
     text = str(said[-1].get("message", "")) if said else ""
     since = reading.began(said[-1]) if said else since
     verdict = NOTHING

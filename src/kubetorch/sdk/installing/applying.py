@@ -1,0 +1,193 @@
+"""Applying a chart to a cluster: in order, and what it no longer has is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kubetorch.errors import InstallError, KubernetesNotFoundError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import Object, Ref, Selection, version
+from kubetorch.sdk.installing import ownership, releases
+from kubetorch.sdk.installing.chart import Chart
+from kubetorch.sdk.installing.releases import Item, Release
+
+#: Told what is going on, a line each.
+Report = Callable[[str], object]
+Change = Literal["created", "changed", "unchanged", "deleted"]
+
+#: Seconds that the API server may take to serve a definition.
+_ESTABLISHED = 30.0
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an installation did.
+
+    Attributes:
+        release: What is installed now.
+        changes: What became of each object.
+    """
+
+    release: Release
+    changes: Mapping[Item, Change]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything is different now."""
+        return any(change != "unchanged" for change in self.changes.values())
+
+
+async def apply(
+    client: Client,
+    chart: Chart,
+    values: Mapping[str, Any],
+    *,
+    namespace: str,
+    report: Report,
+) -> Applied:
+    """Make the cluster have what the chart says.
+
+    Args:
+        client: Asks the server.
+        chart: What to install.
+        values: Over the chart's own.
+        namespace: Where.
+        report: Told each change.
+
+    Raises:
+        ConfigError: A value cannot be used.
+        InstallError: Something there belongs to somebody else.
+        KubernetesError: The server refused.
+    """
+    objects = chart.render(values, namespace=namespace)
+    former = await releases.load(client, namespace)
+    there = await asyncio.gather(*(_get(client, one) for one in objects))
+    verb = "upgrade" if former else "install"
+    for found in there:
+        if found is not None:
+            ownership.check(found, namespace, verb=verb)
+    release = Release(
+        namespace,
+        str(chart.about["version"]),
+        dict(values),
+        tuple(Item.of(one) for one in objects),
+    )
+    earlier = former.items if former else ()
+    await ensure_namespace(client, namespace, report)
+    await releases.save(client, release.with_former(earlier))
+    changes: dict[Item, Change] = {}
+    for one, before in zip(objects, there, strict=True):
+        changes[Item.of(one)] = change = await _apply(client, one, before)
+        if change != "unchanged":
+            report(f"{change} {Item.of(one)}")
+    for item in reversed(release.without(earlier)):
+        if await delete(client, item, namespace):
+            changes[item] = "deleted"
+            report(f"deleted {item}")
+    await releases.save(client, release)
+    return Applied(release, changes)
+
+
+async def _apply(client: Client, manifest: Object, before: Object | None) -> Change:
+    after = await client.apply(manifest, force=True)
+    if manifest["kind"] == "CustomResourceDefinition":
+        await _established(client, manifest)
+    if before is None:
+        return "created"
+    return "unchanged" if version(before) == version(after) else "changed"
+
+
+def namespace_manifest(namespace: str) -> Object:
+    """The namespace of an installation."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {
+            "name": namespace,
+            "labels": {
+                releases.MANAGED_BY: releases.OURS,
+                releases.INSTALL_NAMESPACE: namespace,
+                # All that the chart runs keeps to it.
+                "pod-security.kubernetes.io/warn": "restricted",
+            },
+        },
+    }
+
+
+async def ensure_namespace(client: Client, namespace: str, report: Report) -> None:
+    """Make a namespace if there is none; one that is there is left as it is."""
+    manifest = namespace_manifest(namespace)
+    found = await _get(client, manifest)
+    if found is None:
+        await client.create(manifest)
+        report(f"created Namespace {namespace}")
+    elif found["metadata"].get("deletionTimestamp"):
+        raise InstallError(
+            f"the namespace {namespace} is being deleted", hint="try again when it is gone"
+        )
+
+
+async def _established(client: Client, manifest: Object) -> None:
+    """Wait until the API server serves a definition."""
+    ref = await find(client, Item.of(manifest))
+    assert ref is not None
+    selection = Selection(ref.resource, fields=f"metadata.name={ref.name}")
+    try:
+        async with Informer(client, selection) as there:
+            await there.until(
+                lambda found: any(map(_is_established, found.values())), timeout=_ESTABLISHED
+            )
+    except TimeoutError as error:
+        raise InstallError(
+            f"{Item.of(manifest)} was not established within {_ESTABLISHED:g} s",
+            hint="kubectl describe crd tells why",
+        ) from error
+
+
+def _is_established(found: Object) -> bool:
+    conditions = (found.get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+
+async def delete(client: Client, item: Item, namespace: str) -> bool:
+    """Delete an object of the installation; whether it was there and is ours.
+
+    Args:
+        client: Asks the server.
+        item: The object.
+        namespace: Of the installation.
+    """
+    ref = await find(client, item)
+    if ref is None:
+        return False
+    try:
+        found = await client.get(ref)
+        if not ownership.is_of(found, namespace):
+            return False
+        await client.delete(ref, preconditions={"uid": found["metadata"]["uid"]})
+    except KubernetesNotFoundError:
+        return False
+    return True
+
+
+async def find(client: Client, item: Item) -> Ref | None:
+    """Where an object would be; `None` when the cluster does not even have its kind."""
+    try:
+        resource = await client.discovery.find(item.api_version, item.kind)
+    except KubernetesNotFoundError:
+        return None
+    return Ref(resource, item.name, item.namespace or None)
+
+
+async def _get(client: Client, manifest: Object) -> Object | None:
+    ref = await find(client, Item.of(manifest))
+    if ref is None:
+        return None
+    try:
+        return await client.get(ref)
+    except KubernetesNotFoundError:
+        return None

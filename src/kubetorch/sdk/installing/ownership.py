@@ -1,0 +1,53 @@
+"""Whose an object is: this installation's, another one's, or helm's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kubetorch.errors import InstallError
+from kubetorch.k8s.resources import Object
+from kubetorch.sdk.installing import releases
+
+_HELM = "Helm"
+_RELEASE_NAME = "meta.helm.sh/release-name"
+_RELEASE_NAMESPACE = "meta.helm.sh/release-namespace"
+
+
+def labels(found: Object) -> Mapping[str, str]:
+    """The labels of an object."""
+    return found["metadata"].get("labels") or {}
+
+
+def is_of(found: Object, namespace: str) -> bool:
+    """Whether `kt install` made an object, for the installation in that namespace."""
+    owner = labels(found).get(releases.INSTALL_NAMESPACE)
+    return labels(found).get(releases.MANAGED_BY) == releases.OURS and owner == namespace
+
+
+def check(found: Object, namespace: str, *, verb: str) -> None:
+    """Refuse an object that is somebody else's.
+
+    Args:
+        found: The object, as it is in the cluster.
+        namespace: Of the installation that is worked on.
+        verb: What is done: `install`, `upgrade` or `uninstall`.
+
+    Raises:
+        InstallError: It belongs to helm or to another installation.
+    """
+    item = releases.Item.of(found)
+    if labels(found).get(releases.MANAGED_BY) == _HELM:
+        notes = found["metadata"].get("annotations") or {}
+        release = notes.get(_RELEASE_NAME, "RELEASE")
+        where = notes.get(_RELEASE_NAMESPACE, namespace)
+        raise InstallError(
+            f"{item} belongs to the helm release {release} in namespace {where}",
+            hint=f"use helm {verb} {release} --namespace {where}",
+        )
+    owner = labels(found).get(releases.INSTALL_NAMESPACE)
+    if owner is not None and owner != namespace:
+        raise InstallError(
+            f"{item} belongs to the Kubetorch in namespace {owner}",
+            hint=f"kt {verb} --namespace {owner} works on that one; one more beside it needs "
+            "--set crd.create=false,rbac.userRoles=false and watchNamespaces of its own",
+        )

@@ -1,0 +1,274 @@
+"""Waiting until the controller runs as the chart says, or until it is certain that it will not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from kubetorch.errors import ImagePullError, InstallError, KubetorchError
+from kubetorch.k8s import podlogs
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
+
+NAME = "kubetorch-controller"
+LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
+#: Reasons of a waiting container with which it will never run.
+_HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_PULLING = ("ErrImagePull", "ImagePullBackOff")
+#: What a registry that is only away looks like in the message of a pull.
+_AWAY = re.compile(
+    r"timeout|timed out|refused|reset by peer|no such host|no route|unreachable|EOF|"
+    r"TLS handshake|temporar|\b(429|500|502|503|504)\b",
+    re.IGNORECASE,
+)
+#: Restarts after which a controller that ends counts as one that always ends.
+_RESTARTS = 2
+_LAST_LINES = 15
+#: Seconds for the first lists.
+_LISTED = 30.0
+
+_DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+_REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
+_EVENTS = Resource("", "v1", "events", "Event")
+_REVISION = "deployment.kubernetes.io/revision"
+_HASH = "pod-template-hash"
+
+Report = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Doom:
+    """Why a controller will not run.
+
+    Attributes:
+        pod: The pod that shows it; empty if it is none.
+        message: What is wrong.
+        hint: The next step.
+        kind: Of the error.
+        has_log: Whether the container's log tells more.
+    """
+
+    pod: str
+    message: str
+    hint: str
+    kind: type[KubetorchError] = InstallError
+    has_log: bool = False
+
+
+async def wait(client: Client, namespace: str, *, timeout: float, report: Report) -> None:
+    """Wait until every replica of the controller is of the present generation and ready.
+
+    Args:
+        client: Asks the server.
+        namespace: Where it is installed.
+        timeout: Seconds.
+        report: Told what it waits for, a line for each change.
+
+    Raises:
+        ImagePullError: The image cannot be pulled.
+        InstallError: The controller will not run, or the seconds are over.
+    """
+    async with _watching(client, namespace) as watch:
+        said = ""
+        try:
+            async with deadlines.timeout(timeout):
+                while not watch.is_ready:
+                    doom = watch.doom()
+                    if doom is not None:
+                        raise await _error(client, namespace, doom)
+                    if (now := watch.progress()) != said:
+                        said = now
+                        report(now)
+                    await watch.changed()
+        except TimeoutError as error:
+            raise InstallError(
+                f"the controller was not ready within {timeout:g} s: {watch.progress()}",
+                hint=f"kubectl --namespace {namespace} describe pods tells more; "
+                "--timeout lets it take longer",
+            ) from error
+
+
+@contextlib.asynccontextmanager
+async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
+    changes = Changes()
+
+    def informer(resource: Resource, labels: str = "", fields: str = "") -> Informer:
+        selection = Selection(resource, namespace, labels, fields)
+        return Informer(client, selection, lambda change: changes.notify())
+
+    watch = _Watch(
+        informer(_DEPLOYMENTS, fields=f"metadata.name={NAME}"),
+        informer(_REPLICA_SETS, LABELS),
+        informer(PODS, LABELS),
+        informer(_EVENTS, fields="type=Warning"),
+        changes,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        for one in (watch.deployments, watch.replica_sets, watch.pods, watch.events):
+            await stack.enter_async_context(one)
+        for one in (watch.deployments, watch.replica_sets, watch.pods):
+            await one.listed(timeout=_LISTED)
+        yield watch
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """The controller's objects as they are."""
+
+    deployments: Informer
+    replica_sets: Informer
+    pods: Informer
+    events: Informer
+    changes: Changes
+
+    async def changed(self) -> None:
+        """Wait for the next change of any of them."""
+        await self.changes.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._deployment is not None and is_rolled_out(self._deployment)
+
+    @property
+    def _deployment(self) -> Object | None:
+        return next(iter(self.deployments.objects.values()), None)
+
+    def doom(self) -> Doom | None:
+        """Why it will not get ready, if that is certain."""
+        deployment = self._deployment
+        if deployment is None or not _is_observed(deployment):
+            return None
+        newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
+        for pod in self._pods(newest):
+            if (found := doom_of(pod)) is not None:
+                return found
+        return refusal_of(deployment)
+
+    def progress(self) -> str:
+        """What it waits for, in one line."""
+        deployment = self._deployment
+        if deployment is None:
+            return "waiting for the Deployment"
+        wanted = deployment["spec"].get("replicas", 1)
+        ready = (deployment.get("status") or {}).get("readyReplicas", 0)
+        newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
+        states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
+        return f"{ready} of {wanted} controllers ready" + "".join(f"; {one}" for one in states)
+
+    def _pods(self, template: str | None) -> list[Object]:
+        found = [
+            pod
+            for pod in self.pods.objects.values()
+            if pod["metadata"].get("labels", {}).get(_HASH) == template
+        ]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def _state(self, pod: Object) -> str:
+        state = state_of(pod)
+        if state in ("running", "ready"):
+            return state
+        uid = pod["metadata"]["uid"]
+        told = [
+            event
+            for event in self.events.objects.values()
+            if (event.get("involvedObject") or {}).get("uid") == uid
+        ]
+        latest = max(told, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+        return f"{state} ({latest['message']})" if latest else state
+
+
+def is_rolled_out(deployment: Object) -> bool:
+    """Whether all replicas of a Deployment are of its present generation, and ready."""
+    status = deployment.get("status") or {}
+    wanted = deployment["spec"].get("replicas", 1)
+    counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    return _is_observed(deployment) and counts == [wanted] * 3
+
+
+def _is_observed(deployment: Object) -> bool:
+    seen = (deployment.get("status") or {}).get("observedGeneration", 0)
+    return bool(seen >= deployment["metadata"].get("generation", 0))
+
+
+def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:
+    """What tells the pods of the present template from those before."""
+    revision = _annotation(deployment)
+    for one in replica_sets:
+        if _annotation(one) == revision:
+            found: str | None = one["metadata"].get("labels", {}).get(_HASH)
+            return found
+    return None
+
+
+def _annotation(manifest: Object) -> str | None:
+    found: Mapping[str, str] = manifest["metadata"].get("annotations") or {}
+    return found.get(_REVISION)
+
+
+def state_of(pod: Object) -> str:
+    """The state of a pod of the controller, in a word or two."""
+    status = pod.get("status") or {}
+    for container in status.get("containerStatuses") or []:
+        state = container.get("state") or {}
+        if "waiting" in state:
+            return str(state["waiting"].get("reason") or "waiting")
+        if "terminated" in state:
+            return f"ended with {state['terminated'].get('exitCode')}"
+        return "ready" if container.get("ready") else "running"
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    return str(status.get("phase") or "Pending")
+
+
+def doom_of(pod: Object) -> Doom | None:
+    """Why a pod of the controller will never run, if that is certain."""
+    name = pod["metadata"]["name"]
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason"), str(waiting.get("message") or "")
+        if reason in _PULLING and not _AWAY.search(message) and "Back-off" not in message:
+            image = container["image"]
+            return Doom(
+                name,
+                f"the image {image} cannot be pulled: {message}",
+                "give an image that the nodes can pull with --image, and a secret for its "
+                "registry with --set imagePullSecrets in a values file",
+                ImagePullError,
+            )
+        if reason in _HOPELESS:
+            return Doom(name, f"{name}: {reason}: {message}", "correct the values, then kt upgrade")
+        if container.get("restartCount", 0) >= _RESTARTS and not container.get("ready"):
+            ended = (container.get("lastState") or {}).get("terminated") or {}
+            words = f"{ended.get('reason')}, exit code {ended.get('exitCode')}"
+            return Doom(
+                name,
+                f"the controller {name} ends again and again ({words})",
+                "its last lines say why",
+                has_log=True,
+            )
+    return None
+
+
+def refusal_of(deployment: Object) -> Doom | None:
+    """Why the cluster makes no pod of a Deployment, such as a quota or an admission webhook."""
+    for condition in (deployment.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            hint = "change what refuses it, or the values; then kt upgrade"
+            return Doom("", f"no pod is made: {condition.get('message')}", hint)
+    return None
+
+
+async def _error(client: Client, namespace: str, doom: Doom) -> KubetorchError:
+    message = doom.message
+    if doom.has_log:
+        with contextlib.suppress(KubetorchError):
+            options = podlogs.LogOptions(previous=True, tail=_LAST_LINES)
+            log = await podlogs.read(client, Ref(PODS, doom.pod, namespace), options)
+            message += "\n" + log.decode(errors="replace").rstrip()
+    return doom.kind(message, hint=doom.hint)

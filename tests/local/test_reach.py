@@ -1,0 +1,240 @@
+"""Programs outside of a cluster: deploys and calls through port-forwards of its API server."""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.local import lifetime
+from kubetorch.sdk import services
+from tests.local.fake_cluster import CONTROLLER, FakeCluster
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os, time
+
+def double(x):
+    return 2 * x
+
+def slow(seconds):
+    print("begun")
+    time.sleep(seconds)
+    return "done"
+
+def size(data):
+    return len(data), data
+
+def pod():
+    return os.environ["POD_NAME"]
+"""
+
+
+@pytest.fixture(scope="module")
+def service(shared_service_home):
+    return lifetime.ensure()
+
+
+@pytest.fixture
+def cluster(service, tmp_path, monkeypatch):
+    with FakeCluster(service.url, service.token) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
+        monkeypatch.setenv("KT_BACKEND", "kubernetes")
+        yield cluster
+        services.close_all()
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    yield project
+    project.forget()
+
+
+@pytest.fixture
+def jobs(project):
+    return project.module(SOURCE)
+
+
+@pytest.fixture
+def deployed(cluster):
+    handles = []
+
+    def deploy(callable_object, **compute):
+        handle = kt.fn(callable_object)
+        handles.append(handle)
+        return handle.to(kt.Compute(cpus="0.1", **compute))
+
+    yield deploy
+    for handle in handles:
+        handle.teardown()
+
+
+def test_a_function_is_deployed_and_called_through_the_api_server(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+
+    assert [double(n) for n in range(3)] == [0, 2, 4]
+    pod = double.service_config["pods"][0]["name"]
+    # One connection for all calls.
+    assert cluster.forwarded.count(pod) == 1
+    assert set(cluster.forwarded) == {CONTROLLER, pod}
+    # Nobody else has the certificate's rights at the controller.
+    assert cluster.tokens == ["kubetorch-user", "kubetorch-admin"]
+
+
+def test_large_arguments_and_results_pass(jobs, deployed):
+    size = deployed(jobs.size, allowed_serialization=["pickle"])
+    data = os.urandom(8_000_000)
+
+    assert size.options(serialization="pickle")(data) == (len(data), data)
+
+
+def test_coroutines_and_threads_share_the_connection(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+
+    async def together():
+        return await asyncio.gather(*(double.options(async_=True)(n) for n in range(20)))
+
+    assert asyncio.run(together()) == [2 * n for n in range(20)]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n: results.update({n: double(n)})) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: 2 * n for n in range(8)}
+    assert cluster.forwarded.count(double.service_config["pods"][0]["name"]) == 1
+
+
+def test_a_call_survives_an_api_server_that_is_away(cluster, jobs, deployed):
+    slow = deployed(jobs.slow)
+    found = []
+    caller = threading.Thread(target=lambda: found.append(slow(2)))
+    caller.start()
+    time.sleep(0.7)  # the call is under way
+    cluster.stop()
+    time.sleep(2.5)  # it ends meanwhile
+    assert not found
+    cluster.start()
+    caller.join(15)
+
+    assert found == ["done"]
+
+
+def test_calls_that_begin_while_the_api_server_is_away_wait(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+    assert double(1) == 2
+    cluster.stop()
+    found = []
+    caller = threading.Thread(target=lambda: found.append(double(21)))
+    caller.start()
+    time.sleep(1.5)
+    cluster.start()
+    caller.join(15)
+
+    assert found == [42]
+
+
+def test_a_forked_child_opens_connections_of_its_own(jobs, deployed):
+    double = deployed(jobs.double)
+    assert double(1) == 2
+    queue = multiprocessing.get_context("fork").Queue()
+    child = multiprocessing.get_context("fork").Process(target=lambda: queue.put(double(4)))
+    child.start()
+
+    assert queue.get(timeout=20) == 8
+    child.join(10)
+    assert double(5) == 10
+
+
+def test_a_refused_port_forward_of_the_controller_says_which_right_is_missing(cluster):
+    cluster.refused["forward controller"] = 403
+
+    with pytest.raises(kt.errors.KubernetesForbiddenError, match="pods/portforward") as caught:
+        services.controller_client().get_status()
+    assert "Role" in str(caught.value.hint)
+
+
+def test_without_a_token_the_error_says_how_to_grant_one(cluster):
+    cluster.refused["token kubetorch-admin"] = 403
+
+    with pytest.raises(kt.errors.KubernetesCredentialsError) as caught:
+        services.controller_client().get_status()
+    assert "kubectl create role kubetorch-login" in str(caught.value.hint)
+    assert "serviceaccounts/token" in str(caught.value.hint)
+
+
+def test_a_bearer_token_of_the_kubeconfig_is_the_login(cluster, service, tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    file = cluster.kubeconfig(tmp_path / "other", token=service.token)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+
+    assert services.controller_client().get_status().backend == "local"
+    assert cluster.tokens == []
+
+
+def test_a_cluster_without_kubetorch_is_an_error_that_says_so(cluster):
+    cluster.is_installed = False
+
+    with pytest.raises(
+        kt.errors.ConfigError, match="not installed in namespace kubetorch"
+    ) as caught:
+        services.controller_client().get_status()
+    assert "kt install" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_cluster"),
+    [
+        (lambda cluster: None, True),
+        (lambda cluster: setattr(cluster, "is_installed", False), False),
+        (lambda cluster: cluster.refused.update({"list pods": 403}), False),
+        (lambda cluster: cluster.stop(), False),
+    ],
+    ids=["installed", "not installed", "refused", "away"],
+)
+def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
+    cluster, monkeypatch, change, is_cluster
+):
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    change(cluster)
+    begun = time.monotonic()
+
+    found = services.session()
+
+    assert (type(found.way).__name__ == "Cluster") is is_cluster
+    assert time.monotonic() - begun < 3.0
+    if not cluster.requests:
+        cluster.start()
+
+
+def test_auto_waits_no_longer_for_a_server_that_says_nothing(cluster, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file = tmp_path / "kubeconfig"
+        port = silent.getsockname()[1]
+        old = file.read_text()
+        monkeypatch.setenv("KT_BACKEND", "auto")
+        file.write_text(old.replace("https://127.0.0.1:", f"https://127.0.0.1:{port}#"))
+        begun = time.monotonic()
+
+        assert type(services.session().way).__name__ == "Direct"
+        assert 1.0 < time.monotonic() - begun < 2.5
+
+
+def test_a_port_of_this_machine_leads_to_the_pod(jobs, deployed):
+    double = deployed(jobs.double)
+    port = double.compute.client_port()
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {**double.request_headers, "Content-Type": "application/json"}
+    connection.request("POST", "/double", b'{"args": [6]}', headers)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (200, b"12")
+    connection.close()

@@ -1,0 +1,152 @@
+"""Pods behind their controller: what it passes on, and to whom it says nothing."""
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.local import lifetime
+from kubetorch.sdk import services
+from tests.local.fake_cluster import CONTROLLER, FakeCluster
+from tests.local.user_project import UserProject
+
+SOURCE = """
+def double(x):
+    print("doubling", x)
+    return 2 * x
+
+def numbers(n):
+    yield from range(n)
+"""
+
+
+@pytest.fixture(scope="module")
+def service(shared_service_home):
+    return lifetime.ensure()
+
+
+@pytest.fixture
+def cluster(service, tmp_path, monkeypatch):
+    with FakeCluster(service.url, service.token) as cluster:
+        file = cluster.kubeconfig(tmp_path, token=service.token)
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        monkeypatch.setenv("KT_BACKEND", "kubernetes")
+        yield cluster
+        services.close_all()
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    yield project.module(SOURCE)
+    project.forget()
+
+
+@pytest.fixture
+def by_url(service, cluster, monkeypatch):
+    monkeypatch.setenv("KT_API_URL", service.url)
+    return service.url
+
+
+@pytest.fixture
+def double(cluster, jobs):
+    handle = kt.fn(jobs.double).to(kt.Compute(cpus="0.1"))
+    yield handle
+    handle.teardown()
+
+
+def ask(url, method, path, body=None, **headers):
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, data
+
+
+def test_with_an_api_url_everything_goes_there(cluster, by_url, double, jobs):
+    assert [double(n) for n in range(3)] == [0, 2, 4]
+    assert cluster.requests == []  # not a word to the API server
+
+    numbers = kt.fn(jobs.numbers).to(kt.Compute(cpus="0.1"))
+    try:
+        assert list(numbers(4)) == [0, 1, 2, 3]
+    finally:
+        numbers.teardown()
+
+
+def test_calls_pass_through_the_controller_where_ports_may_not_be_forwarded(cluster, jobs):
+    cluster.refused["forward pods"] = 403
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1"))
+    try:
+        assert [double(n) for n in range(3)] == [0, 2, 4]
+    finally:
+        double.teardown()
+    assert set(cluster.forwarded) == {CONTROLLER}
+
+
+def test_a_right_that_is_taken_away_sends_the_next_calls_through_the_controller(cluster, jobs):
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1"))
+    pod = double.service_config["pods"][0]["name"]
+    try:
+        cluster.refused["forward pods"] = 403
+        assert double(4) == 8
+    finally:
+        double.teardown()
+    assert pod not in cluster.forwarded
+
+
+def test_a_post_reaches_the_pod_that_is_named(service, double):
+    token = double.request_headers
+    body = json.dumps({"args": [6]})
+    path = f"/default/{double.service_name}/double"
+    kind = {"Content-Type": "application/json"}
+    pod = double.service_config["pods"][0]["name"]
+
+    assert ask(service.url, "POST", path, body, **token, **kind) == (200, b"12")
+    assert ask(service.url, "POST", path, body, **token, **kind, **{"X-Kubetorch-Pod": pod}) == (
+        200,
+        b"12",
+    )
+    status, said = ask(service.url, "POST", path, body, **token, **{"X-Kubetorch-Pod": "other"})
+    assert status == 404
+    assert b"no pod 'other'" in said
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer kt1.e30.AAAA"}, {"Authorization": "Basic YTpi"}]
+)
+def test_strangers_cannot_tell_services_from_none(service, double, headers):
+    name = double.service_name
+    paths = ["", "/", "/double", "/health", "/ready", "/http/", "/v1/stream", "/openapi.json"]
+
+    for path in paths:
+        there = ask(service.url, "GET", f"/default/{name}{path}", **headers)
+        nowhere = ask(service.url, "GET", f"/default/nothing-of-that-name{path}", **headers)
+        assert there == nowhere
+        assert there[0] == 401
+
+
+def test_a_token_of_one_service_opens_no_other(service, double):
+    status, _ = ask(service.url, "GET", "/default/another/health", **double.request_headers)
+    assert status == 401
+
+
+def test_a_service_that_is_gone_is_said_to_whom_it_belonged(service, cluster, jobs):
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1"))
+    path, headers = f"/default/{double.service_name}/double", double.request_headers
+    double.teardown()
+
+    status, said = ask(service.url, "POST", path, "{}", **headers)
+    assert status == 404
+    assert json.loads(said)["error_type"] == "ServiceNotFoundError"
+
+
+def test_a_token_does_not_travel_unencrypted(cluster, monkeypatch):
+    monkeypatch.setenv("KT_API_URL", "http://kubetorch.example.com")
+
+    with pytest.raises(kt.errors.ConfigError, match="unencrypted"):
+        services.session()

@@ -1,0 +1,59 @@
+"""What a real cluster said of launches that could not succeed, or had to wait (`records/`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
+from kubetorch.controller.backends.kubernetes.dooms import judging
+from kubetorch.controller.backends.kubernetes.dooms.cluster import (
+    CLAIMS,
+    KAI_QUEUES,
+    KUEUE_WORKLOADS,
+    LOCAL_QUEUES,
+    NODE_POOLS,
+    NODES,
+    STORAGE_CLASSES,
+    Cluster,
+)
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import Verdict
+
+RECORDS = Path(__file__).with_name("records")
+#: What the cluster of the records does not serve.
+ABSENT = frozenset({NODE_POOLS, LOCAL_QUEUES, KUEUE_WORKLOADS, KAI_QUEUES})
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((RECORDS / f"{name}.yaml").read_text())
+    return found
+
+
+def cluster(record: dict[str, Any], *, later: float = 5.0, **objects: Any) -> Cluster:
+    """The cluster of a record, some seconds after the last that happened in it."""
+    there = read("cluster")
+    given = {
+        NODES: there["nodes"],
+        STORAGE_CLASSES: there["storage_classes"],
+        CLAIMS: record.get("claims", []),
+        **objects,
+    }
+    return Cluster(_last(record) + later, given, ABSENT - set(objects))
+
+
+def _last(record: dict[str, Any]) -> float:
+    things = [*record.get("owners", ()), *([record["pod"]] if "pod" in record else ())]
+    made = [reading.time_of(one["metadata"]["creationTimestamp"]) or 0.0 for one in things]
+    return max([*made, *map(reading.when, record["events"])])
+
+
+def judge(name: str, *, later: float = 5.0, **objects: Any) -> Verdict:
+    """The verdict about a record."""
+    record = read(name)
+    there = cluster(record, later=later, **objects)
+    if "pod" in record:
+        return judging.judge_pod(record["pod"], events=record["events"], cluster=there)
+    owners = record["owners"]
+    return judging.judge_owner(owners[0], owners, events=record["events"], cluster=there)
