@@ -42,6 +42,7 @@ class Election:
         client: Asks the API server.
         namespace: Of the lease.
         place: Where this process runs, such as the name of its pod.
+        times: How long what takes.
         name: Of the lease.
         clock: Seconds of a clock that never goes back.
     """
@@ -52,6 +53,7 @@ class Election:
         *,
         namespace: str,
         place: str,
+        times: lease.Times = lease.TIMES,
         name: str = NAME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +61,11 @@ class Election:
         self._clock = clock
         self._ref = Ref(LEASES, name, namespace)
         self._candidate = Candidate(
-            namespace=namespace, name=name, place=place, nonce=secrets.token_hex(4)
+            namespace=namespace,
+            name=name,
+            place=place,
+            nonce=secrets.token_hex(4),
+            times=times,
         )
         self._changes = Changes()
         self._informer = Informer(

@@ -22,13 +22,25 @@ from datetime import datetime, timezone
 from kubetorch.k8s.resources import Object, Resource
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-#: Seconds for which a lease holds that is not renewed.
-DURATION = 10.0
-#: Seconds after its last renewal for which a leader may change something: less than the duration,
-#: since the others count from when they saw it.
-TENURE = 7.0
-#: Seconds between two renewals, and between two attempts.
-PERIOD = 2.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long what takes, in seconds.
+
+    Attributes:
+        duration: For how long a lease holds that is not renewed; whole seconds.
+        tenure: For how long after its last renewal a leader may change something: less than the
+            duration, since the others count from when they saw it.
+        period: Between two renewals, and between two attempts.
+    """
+
+    duration: float = 10.0
+    tenure: float = 7.0
+    period: float = 2.0
+
+
+TIMES = Times()
 
 
 @dataclass(frozen=True)
@@ -61,16 +73,20 @@ class Candidate:
         namespace, name: Of the lease.
         place: Where it runs; at most one process runs there at a time, such as the name of its pod.
         nonce: Tells it from those that ran there before.
+        times: How long what takes.
 
     Attributes:
         identity: What it is called in the lease.
         was_leading: Whether it led at some time.
     """
 
-    def __init__(self, *, namespace: str, name: str, place: str, nonce: str) -> None:
+    def __init__(
+        self, *, namespace: str, name: str, place: str, nonce: str, times: Times = TIMES
+    ) -> None:
         self.identity = f"{place}_{nonce}"
         self.was_leading = False
         self._place = place
+        self._times = times
         self._metadata = {"namespace": namespace, "name": name}
         self._lease: Object | None = None
         self._is_known = False
@@ -94,7 +110,11 @@ class Candidate:
 
     def is_leading(self, now: float) -> bool:
         """Whether it may change something at this moment."""
-        return self._renewed is not None and now < self._renewed + TENURE and not self.is_lost
+        return (
+            self._renewed is not None
+            and now < self._renewed + self._times.tenure
+            and not self.is_lost
+        )
 
     # --------------------------------------------------------------------------------- events
 
@@ -126,7 +146,7 @@ class Candidate:
         """The server did not answer, so nobody can say how old the lease is."""
         self._is_known = False
         self._since = now
-        self._pause_until = now + PERIOD / 2
+        self._pause_until = now + self._times.period / 2
 
     # ------------------------------------------------------------------------------ decisions
 
@@ -152,10 +172,10 @@ class Candidate:
     def _left(self, now: float) -> float:
         """Seconds until the lease can be taken, or has to be renewed."""
         if self.holder == self.identity:
-            return 0.0 if self._renewed is None else self._renewed + PERIOD - now
+            return 0.0 if self._renewed is None else self._renewed + self._times.period - now
         if not self.holder or self.holder.rpartition("_")[0] == self._place:
             return 0.0
-        duration = (self._lease or {})["spec"].get("leaseDurationSeconds") or DURATION
+        duration = (self._lease or {})["spec"].get("leaseDurationSeconds") or self._times.duration
         return self._since + float(duration) - now
 
     def _body(self, moment: float) -> Object:
@@ -171,7 +191,7 @@ class Candidate:
             "metadata": metadata,
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": int(DURATION),
+                "leaseDurationSeconds": int(self._times.duration),
                 "acquireTime": old.get("acquireTime") if is_mine else time,
                 "renewTime": time,
                 "leaseTransitions": changes if is_mine or not old else changes + 1,

@@ -42,6 +42,7 @@ from kubetorch.controller.cluster.settings import NAME, Settings
 from kubetorch.controller.cluster.standby import Standby
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError
@@ -115,7 +116,9 @@ class _Service:
 
     async def _lead(self, election: Election) -> int:
         settings = self._settings
-        state = KubernetesState(self._client, namespaces=settings.watched)
+        state = KubernetesState(
+            self._client, namespaces=settings.watched, may_write=lambda: election.is_leading
+        )
         await state.load()
         settings.blobs.mkdir(parents=True, exist_ok=True)
         file = settings.blobs / "calls.sqlite"
@@ -163,7 +166,7 @@ class _Service:
         return Controller(
             backend=backend,
             state=Kept(state, calls),
-            blobs=settings.blobs,
+            depots=Depots(settings.blobs / "blobs"),
             clock=clock,
             secret=secret,
             new_access=new_access,
