@@ -169,13 +169,12 @@ def _is_repeated(one: _Container, ended: Object) -> bool:
 
 
 def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """A container that runs again; what ended it a moment ago may have passed unseen."""
-    ended = _last(one)
-    at = reading.time_of(ended.get("finishedAt"))
+    """A container that runs again is not doomed, whatever ended it; that is news for a moment."""
+    at = reading.time_of(_last(one).get("finishedAt"))
     if at is None or cluster.now - at > _MOMENT:
         return NOTHING
-    verdict = _ended(one, ended, events, is_final=False)
-    return verdict if verdict.is_doomed else replace(verdict, again=_MOMENT)
+    verdict = _ended(one, _last(one), events, is_final=False)
+    return waiting(f"{verdict.reason}; it runs again", verdict.since, again=_MOMENT)
 
 
 #: Seconds after which a kubelet takes the next end of a container for the first one.
@@ -208,7 +207,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
         how = f"ended with exit code {code}"
         if probe is not None:
             how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
-        return waiting(f"{one.called} {how} and is started again", since)
+        return waiting(f"{one.called} {how}", since)
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 

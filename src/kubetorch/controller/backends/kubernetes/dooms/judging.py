@@ -20,10 +20,11 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     scheduling,
     volumes,
 )
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import (
     owners as owning,
 )
-from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
+from kubetorch.controller.backends.kubernetes.dooms.cluster import CLAIMS, Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
 from kubetorch.errors import (
     KubernetesRequestError,
@@ -45,6 +46,8 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
         events: Its events and those of its claims; others are not looked at.
         cluster: What else was watched.
     """
+    claims = cluster.all(CLAIMS)
+    events = reading.of_these(events, [pod, *claims])
     ended = endings.judge(pod, events, cluster)
     if ended.reason:
         return ended
@@ -72,6 +75,7 @@ def judge_owner(
     found = [queues.judge_queue(applied, cluster)]
     uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
     found.append(queues.judge_workload(uids, cluster))
+    events = reading.of_these(events, owners)
     found += [owning.judge(one, events, cluster) for one in owners]
     return worst(found)
 
