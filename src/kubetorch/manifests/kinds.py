@@ -50,6 +50,8 @@ class Kind:
             labels of our own do not reach them.
         suspend: Where a queue's controller holds the object back, if it has to begin held back.
         queued: Where the object that a queue's controller admits lies, if it is not this one.
+        has_service: Whether its controller makes a Service of the object's name, by which its pods
+            find each other.
         has_template: Whether it has a pod template; see `kubetorch.manifests.trainjob` if not.
         has_selector: Whether it finds its pods by `spec.selector`.
         is_job: Its pods end; `replicas > 1` makes it an SPMD service.
@@ -69,6 +71,7 @@ class Kind:
     pool: str | None = None
     suspend: Path | None = None
     queued: Path | None = None
+    has_service: bool = False
     has_template: bool = True
     has_selector: bool = False
     is_job: bool = False
@@ -176,6 +179,7 @@ _KINDS = (
         routing=(("jobset.sigs.k8s.io/replicatedjob-name", "node"),),
         pool="jobset.sigs.k8s.io/jobset-name",
         suspend=("spec", "suspend"),
+        has_service=True,
         has_template=False,
         is_job=True,
     ),
@@ -191,6 +195,7 @@ _KINDS = (
         ),
         factor=("spec", "replicatedJobs", "0", "replicas"),
         suspend=("spec", "suspend"),
+        has_service=True,
         is_job=True,
     ),
     # https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/: groups of `size` pods, the leader
@@ -207,6 +212,7 @@ _KINDS = (
         (Group(("spec", "leaderWorkerTemplate", "leaderTemplate"), None, 0),),
         factor=_REPLICAS,
         routing=(("leaderworkerset.sigs.k8s.io/worker-index", "0"),),
+        has_service=True,
     ),
 )
 

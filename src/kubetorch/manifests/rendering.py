@@ -29,6 +29,7 @@ from kubetorch.manifests import (
     raycluster,
     reading,
     replicas,
+    services,
     trainjob,
 )
 from kubetorch.manifests.kinds import KINDS, Kind, Manifest
@@ -42,6 +43,7 @@ from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 
 _DEPLOYMENT = KINDS["Deployment", "apps"]
+_STATEFUL_SET = KINDS["StatefulSet", "apps"]
 # The level is said, since the default is that of the environment.
 _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
@@ -107,6 +109,8 @@ def render(
     if kind == _DEPLOYMENT and replicas.read(manifest, kind) > 1:
         # Pods of two templates would answer one call together.
         manifest["spec"].setdefault("strategy", {"type": "Recreate"})
+    if kind == _STATEFUL_SET:
+        _name_pods(manifest)
     if not kind.has_template:
         trainjob.write(manifest, places[0].template)
     return _overlaid(manifest, kind, compute)
@@ -188,6 +192,18 @@ def _identify(manifest: Manifest, kind: Kind, namespace: str, name: str | None) 
     if kind.has_selector and not manifest["spec"].get("selector"):
         chosen = {labels.SERVICE: name} if name else {}
         manifest["spec"]["selector"] = {"matchLabels": chosen}
+
+
+def _name_pods(manifest: Manifest) -> None:
+    """Have the pods of a StatefulSet start together, with the names of our headless Service.
+
+    One call goes to all of them, and one that waits for the others would wait for ever if they
+    started one after another.
+    """
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    spec.setdefault("podManagementPolicy", "Parallel")
+    if name:
+        spec.setdefault("serviceName", services.headless_name(name))
 
 
 def _template_label(compute: ComputeSpec, kind: Kind) -> str:

@@ -14,6 +14,7 @@ from kubetorch.specs.compute import ComputeSpec
 PORT = 80
 _NAME_LIMIT = 63
 _HEADLESS = "-headless"
+_CALLED = "-http"
 
 
 def pool(compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, name: str) -> dict[str, str]:
@@ -82,7 +83,9 @@ def render(
     port = _port(compute, manifest, kind)
     if not is_called_elsewhere and (kind is None or not kind.is_autoscaled):
         selector = called(compute, manifest, name=name)
-        found.append(_service(namespace, name, name, selector, port))
+        # Of one name there is one: that of the kind's controller has the names of pods.
+        own = _with(name, _CALLED) if kind is not None and kind.has_service else name
+        found.append(_service(namespace, own, name, selector, port))
     if _is_headless(compute, kind):
         spec = {"clusterIP": "None", "publishNotReadyAddresses": True}
         service = _service(
@@ -94,10 +97,14 @@ def render(
 
 def headless_name(name: str) -> str:
     """Name of the headless Service: `<name>-headless`, or the most of it that names allow."""
-    if len(name) + len(_HEADLESS) <= _NAME_LIMIT:
-        return f"{name}{_HEADLESS}"
+    return _with(name, _HEADLESS)
+
+
+def _with(name: str, suffix: str) -> str:
+    if len(name) + len(suffix) <= _NAME_LIMIT:
+        return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-    return f"{name[: _NAME_LIMIT - len(_HEADLESS) - 7]}-{digest}{_HEADLESS}"
+    return f"{name[: _NAME_LIMIT - len(suffix) - 7]}-{digest}{suffix}"
 
 
 def _is_headless(compute: ComputeSpec, kind: Kind | None) -> bool:

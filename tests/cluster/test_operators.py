@@ -1,0 +1,209 @@
+"""What real operators make of the objects that a deploy applies, with a stand-in for the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster import byo
+from kubetorch import errors
+from kubetorch.k8s import execs, locating
+from kubetorch.k8s.access import Access
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.manifests import agent, container, reading, rendering, services
+from kubetorch.manifests import locating as places
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
+SERVICES = Resource("", "v1", "services", "Service")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+#: The image of a pod that has the runtime already gets no copy of it.
+RUNTIME = agent.Runtime(image=byo.IMAGE, default_image=byo.IMAGE, controller_url="http://nowhere")
+#: Answers every question with yes, as an agent that serves does.
+ANSWERING = """
+import http.server, os, signal
+signal.signal(signal.SIGTERM, lambda *args: os._exit(0))
+class Yes(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+http.server.ThreadingHTTPServer(("", 32300), Yes).serve_forever()
+"""
+#: Variables in which operators say where the first pod is.
+ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "DMLC_PS_ROOT_URI", "RAY_ADDRESS")
+#: Seconds until all pods are ready; a CronJob begins at the next minute.
+PATIENCE = 150.0
+
+
+@pytest.fixture
+def access() -> Iterator[Access]:
+    """A namespace of its own, gone afterwards."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
+    found = dataclasses.replace(locating.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
+    name = found.namespace
+
+    async def make() -> None:
+        async with Client(found) as client:
+            await client.create(_object(NAMESPACES, name))
+            await client.create(_object(ACCOUNTS, container.SERVICE_ACCOUNT))
+
+    async def remove() -> None:
+        async with Client(found) as client:
+            await client.delete(Ref(NAMESPACES, name))
+
+    asyncio.run(make())
+    yield found
+    asyncio.run(remove())
+
+
+def _object(resource: Resource, name: str) -> Object:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**head, "metadata": {"name": name}}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [kind for kind in byo.KINDS if kind != "Service"])
+def test_its_pods_run_the_agent_and_are_found(kind: str, access: Access) -> None:
+    manifest, pods = byo.KINDS[kind]
+    asyncio.run(_run(access, copy.deepcopy(manifest), pods))
+
+
+async def _run(access: Access, manifest: Object, pods: int) -> None:
+    async with Client(access) as client:
+        try:
+            await client.discovery.resource_of(manifest)
+        except errors.KubernetesNotFoundError:
+            pytest.skip(f"the cluster has no {manifest['kind']}")
+        if manifest["kind"] == "TrainJob":
+            await client.apply(byo.TRAIN_RUNTIME)
+        main, found = await _apply(client, manifest)
+        name = main["metadata"]["name"]
+        compute = reading.declared(manifest)
+        pool = services.pool(compute, main, name=name)
+        called = services.called(compute, main, name=name)
+        one = Selection(PODS, access.namespace, labels=_selector(pool))
+        async with Informer(client, one) as informer:
+            try:
+                await informer.until(
+                    lambda objects: (
+                        len(objects) >= max(pods, 1) and all(_is_ready(o) for o in objects.values())
+                    ),
+                    timeout=PATIENCE,
+                )
+            except TimeoutError:
+                seen = {o["metadata"]["name"]: o["status"] for o in informer.objects.values()}
+                raise AssertionError(f"not ready: {seen}") from None
+            there = list(informer.objects.values())
+        assert len(there) == pods or not pods
+        for pod in there:
+            _check_agent(pod, kind=manifest["kind"])
+        listing = await client.list(Selection(PODS, access.namespace, labels=_selector(called)))
+        assert listing.items
+        for service in found:
+            await _check_endpoints(client, service)
+        await _check_services(client, there)
+        for pod in there:
+            await _check_names(client, pod, there)
+
+
+async def _apply(client: Client, manifest: Object) -> tuple[Object, list[Object]]:
+    """The objects of a workload, as the backend applies them."""
+    namespace = str(client.access.namespace)
+    compute = reading.declared(manifest)
+    name = manifest["metadata"]["name"]
+    main = rendering.render(compute, namespace=namespace, name=name, default_image=byo.IMAGE)
+    agent.equip(main, workload=name, runtime=RUNTIME)
+    kind = places.kind_of(main)
+    for place in places.places(main, kind):
+        place.container["command"] = ["python3", "-c", ANSWERING]
+        if not kind.has_template:
+            main["spec"]["trainer"]["command"] = ["python3", "-c", ANSWERING]
+    found = services.render(compute, main, namespace=namespace, name=name)
+    for one in (*found, main):
+        await client.apply(one)
+    return main, found
+
+
+def _selector(labels: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _check_agent(pod: Object, kind: str) -> None:
+    """The operator left our container as it was."""
+    expected = {"TrainJob": "node"}.get(kind)
+    agents: list[Any] = [
+        one
+        for one in pod["spec"]["containers"]
+        if any(variable["name"] == "KT_POD_WORKLOAD" for variable in one.get("env") or ())
+    ]
+    assert len(agents) == 1, "the agent's variables are not in one container"
+    assert agents[0]["command"] == ["python3", "-c", ANSWERING]
+    assert not agents[0].get("args")
+    assert expected in (None, agents[0]["name"])
+    assert pod["spec"]["serviceAccountName"] == container.SERVICE_ACCOUNT
+    assert "kubetorch.com/template-digest" in pod["metadata"]["annotations"]
+
+
+async def _check_endpoints(client: Client, service: Object) -> None:
+    """The Service has pods behind it, whoever made it."""
+    resource = await client.discovery.find("discovery.k8s.io/v1", "EndpointSlice")
+    name = service["metadata"]["name"]
+    mine = Selection(resource, client.access.namespace, labels=f"kubernetes.io/service-name={name}")
+    async with Informer(client, mine) as slices:
+        await slices.until(
+            lambda objects: any(o.get("endpoints") for o in objects.values()), timeout=20
+        )
+
+
+async def _check_services(client: Client, there: list[Object]) -> None:
+    """The Services by which pods find each other have them before they are ready, too."""
+    for name in {one["spec"]["subdomain"] for one in there if one["spec"].get("subdomain")}:
+        found = await client.get(Ref(SERVICES, name, client.access.namespace))
+        assert found["spec"]["clusterIP"] == "None"
+        assert found["spec"]["publishNotReadyAddresses"]
+
+
+async def _check_names(client: Client, pod: Object, there: list[Object]) -> None:
+    """Names that the operator gave the pods lead to them, and so do those in their variables."""
+    named = [one["spec"] for one in there if one["spec"].get("subdomain")]
+    names = [f"{spec['hostname']}.{spec['subdomain']}" for spec in named if spec.get("hostname")]
+    variables = ", ".join(repr(name) for name in ADDRESSES)
+    program = f"""
+import os, socket, time
+names = {names!r} + [os.environ[name].partition(":")[0] for name in ({variables},) if name in os.environ]
+left = time.monotonic() + 20
+for name in names:
+    while True:
+        try:
+            socket.getaddrinfo(name, 80)
+            break
+        except OSError:
+            if time.monotonic() > left:
+                raise SystemExit(name + " leads nowhere")
+            time.sleep(0.5)
+print(*names)
+"""
+    ref = Ref(PODS, pod["metadata"]["name"], client.access.namespace)
+    main = next(one for one in pod["spec"]["containers"] if one["command"][-1] == ANSWERING)
+    done = await execs.run(
+        client, ref, ["python3", "-c", program], container=main["name"], timeout=40
+    )
+    assert done.exit_code == 0, done.stderr.decode()
