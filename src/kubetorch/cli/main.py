@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "config": "Show or change settings.",
     "install": "Install Kubetorch in the cluster of the kubeconfig.",
     "upgrade": "Upgrade the Kubetorch of the cluster, or change its values.",
+    "uninstall": "Remove Kubetorch from the cluster, with all that is deployed.",
     "local": "Start, stop or inspect the local service.",
 }
 

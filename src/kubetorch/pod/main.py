@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -30,14 +29,14 @@ from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.calls.results import Results
 from kubetorch.pod.calls.streams import Streams
 from kubetorch.pod.code import Code
-from kubetorch.pod.contact import ClusterContact, LocalContact
+from kubetorch.pod.contact import contact_of
 from kubetorch.pod.environment import given
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.http.server import Server, bind
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.interpreters import Interpreters, of_agent
-from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.logs import AgentLines, LogLine, PodLog
 from kubetorch.pod.making import Maker
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.session import Session
@@ -157,11 +156,7 @@ class Agent:
         root = Path(pod.root)
         store = BlobStore(root / "blobs")
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno())
-        contact = (
-            LocalContact(pod.controller_file, credentials.session)
-            if pod.backend == "local"
-            else ClusterContact(pod)
-        )
+        contact = contact_of(pod, credentials.session)
         self._transfers = Transfers(store, contact)
         self._session = Session(
             contact=contact,
@@ -278,7 +273,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         orphans = Orphans()
         orphans.start()
-        lines = _AgentLines(self._log, self._pod.pod, loop)
+        lines = AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
         # The session is opened while the port is: the socket takes connections already.
         session = loop.create_task(self._session.run())
@@ -383,24 +378,3 @@ class Agent:
 
     def _on_app_exit(self, app: AppProcess) -> None:
         self._supervisor.on_app_exit(app)
-
-
-class _AgentLines(logging.Handler):
-    """Puts the agent's own lines into the pod's log too."""
-
-    def __init__(self, log: PodLog, pod_name: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._log = log
-        self._pod_name = pod_name
-        self._loop = loop
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called in any thread."""
-        line = LogLine(
-            record.created, self._pod_name, record.getMessage(), "agent", record.levelname
-        )
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._write, line)
-
-    def _write(self, line: LogLine) -> None:
-        self._log.write(line, echo=False)

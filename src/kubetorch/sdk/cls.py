@@ -67,7 +67,8 @@ class Cls(Module[T], Generic[T]):
         if digest is not None and self._init_args is None:
             from kubetorch.sdk import services  # noqa: PLC0415  # see `kubetorch.sdk.module`
 
-            stored = services.session().ask(lambda controller: controller.get_blob(digest))
+            namespace = view.spec.namespace
+            stored = services.session().ask(lambda asked: asked.get_blob(digest, namespace))
             self._init_args = json.loads(stored)
 
     def _defines(self, name: str) -> bool:

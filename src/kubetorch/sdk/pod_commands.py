@@ -88,8 +88,8 @@ def run(view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0
     raise ControllerUnavailableError(f"{pod.name} did not say how the command ended")
 
 
-def uploaded(image: ImageSpec) -> ImageSpec:
-    """The image with the digests of what it copies, which the controller has now.
+def uploaded(image: ImageSpec, namespace: str) -> ImageSpec:
+    """The image with the digests of what it copies, which the controller has now in a namespace.
 
     Raises:
         SpecError: A source is gone, or cannot be read.
@@ -98,7 +98,7 @@ def uploaded(image: ImageSpec) -> ImageSpec:
     controller = services.session().controller()
     for scan in scans:
         wanted = [scan.digest, *scan.tree.digests()]
-        missing = controller.missing_blobs(wanted)
+        missing = controller.missing_blobs(wanted, namespace)
         if missing:
-            controller.upload(transfer.compressed(missing, scan.stream))
+            controller.upload(transfer.compressed(missing, scan.stream), namespace)
     return image

@@ -169,7 +169,10 @@ class Volume:
         found = None if spec.claim is None else self._view()
         if found is not None:
             return found.storage_class
-        return _session().ask(lambda asked: asked.volumes.storage_class(spec.access_mode))
+        namespace = self.namespace
+        return _session().ask(
+            lambda asked: asked.volumes.storage_class(spec.access_mode, namespace)
+        )
 
     def exists(self) -> bool:
         """Whether it is there."""

@@ -14,11 +14,10 @@ import pytest
 from kubetorch.controller import database
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
 from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import Workloads
-from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
 from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
@@ -134,11 +133,11 @@ def run(
     async def main() -> None:
         backend, clock = OneThatBreaks(), ManualClock()
         path = folder / "state.sqlite"
-        state, blobs = SqliteState(path, database.open_database(path)), BlobStore(folder / "blobs")
+        state, blobs = SqliteState(path, database.open_database(path)), Depots(folder / "blobs")
         workloads = Workloads(
             backend=backend,
             state=kept or state,
-            completeness=Completeness(blobs),
+            depots=blobs,
             calls=Calls(state, blobs, clock),
             clock=clock,
             secret=b"secret",

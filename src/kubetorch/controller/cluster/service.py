@@ -33,7 +33,7 @@ from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.controller.cluster import installation, leading
 from kubetorch.controller.cluster.access import Clocks, ClusterAccess
-from kubetorch.controller.cluster.leader import Leader
+from kubetorch.controller.cluster.leader import Election
 from kubetorch.controller.cluster.pods import KnownPods
 from kubetorch.controller.cluster.podtokens import PodTokens
 from kubetorch.controller.cluster.resource import WORKLOADS
@@ -42,6 +42,7 @@ from kubetorch.controller.cluster.settings import NAME, Settings
 from kubetorch.controller.cluster.standby import Standby
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError
@@ -102,22 +103,22 @@ class _Service:
             loop.add_signal_handler(number, self._is_stopped.set)
         standby = Standby()
         await standby.start(self._listener)
-        leader = Leader(
-            self._client,
-            namespace=self._settings.namespace,
-            name=NAME,
-            identity=self._settings.identity,
+        settings = self._settings
+        election = Election(
+            self._client, namespace=settings.namespace, place=settings.identity, name=NAME
         )
-        async with self._client, leader:
-            if not await self._first(leader.acquired()):
+        async with self._client, election:
+            if not await self._first(election.won()):
                 await standby.close()
                 return 0
             await standby.close()
-            return await self._lead(leader)
+            return await self._lead(election)
 
-    async def _lead(self, leader: Leader) -> int:
+    async def _lead(self, election: Election) -> int:
         settings = self._settings
-        state = KubernetesState(self._client, namespaces=settings.watched)
+        state = KubernetesState(
+            self._client, namespaces=settings.watched, may_write=lambda: election.is_leading
+        )
         await state.load()
         settings.blobs.mkdir(parents=True, exist_ok=True)
         file = settings.blobs / "calls.sqlite"
@@ -126,7 +127,7 @@ class _Service:
         try:
             await controller.start(self._listener)
             await leading.mark(self._client, settings.namespace, settings.identity)
-            if await self._first(leader.lost()):
+            if await self._first(election.lost()):
                 _log.error("lead lost identity=%s", settings.identity)
                 # Nothing is closed in good order: whoever leads now has begun already.
                 os._exit(1)
@@ -165,7 +166,7 @@ class _Service:
         return Controller(
             backend=backend,
             state=Kept(state, calls),
-            blobs=settings.blobs,
+            depots=Depots(settings.blobs / "blobs"),
             clock=clock,
             secret=secret,
             new_access=new_access,

@@ -43,6 +43,9 @@ WRITERS = 16
 #: The number of an epoch that was not written any more is lower than the one that was by less.
 EPOCHS = 10_000
 
+# Seconds until a process that does not lead looks again whether it does.
+_FOLLOWING = 0.2
+
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
 
@@ -53,6 +56,7 @@ class KubernetesState:
     Args:
         client: Asks the API server.
         namespaces: Where workloads may be; everywhere when there are none.
+        may_write: Whether this process leads; while it does not, nothing is written.
         patience: Seconds that `flush` waits for an API server that is away.
         clock: Seconds of a clock that never goes back.
     """
@@ -62,10 +66,12 @@ class KubernetesState:
         client: Client,
         *,
         namespaces: Sequence[str] = (),
+        may_write: Callable[[], bool] = lambda: True,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._may_write = may_write
         self._patience = patience
         self._clock = clock
         self._observer: Observer | None = None
@@ -281,6 +287,8 @@ class KubernetesState:
                 step = here.step(self._clock(), self._summary)
                 if isinstance(step, writing.Rest):
                     break
+                if not self._may_write():
+                    step = writing.Wait(_FOLLOWING)
                 if isinstance(step, writing.Wait):
                     if entry.is_hurried:
                         break

@@ -86,7 +86,8 @@ class Commands(Pods):
         from kubetorch.sdk import pod_commands  # noqa: PLC0415  # few programs run commands
         from kubetorch.sdk.image import Image  # noqa: PLC0415
 
-        image = pod_commands.uploaded(Image().sync_package(package).to_spec())
+        found = Image().sync_package(package).to_spec()
+        image = pod_commands.uploaded(found, self._view().spec.namespace)
         for step in image.steps:
             for done in self._run(step, node):
                 done.check()

@@ -207,7 +207,7 @@ class Deployment:
                 if isinstance(last, Ready):
                     return last.workload
                 fresh = []
-                controller.upload(bundle.packed(last.blobs))
+                controller.upload(bundle.packed(last.blobs), bundle.spec.namespace)
             except FileChangedError:
                 if not attempts_left:
                     raise

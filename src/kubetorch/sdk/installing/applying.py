@@ -65,7 +65,7 @@ async def apply(
     """
     objects = chart.render(values, namespace=namespace)
     former = await releases.load(client, namespace)
-    there = await asyncio.gather(*(_get(client, one) for one in objects))
+    there = await asyncio.gather(*(get(client, Item.of(one)) for one in objects))
     verb = "upgrade" if former else "install"
     for found in there:
         if found is not None:
@@ -121,7 +121,7 @@ def namespace_manifest(namespace: str) -> Object:
 async def ensure_namespace(client: Client, namespace: str, report: Report) -> None:
     """Make a namespace if there is none; one that is there is left as it is."""
     manifest = namespace_manifest(namespace)
-    found = await _get(client, manifest)
+    found = await get(client, Item.of(manifest))
     if found is None:
         await client.create(manifest)
         report(f"created Namespace {namespace}")
@@ -183,8 +183,9 @@ async def find(client: Client, item: Item) -> Ref | None:
     return Ref(resource, item.name, item.namespace or None)
 
 
-async def _get(client: Client, manifest: Object) -> Object | None:
-    ref = await find(client, Item.of(manifest))
+async def get(client: Client, item: Item) -> Object | None:
+    """An object; `None` when it is not there."""
+    ref = await find(client, item)
     if ref is None:
         return None
     try:

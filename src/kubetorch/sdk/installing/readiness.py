@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kubetorch.errors import ImagePullError, InstallError, KubetorchError
@@ -20,12 +19,6 @@ LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controlle
 #: Reasons of a waiting container with which it will never run.
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _PULLING = ("ErrImagePull", "ImagePullBackOff")
-#: What a registry that is only away looks like in the message of a pull.
-_AWAY = re.compile(
-    r"timeout|timed out|refused|reset by peer|no such host|no route|unreachable|EOF|"
-    r"TLS handshake|temporar|\b(429|500|502|503|504)\b",
-    re.IGNORECASE,
-)
 #: Restarts after which a controller that ends counts as one that always ends.
 _RESTARTS = 2
 _LAST_LINES = 15
@@ -74,15 +67,16 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
         InstallError: The controller will not run, or the seconds are over.
     """
     async with _watching(client, namespace) as watch:
-        said = ""
+        said: set[str] = set()
         try:
             async with deadlines.timeout(timeout):
                 while not watch.is_ready:
                     doom = watch.doom()
                     if doom is not None:
                         raise await _error(client, namespace, doom)
-                    if (now := watch.progress()) != said:
-                        said = now
+                    # States that come and go are told once.
+                    if (now := watch.progress()) not in said:
+                        said.add(now)
                         report(now)
                     await watch.changed()
         except TimeoutError as error:
@@ -145,7 +139,7 @@ class _Watch:
             return None
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         for pod in self._pods(newest):
-            if (found := doom_of(pod)) is not None:
+            if (found := doom_of(pod, self._told(pod, "Failed"))) is not None:
                 return found
         return refusal_of(deployment)
 
@@ -172,14 +166,20 @@ class _Watch:
         state = state_of(pod)
         if state in ("running", "ready"):
             return state
+        told = self._told(pod)
+        return f"{state} ({told[-1]})" if told else state
+
+    def _told(self, pod: Object, reason: str | None = None) -> list[str]:
+        """What events say about a pod, the latest last."""
         uid = pod["metadata"]["uid"]
-        told = [
+        found = [
             event
             for event in self.events.objects.values()
             if (event.get("involvedObject") or {}).get("uid") == uid
+            and reason in (None, event.get("reason"))
         ]
-        latest = max(told, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-        return f"{state} ({latest['message']})" if latest else state
+        found.sort(key=lambda event: str(event.get("lastTimestamp") or ""))
+        return [str(event.get("message")) for event in found]
 
 
 def is_rolled_out(deployment: Object) -> bool:
@@ -226,19 +226,27 @@ def state_of(pod: Object) -> str:
     return str(status.get("phase") or "Pending")
 
 
-def doom_of(pod: Object) -> Doom | None:
-    """Why a pod of the controller will never run, if that is certain."""
+def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
+    """Why a pod of the controller will never run, as far as can be known.
+
+    A pull that failed counts at once, whatever the reason: whoever installs sits there and waits,
+    and can install again.
+
+    Args:
+        pod: The pod.
+        told: What events say failed.
+    """
     name = pod["metadata"]["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason"), str(waiting.get("message") or "")
-        if reason in _PULLING and not _AWAY.search(message) and "Back-off" not in message:
-            image = container["image"]
+        if reason in _PULLING:
+            causes = [one for one in told if one.startswith("Failed to pull")]
             return Doom(
                 name,
-                f"the image {image} cannot be pulled: {message}",
-                "give an image that the nodes can pull with --image, and a secret for its "
-                "registry with --set imagePullSecrets in a values file",
+                f"the image {container['image']} cannot be pulled: {(causes or [message])[-1]}",
+                "give an image that the nodes have or can pull with --image; a private registry "
+                "needs imagePullSecrets, in a file with -f",
                 ImagePullError,
             )
         if reason in _HOPELESS:

@@ -39,7 +39,7 @@ _FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
 _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 
 
-def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verdict:
+def judge(said: str, *, namespace: str, since: float | None, now: float, count: int = 1) -> Verdict:
     """Judge what the API server said when it refused an object.
 
     Args:
@@ -47,6 +47,7 @@ def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verd
         namespace: Namespace of the object.
         since: When it said so.
         now: The time.
+        count: Pods of that kind that have to be there together.
 
     Returns:
         `NOTHING` if the message is of no kind that is known here.
@@ -56,7 +57,7 @@ def judge(said: str, *, namespace: str, since: float | None, now: float) -> Verd
         return waiting(f"the webhook {silent['who']!r} does not answer: {silent['said']}", since)
     quota = _QUOTA.search(said)
     if quota:
-        return _quota(quota, namespace, since)
+        return _quota(quota, namespace, since, count)
     error = missing.error_of(said, namespace=namespace)
     if error is not None:
         return settled(doomed(error, since), now, missing.SETTLE)
@@ -107,15 +108,17 @@ def _words(said: str) -> str:
     return match["said"].strip() if match else said
 
 
-def _quota(match: re.Match[str], namespace: str, since: float | None) -> Verdict:
+def _quota(match: re.Match[str], namespace: str, since: float | None, count: int) -> Verdict:
     name = match["quota"]
     requested, used, hard = (_pairs(match[part]) for part in ("requested", "used", "limited"))
     for resource, asked in requested.items():
         limit = hard.get(resource)
-        if limit is not None and asked > limit:
+        if limit is not None and asked * max(1, count) > limit:
+            allowed = f"{_shown(resource, limit)} of {resource}"
+            each = f" by each of {count} pods" if count > 1 else ""
             error = QuotaExceededError(
-                f"the quota {name!r} of namespace {namespace!r} allows {resource} of "
-                f"{_shown(resource, limit)} altogether, {_shown(resource, asked)} are asked",
+                f"the quota {name!r} of namespace {namespace!r} allows {allowed} altogether, "
+                f"{_shown(resource, asked)} are asked{each}",
                 hint="ask for less, or let an administrator raise the quota",
             )
             return doomed(error, since)

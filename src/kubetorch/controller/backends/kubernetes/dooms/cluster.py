@@ -165,6 +165,20 @@ def about(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list
     return sorted(found, key=when)
 
 
+def of_these(events: Iterable[Object], things: Iterable[Object]) -> list[Object]:
+    """Events without those of earlier objects that had the names of these."""
+    uids = {
+        (one.get("kind"), one["metadata"]["name"]): one["metadata"].get("uid") for one in things
+    }
+    found = []
+    for event in events:
+        about = event.get("involvedObject") or {}
+        uid = uids.get((about.get("kind"), about.get("name")))
+        if None in (uid, about.get("uid")) or uid == about["uid"]:
+            found.append(event)
+    return found
+
+
 def condition(manifest: Object, kind: str) -> Object:
     """A condition in the status of an object; empty if it has none of that type."""
     for one in (manifest.get("status") or {}).get("conditions") or ():

@@ -150,20 +150,35 @@ def _terminated(one: _Container, ended: Object, events: Sequence[Object]) -> Ver
     if one.is_init and code == 0:
         return NOTHING
     policy = one.spec.get("restartPolicy") or one.pod["spec"].get("restartPolicy") or "Always"
-    is_final = policy == "Never" or (policy == "OnFailure" and code == 0)
-    return _ended(one, ended, events, is_final=is_final)
+    stays = policy == "Never" or (policy == "OnFailure" and code == 0)
+    if stays and one.pod["metadata"].get("ownerReferences"):
+        # A job makes another pod, or says that it has failed.
+        since = reading.time_of(ended.get("finishedAt"))
+        return waiting(f"{one.called} of {one.pod['metadata']['name']} ended with {code}", since)
+    return _ended(one, ended, events, is_final=stays or _is_repeated(one, ended))
+
+
+def _is_repeated(one: _Container, ended: Object) -> bool:
+    """Whether it had ended before, and then for no longer than a kubelet remembers that.
+
+    A kubelet says `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
+    """
+    before = reading.time_of(_last(one).get("finishedAt"))
+    now = reading.time_of(ended.get("finishedAt"))
+    return before is not None and now is not None and now - before < _REMEMBERED
 
 
 def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """A container that runs again; what ended it a moment ago may have passed unseen."""
-    ended = _last(one)
-    at = reading.time_of(ended.get("finishedAt"))
+    """A container that runs again is not doomed, whatever ended it; that is news for a moment."""
+    at = reading.time_of(_last(one).get("finishedAt"))
     if at is None or cluster.now - at > _MOMENT:
         return NOTHING
-    verdict = _ended(one, ended, events, is_final=False)
-    return verdict if verdict.is_doomed else replace(verdict, again=_MOMENT)
+    verdict = _ended(one, _last(one), events, is_final=False)
+    return waiting(f"{verdict.reason}; it runs again", verdict.since, again=_MOMENT)
 
 
+#: Seconds after which a kubelet takes the next end of a container for the first one.
+_REMEMBERED = 600.0
 #: Seconds for which the end of a container is news after it runs again.
 _MOMENT = 10.0
 
@@ -192,7 +207,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
         how = f"ended with exit code {code}"
         if probe is not None:
             how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
-        return waiting(f"{one.called} {how} and is started again", since)
+        return waiting(f"{one.called} {how}", since)
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 

@@ -20,19 +20,22 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     scheduling,
     volumes,
 )
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import (
     owners as owning,
 )
-from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
+from kubetorch.controller.backends.kubernetes.dooms.cluster import CLAIMS, Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
 from kubetorch.errors import (
-    KubernetesNotFoundError,
     KubernetesRequestError,
     KubetorchError,
     OperatorMissingError,
 )
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object
+
+#: What `kubetorch.k8s.discovery` says of a kind that the cluster does not serve.
+_NO_KIND = "NoKindMatch"
 
 
 def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -43,6 +46,8 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
         events: Its events and those of its claims; others are not looked at.
         cluster: What else was watched.
     """
+    claims = cluster.all(CLAIMS)
+    events = reading.of_these(events, [pod, *claims])
     ended = endings.judge(pod, events, cluster)
     if ended.reason:
         return ended
@@ -70,6 +75,7 @@ def judge_owner(
     found = [queues.judge_queue(applied, cluster)]
     uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
     found.append(queues.judge_workload(uids, cluster))
+    events = reading.of_these(events, owners)
     found += [owning.judge(one, events, cluster) for one in owners]
     return worst(found)
 
@@ -89,7 +95,7 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
     if not isinstance(error, KubernetesRequestError):
         return doomed(error, now)
     namespace = manifest["metadata"].get("namespace") or error.namespace or ""
-    if isinstance(error, KubernetesNotFoundError) and failures.is_unserved(error.message):
+    if error.reason == _NO_KIND or failures.is_unserved(error.message):
         kind, version = manifest.get("kind"), manifest.get("apiVersion")
         unserved = OperatorMissingError(
             f"the cluster does not serve the kind {kind} of {version}: its operator is missing",

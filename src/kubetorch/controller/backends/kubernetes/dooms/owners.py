@@ -17,8 +17,9 @@ from kubetorch.errors import KnativeServiceConflictError, ServiceHealthError, St
 from kubetorch.k8s.resources import Object
 
 _FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
-#: Where replicas of a kind stand in its status: with as many as wanted, old failures are over.
-_COUNTS = ("replicas", "active", "currentNumberScheduled")
+_REVISION = "serving.knative.dev/revision"
+#: Kinds that say by a condition whether they can make pods at this moment.
+_CONDITIONED = ("Deployment", "ReplicaSet", "RayCluster")
 
 
 def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -28,7 +29,10 @@ def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     if failure is not None:
         said, since = failure
         namespace = owner["metadata"].get("namespace") or ""
-        verdict = admission.judge(said, namespace=namespace, since=since, now=cluster.now)
+        count = _wanted(owner)
+        verdict = admission.judge(
+            said, namespace=namespace, since=since, now=cluster.now, count=count
+        )
         return verdict if verdict.reason else waiting(f"its pods cannot be made yet: {said}", since)
     if str(owner.get("apiVersion", "")).startswith("serving.knative.dev/"):
         return _knative(owner)
@@ -39,17 +43,36 @@ def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
 
 def _failure(owner: Object, events: Sequence[Object]) -> tuple[str, float | None] | None:
     """Why it could not make a pod the last time, unless it could since."""
+    kind, name = str(owner.get("kind")), owner["metadata"]["name"]
+    said = reading.about(events, kind, name, *_FAILED_CREATE, "SuccessfulCreate")
+    failed = said[-1] if said and said[-1].get("reason") != "SuccessfulCreate" else None
     found = reading.condition(owner, "ReplicaFailure")
     if found.get("status") == "True":
-        return str(found.get("message", "")), reading.time_of(found.get("lastTransitionTime"))
+        # The condition keeps the first message for as long as it holds; events have the last.
+        message = found if failed is None else failed
+        return str(message.get("message", "")), reading.time_of(found.get("lastTransitionTime"))
+    if kind in _CONDITIONED or failed is None or _is_complete(owner):
+        return None
+    return str(failed.get("message", "")), reading.began(failed)
+
+
+def _is_complete(owner: Object) -> bool:
+    """Whether it has as many pods as it wants."""
     status = owner.get("status") or {}
-    if owner.get("kind") in ("Deployment", "ReplicaSet") or any(status.get(one) for one in _COUNTS):
-        return None
-    names = (*_FAILED_CREATE, "SuccessfulCreate")
-    said = reading.about(events, str(owner.get("kind")), owner["metadata"]["name"], *names)
-    if not said or said[-1].get("reason") == "SuccessfulCreate":
-        return None
-    return str(said[-1].get("message", "")), reading.began(said[-1])
+    if owner.get("kind") == "DaemonSet":
+        wanted = int(status.get("desiredNumberScheduled") or 0)
+        return int(status.get("currentNumberScheduled") or 0) >= wanted
+    there = sum(int(status.get(name) or 0) for name in ("replicas", "active", "succeeded"))
+    return there >= _wanted(owner)
+
+
+def _wanted(owner: Object) -> int:
+    """How many pods it wants to have together."""
+    if _REVISION in (owner["metadata"].get("labels") or {}):
+        return 1  # how many pods of an autoscaled service there are is nobody's demand
+    spec = owner.get("spec") or {}
+    given = [spec[name] for name in ("replicas", "parallelism") if spec.get(name) is not None]
+    return int(given[0]) if given else 1
 
 
 def _job(owner: Object) -> Verdict:

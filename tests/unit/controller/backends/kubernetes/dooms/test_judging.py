@@ -33,7 +33,12 @@ DOOMED = [
     ("probe-liveness", errors.ProbeFailedError, "liveness probe failed: sick"),
     ("deadline", errors.PodTerminatedError, "DeadlineExceeded"),
     ("evicted", errors.PodTerminatedError, "ephemeral local storage"),
-    ("owner-quota-small", errors.QuotaExceededError, "of 0.1 altogether, 1 are asked"),
+    ("owner-quota-small", errors.QuotaExceededError, "0.1 of requests.cpu altogether"),
+    (
+        "owner-quota-full",
+        errors.QuotaExceededError,
+        "3 of pods altogether, 1 are asked by each",
+    ),
     ("owner-limit-range", errors.AdmissionError, "maximum memory usage per Container is 100Mi"),
     ("owner-pod-security", errors.AdmissionError, "hostNetwork=true"),
     ("owner-no-priority", errors.MissingObjectError, "there is no PriorityClass 'noprio'"),

@@ -1,0 +1,168 @@
+"""The election of the controller that leads, by a Lease of the install namespace.
+
+async with Election(client, namespace="kubetorch", place=pod_name) as election:
+    await election.won()
+    ...                       # until `election.lost()` returns: then end this process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+from kubetorch.controller.cluster import lease
+from kubetorch.controller.cluster.lease import LEASES, Candidate
+from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import Ref, Selection
+from kubetorch.k8s.watching import DELETED, Change
+from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
+
+#: Name of the lease.
+NAME = "kubetorch-controller"
+#: Seconds that one request may take.
+_TIMEOUT = 3.0
+#: Seconds between two looks whether the lease is watched at all: a watch that broke is retried
+#: after longer pauses.
+_LOOK = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Election:
+    """One candidate; an asynchronous context manager, which resigns when it is left.
+
+    Args:
+        client: Asks the API server.
+        namespace: Of the lease.
+        place: Where this process runs, such as the name of its pod.
+        times: How long what takes.
+        name: Of the lease.
+        clock: Seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        place: str,
+        times: lease.Times = lease.TIMES,
+        name: str = NAME,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._ref = Ref(LEASES, name, namespace)
+        self._candidate = Candidate(
+            namespace=namespace,
+            name=name,
+            place=place,
+            nonce=secrets.token_hex(4),
+            times=times,
+        )
+        self._changes = Changes()
+        self._informer = Informer(
+            client, Selection(LEASES, namespace, fields=f"metadata.name={name}"), self._on_change
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Election:
+        await self._informer.__aenter__()
+        self._task = asyncio.create_task(self._run(), name="election")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, and let the next one lead at once."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await self._informer.close()
+        if self._candidate.is_leading(self._clock()):
+            body = self._candidate.resignation(time.time())
+            with contextlib.suppress(KubetorchError, TimeoutError):
+                async with deadlines.timeout(_TIMEOUT):
+                    await self._client.replace(body)
+            _log.info("resigned identity=%s", self._candidate.identity)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this process may change something at this moment."""
+        return self._candidate.is_leading(self._clock())
+
+    @property
+    def holder(self) -> str:
+        """Who leads, as far as is known."""
+        return self._candidate.holder
+
+    async def won(self) -> None:
+        """Wait until this process leads."""
+        while not self.is_leading:
+            await self._changes.wait()
+
+    async def lost(self) -> None:
+        """Wait until another process leads, after this one did."""
+        while not self._candidate.is_lost:
+            await self._changes.wait()
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _on_change(self, change: Change) -> None:
+        # Not while a lease is ours: then the answers to our own writes say it, and sooner.
+        if not self.is_leading or self._is_others(change):
+            found = None if change.kind == DELETED else change.object
+            self._candidate.seen(found, self._clock())
+        self._changes.notify()
+
+    def _is_others(self, change: Change) -> bool:
+        spec = change.object.get("spec") or {}
+        return change.kind == DELETED or spec.get("holderIdentity") != self._candidate.identity
+
+    async def _run(self) -> None:
+        here = self._candidate
+        while not here.is_lost:
+            step = here.step(self._clock(), time.time())
+            if isinstance(step, lease.Wait):
+                with contextlib.suppress(TimeoutError):
+                    async with deadlines.timeout(min(step.seconds, _LOOK)):
+                        await self._changes.wait()
+                if self._informer.error is not None:
+                    here.blind(self._clock())
+                continue
+            led = self.is_leading
+            try:
+                async with deadlines.timeout(_TIMEOUT):
+                    await self._do(step)
+            except KubernetesConflictError:
+                here.refused(self._clock())
+            except (KubetorchError, TimeoutError) as error:
+                _log.warning("lease not reached step=%s error=%s", type(step).__name__, error)
+                here.failed(self._clock())
+            if self.is_leading and not led:
+                _log.info("leads identity=%s", here.identity)
+            self._changes.notify()
+        _log.error("lost the lease to %s", here.holder or "nobody")
+
+    async def _do(self, step: lease.Read | lease.Take) -> None:
+        begun = self._clock()
+        if isinstance(step, lease.Take):
+            write = self._client.create if step.is_new else self._client.replace
+            self._candidate.taken(await write(step.body), begun)
+            return
+        try:
+            found = await self._client.get(self._ref)
+        except KubernetesNotFoundError:
+            self._candidate.seen(None, begun)
+        else:
+            self._candidate.seen(found, begun)

@@ -1,0 +1,476 @@
+"""Launches that cannot succeed, made for real: each has its typed error within 5 s of the fact.
+
+`pytest tests/cluster/test_dooms.py -s` prints the table at the end; `KT_DOOMS_TABLE` names a file
+that gets it as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import refusing
+from cluster.court import Court, Judgement
+from kubetorch import errors
+from kubetorch.k8s import locating
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Ref
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+Object = dict[str, Any]
+IMAGE = "localhost/python:3.11"
+SLEEP = ["sleep", "600"]
+#: Seconds from the fact to the error.
+BUDGET = 5.0
+#: Seconds in which the fact itself has to come about: a crash loop takes two runs.
+PATIENCE = 100.0
+#: Seconds for which what may still come right has to be no doom.
+QUIET = 8.0
+#: Launches that are watched at one time: a small machine is slow with more.
+AT_ONCE = 8
+
+
+def container(**more: Any) -> Object:
+    return {"name": "main", "image": IMAGE, "command": SLEEP, **more}
+
+
+def pod(*, spec: Object | None = None, **more: Any) -> list[Object]:
+    given = {"terminationGracePeriodSeconds": 1, "containers": [container(**more)], **(spec or {})}
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": given}]
+
+
+def shell(line: str, **more: Any) -> list[Object]:
+    return pod(command=["sh", "-c", line], **more)
+
+
+def owner(kind: str, fields: Object | None = None, *, group: str = "apps", **more: Any) -> Object:
+    """A Deployment, Job, … of one such pod."""
+    template = pod(**more)[0]["spec"]
+    given: Object = {"template": {"metadata": {"labels": {}}, "spec": template}, **(fields or {})}
+    return {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {}, "spec": given}
+
+
+def deployment(replicas: int = 1, **more: Any) -> list[Object]:
+    return [owner("Deployment", {"replicas": replicas}, **more)]
+
+
+def claim(name: str, **spec: Any) -> Object:
+    asked = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {**asked, **spec},
+    }
+
+
+def mounted(source: Object) -> Object:
+    return {"volumes": [{"name": "data", **source}]}
+
+
+def mounting(source: Object) -> list[Object]:
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    return pod(spec={**mounted(source), "containers": [container(volumeMounts=mounts)]})
+
+
+def job(**more: Any) -> list[Object]:
+    return [owner("Job", {"backoffLimit": 0}, group="batch", **more)]
+
+
+def affine(label: str) -> Object:
+    terms = [{"matchExpressions": [{"key": label, "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def claiming(name: str, **spec: Any) -> list[Object]:
+    return [claim(name, **spec), *mounting({"persistentVolumeClaim": {"claimName": name}})]
+
+
+#: What is applied, the error, and words of its message.
+DOOMED: dict[str, tuple[list[Object], type[errors.KubetorchError], str]] = {
+    "deadline": (
+        pod(spec={"activeDeadlineSeconds": 3}),
+        errors.PodTerminatedError,
+        "DeadlineExceeded",
+    ),
+    "image-not-found": (
+        pod(image="198.18.0.1:5000/nope:1"),
+        errors.ImagePullError,
+        "there is no image 198.18.0.1:5000/nope:1",
+    ),
+    "image-not-loaded": (pod(image="localhost/none:1"), errors.ImagePullError, "does not have it"),
+    "image-name": (pod(image="UPPER/Case:1"), errors.ImagePullError, "is no name of an image"),
+    "image-never-pulled": (
+        pod(image="localhost/none:1", imagePullPolicy="Never"),
+        errors.ImagePullError,
+        "pull policy is Never",
+    ),
+    "too-large": (
+        pod(resources={"requests": {"cpu": "1000"}}),
+        errors.UnschedulableError,
+        "cpus, 1000 are asked",
+    ),
+    "too-many-gpus": (
+        pod(resources={"limits": {"nvidia.com/gpu": "9"}}),
+        errors.UnschedulableError,
+        "has 8 nvidia.com/gpu, 9 are asked",
+    ),
+    "no-such-label": (
+        pod(spec={"nodeSelector": {"disk": "ssd"}}),
+        errors.UnschedulableError,
+        "has no label disk, ssd is asked",
+    ),
+    "no-such-affinity": (
+        pod(spec=affine("nope")),
+        errors.UnschedulableError,
+        "does not match the node affinity",
+    ),
+    "no-secret": (
+        pod(envFrom=[{"secretRef": {"name": "nope"}}]),
+        errors.MissingObjectError,
+        "there is no Secret 'nope'",
+    ),
+    "no-mounted-secret": (
+        mounting({"secret": {"secretName": "nope"}}),
+        errors.MissingObjectError,
+        "there is no Secret 'nope'",
+    ),
+    "no-configmap": (
+        mounting({"configMap": {"name": "nope"}}),
+        errors.MissingObjectError,
+        "there is no ConfigMap 'nope'",
+    ),
+    "no-key": (
+        mounting({"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "k", "path": "k"}]}}),
+        errors.MissingObjectError,
+        "no key 'k'",
+    ),
+    "no-claim": (
+        mounting({"persistentVolumeClaim": {"claimName": "nope"}}),
+        errors.MissingObjectError,
+        "there is no PersistentVolumeClaim 'nope'",
+    ),
+    "no-storage-class": (
+        claiming("classless", storageClassName="nope"),
+        errors.MissingObjectError,
+        "there is no StorageClass 'nope'",
+    ),
+    "access-mode": (
+        claiming("shared", storageClassName="local-path", accessModes=["ReadWriteMany"]),
+        errors.StartupError,
+        "can never be bound",
+    ),
+    "no-account": (
+        deployment(spec={"serviceAccountName": "nope"}),
+        errors.MissingObjectError,
+        "there is no ServiceAccount 'nope'",
+    ),
+    "no-account-of-a-job": (
+        job(spec={"restartPolicy": "Never", "serviceAccountName": "nope"}),
+        errors.MissingObjectError,
+        "there is no ServiceAccount 'nope'",
+    ),
+    "no-priority-class": (
+        deployment(spec={"priorityClassName": "nope"}),
+        errors.MissingObjectError,
+        "there is no PriorityClass 'nope'",
+    ),
+    "no-runtime-class": (
+        deployment(spec={"runtimeClassName": "nope"}),
+        errors.MissingObjectError,
+        "there is no RuntimeClass 'nope'",
+    ),
+    "quota": (
+        deployment(
+            resources={
+                "requests": {"cpu": "10m", "example.com/chips": "5"},
+                "limits": {"example.com/chips": "5"},
+            }
+        ),
+        errors.QuotaExceededError,
+        "allows 4 of requests.example.com/chips altogether, 5 are asked",
+    ),
+    "limit-range": (
+        deployment(resources={"limits": {"memory": "900Gi"}, "requests": {"memory": "1Mi"}}),
+        errors.AdmissionError,
+        "maximum memory usage per Container is 800Gi",
+    ),
+    "pod-security": (
+        deployment(spec={"hostNetwork": True}),
+        errors.AdmissionError,
+        "hostNetwork=true",
+    ),
+    "webhook-denies": (
+        [{**owner("Deployment"), "metadata": {"labels": {"doom": "denied"}}}],
+        errors.AdmissionError,
+        "not on a Saturday",
+    ),
+    "policy-denies": (
+        [{**owner("Deployment"), "metadata": {"labels": {"doom": "policy"}}}],
+        errors.AdmissionError,
+        "the policy says no",
+    ),
+    "invalid": (
+        pod(resources={"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}),
+        errors.AdmissionError,
+        "must be less than or equal to cpu limit",
+    ),
+    "no-operator": (
+        [{"apiVersion": "nope.example.com/v1", "kind": "Nope", "metadata": {}, "spec": {}}],
+        errors.OperatorMissingError,
+        "does not serve the kind Nope",
+    ),
+    "no-kai": (
+        pod(spec={"schedulerName": "kai-scheduler"}),
+        errors.OperatorMissingError,
+        "'kai-scheduler'",
+    ),
+    "no-command": (
+        pod(command=["/no/such/thing"]),
+        errors.PodContainerError,
+        "/no/such/thing",
+    ),
+    "no-python": (
+        shell("exec python9 -m kubetorch.pod"),
+        errors.PodContainerError,
+        "was not found (exit code 127)",
+    ),
+    "no-working-folder": (
+        pod(workingDir="/etc/passwd"),
+        errors.PodContainerError,
+        "not a directory",
+    ),
+    "must-not-be-root": (
+        pod(spec={"securityContext": {"runAsNonRoot": True}}),
+        errors.PodContainerError,
+        "runAsNonRoot",
+    ),
+    "crash-loop": (shell("echo last words; exit 3"), errors.ServiceHealthError, "last words"),
+    "init-container": (
+        pod(
+            spec={
+                "initContainers": [
+                    {**container(), "name": "init", "command": ["sh", "-c", "echo no luck; exit 4"]}
+                ]
+            }
+        ),
+        errors.PodContainerError,
+        "no luck",
+    ),
+    "out-of-memory": (
+        pod(
+            command=["python3", "-c", "x = b'x' * 10**9"],
+            resources={"limits": {"memory": "40Mi"}, "requests": {"memory": "10Mi"}},
+        ),
+        errors.OutOfMemoryError,
+        "killed for its memory (limit 40Mi)",
+    ),
+    "startup-probe": (
+        pod(startupProbe={"tcpSocket": {"port": 9}, "periodSeconds": 1, "failureThreshold": 2}),
+        errors.ProbeFailedError,
+        "startup probe failed: dial tcp",
+    ),
+    "liveness-probe": (
+        pod(
+            livenessProbe={
+                "exec": {"command": ["sh", "-c", "echo sick; exit 1"]},
+                "periodSeconds": 1,
+                "failureThreshold": 1,
+            }
+        ),
+        errors.ProbeFailedError,
+        "liveness probe failed: sick",
+    ),
+    "evicted": (
+        shell(
+            "head -c 40M /dev/zero > /big; sleep 600",
+            resources={"limits": {"ephemeral-storage": "5Mi"}},
+        ),
+        errors.PodTerminatedError,
+        "Evicted",
+    ),
+    "job-has-failed": (
+        job(spec={"restartPolicy": "Never"}, command=["sh", "-c", "exit 5"]),
+        errors.ServiceHealthError,
+        "BackoffLimitExceeded",
+    ),
+    "quota-of-all-pods": (
+        [
+            owner(
+                "Job",
+                {"parallelism": 4, "completions": 4},
+                group="batch",
+                spec={"activeDeadlineSeconds": 600, "restartPolicy": "Never"},
+            )
+        ],
+        errors.QuotaExceededError,
+        "allows 3 of pods altogether, 1 are asked by each of 4 pods",
+    ),
+}
+#: What is applied, and words of the reason.
+WAITING: dict[str, tuple[list[Object], str]] = {
+    "registry-is-away": (pod(image="198.18.0.1:5999/nope:1"), "connection refused"),
+    "registry-has-no-address": (pod(image="nowhere.example.com/nope:1"), "no such host"),
+    "webhook-is-away": (
+        [{**owner("Deployment"), "metadata": {"labels": {"doom": "silent"}}}],
+        "does not answer",
+    ),
+    "gated": (pod(spec={"schedulingGates": [{"name": "example.com/gate"}]}), "example.com/gate"),
+    "other-scheduler": (
+        pod(spec={"schedulerName": "nobody"}),
+        "the scheduler 'nobody' has not looked at it",
+    ),
+    "tainted": (
+        pod(spec={"nodeSelector": {"kubetorch.test/ghost": "yes"}}),
+        "no node takes it yet",
+    ),
+}
+
+
+def named(name: str, manifests: list[Object]) -> list[Object]:
+    """The objects of one launch under names of their own."""
+    made = []
+    for manifest in manifests:
+        metadata = dict(manifest["metadata"])
+        metadata.setdefault("name", name)
+        given = {**manifest, "metadata": metadata}
+        template = (given.get("spec") or {}).get("template")
+        if template is not None:
+            labels = {"launch": name, "kubetorch.com/service": name}
+            of_template = {**template, "metadata": {"labels": labels}}
+            given["spec"] = {**given["spec"], "template": of_template}
+            if given["kind"] == "Deployment":
+                given["spec"]["selector"] = {"matchLabels": {"launch": name}}
+        made.append(given)
+    return made
+
+
+@dataclasses.dataclass
+class Found:
+    """What came of each launch."""
+
+    doomed: dict[str, Judgement] = dataclasses.field(default_factory=dict)
+    waiting: dict[str, Judgement] = dataclasses.field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Found]:
+    """All launches, made a few at a time."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
+    made = asyncio.run(_make())
+    yield made
+    _print(made)
+
+
+async def _make() -> Found:
+    made, room = Found(), asyncio.Semaphore(AT_ONCE)
+    name = f"dooms-{uuid.uuid4().hex[:8]}"
+    access = dataclasses.replace(locating.find(), namespace=name)
+    async with (
+        Client(access) as client,
+        refusing.namespace(client, name),
+        Court(client, name) as court,
+    ):
+
+        async def one(launch: str, manifests: list[Object]) -> None:
+            async with room:
+                is_doom = launch in DOOMED
+                judgement = await _launch(court, launch, manifests, is_doom=is_doom)
+                (made.doomed if is_doom else made.waiting)[launch] = judgement
+
+        lost = {"nodeName": name, "tolerations": [{"operator": "Exists"}]}
+        await asyncio.gather(
+            _lost(court, made, pod(spec=lost)),
+            *(one(launch, row[0]) for launch, row in DOOMED.items()),
+            *(one(launch, row[0]) for launch, row in WAITING.items()),
+        )
+    return made
+
+
+async def _launch(
+    court: Court, launch: str, manifests: list[Object], *, is_doom: bool
+) -> Judgement:
+    objects = named(launch, manifests)
+    try:
+        refused = await court.apply(launch, objects)
+        if refused.reason:
+            return Judgement(refused, time.time())
+        if is_doom:
+            main = objects[-1]
+            return await court.until(launch, main, lambda one: one.is_doomed, timeout=PATIENCE)
+        return await court.until(launch, objects[-1], lambda one: one.is_doomed, timeout=QUIET)
+    finally:
+        await _remove(court, objects)
+
+
+async def _remove(court: Court, objects: list[Object]) -> None:
+    for manifest in objects:
+        try:
+            resource = await court.client.discovery.resource_of(manifest)
+            ref = Ref(resource, manifest["metadata"]["name"], court.namespace)
+            await court.client.delete(ref, grace_seconds=0)
+        except errors.KubernetesNotFoundError:
+            continue
+
+
+async def _lost(court: Court, made: Found, manifests: list[Object]) -> None:
+    """A pod on a node whose kubelet says nothing any more."""
+    objects = named("node-lost", manifests)
+    await court.apply("node-lost", objects)
+    made.doomed["node-lost"] = await court.until(
+        "node-lost", objects[-1], lambda one: one.is_doomed, timeout=PATIENCE
+    )
+    await _remove(court, objects)
+
+
+def _print(made: Found) -> None:
+    lines = [f"{'launch':26} {'seconds':>7}  error"]
+    for name, judgement in sorted(made.doomed.items()):
+        error = judgement.verdict.error
+        text = str(error).partition("\n")[0] if error else "NOT DOOMED"
+        lines.append(f"{name:26} {judgement.seconds:7.1f}  {type(error).__name__}: {text:.150}")
+    lines += ["", f"{'launch':26} {'':7}  waits, because"]
+    for name, judgement in sorted(made.waiting.items()):
+        lines.append(f"{name:26} {'':7}  {judgement.verdict.reason:.170}")
+    table = "\n".join(lines)
+    print(f"\n{table}")
+    if os.environ.get("KT_DOOMS_TABLE"):
+        Path(os.environ["KT_DOOMS_TABLE"]).write_text(f"{table}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("launch", DOOMED)
+def test_a_doomed_launch_fails_within_5_s_of_the_fact(found: Found, launch: str) -> None:
+    _, kind, words = DOOMED[launch]
+    judgement = found.doomed[launch]
+    error = judgement.verdict.error
+    assert error is not None, judgement.verdict.reason
+    assert type(error) is kind, repr(error)
+    assert words in str(error)
+    assert error.hint
+    assert judgement.seconds <= BUDGET
+
+
+def test_a_pod_on_a_lost_node_is_doomed(found: Found) -> None:
+    judgement = found.doomed["node-lost"]
+    error = judgement.verdict.error
+    assert isinstance(error, errors.PodTerminatedError), judgement.verdict
+    assert error.reason == "NodeLost"
+    assert judgement.seconds <= BUDGET
+
+
+@pytest.mark.parametrize("launch", WAITING)
+def test_what_may_still_come_right_waits_and_says_why(found: Found, launch: str) -> None:
+    judgement = found.waiting[launch]
+    assert judgement.verdict.error is None
+    assert WAITING[launch][1] in judgement.verdict.reason

@@ -1,0 +1,53 @@
+"""`candidate.py URL NAMESPACE PLACE`: a process that wants to lead, and prints when it does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+
+from kubetorch.controller.cluster.leader import Election
+from kubetorch.controller.cluster.lease import Times
+from kubetorch.k8s import locating
+from kubetorch.k8s.access import Access, Cluster, User
+from kubetorch.k8s.client import Client
+
+#: So that tests need not wait for long.
+TIMES = Times(duration=3.0, tenure=2.0, period=0.5)
+
+
+async def main(url: str, namespace: str, place: str) -> None:
+    """Until it has lost, or is told to stop.
+
+    Args:
+        url: Of the API server; that of the kubeconfig when empty.
+        namespace: Of the lease.
+        place: Where this is.
+    """
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    access = Access(Cluster(url), User(), namespace=namespace, origin="test")
+    async with (
+        Client(access if url else locating.find(), patience=0.0) as client,
+        Election(client, namespace=namespace, place=place, times=TIMES) as election,
+    ):
+        waits = [asyncio.ensure_future(one) for one in (election.won(), stopped.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if election.is_leading:
+            say("leads")
+            waits.append(asyncio.ensure_future(election.lost()))
+            await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
+        say("stops" if stopped.is_set() else "lost")
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+def say(what: str) -> None:
+    sys.stdout.write(f"{what} {time.time()}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
