@@ -14,6 +14,7 @@ from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.garbage import Garbage
+from kubetorch.controller.recovery import Recovery
 from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
@@ -73,6 +74,7 @@ class Controller:
             clock=clock,
             secret=secret,
         )
+        self._recovery = Recovery(depots, clock)
         self._garbage = Garbage(
             depots,
             needed=lambda depot: depot.needed(self.workloads.specs()) | calls.results(depot),
@@ -139,6 +141,7 @@ class Controller:
             principal,
             access=self._access,
             registry=self.workloads,
+            on_begin=lambda workload, session: self._recovery.ask(workload, session.send),
             clock=self._clock,
             on_end=self._sessions.discard,
         )
