@@ -278,6 +278,9 @@ class KubernetesBackend:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return ()
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
 
