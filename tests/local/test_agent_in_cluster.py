@@ -177,6 +177,9 @@ def test_blobs_that_the_controller_lost_come_back(controller: FakeController, st
     controller.blobs.clear()
     controller.send(messages.SendBlobs(blobs=(*lost, "0" * 64)))
     wait_until(lambda: controller.blobs == lost)
+    controller.blobs.clear()
+    controller.send(messages.SendBlobs(trees=tuple(lost)[-1:]))
+    wait_until(lambda: controller.blobs == lost)
 
 
 def test_what_the_runtime_put_aside_is_the_users_again(

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 from kubetorch.controller.access import Access, Principal
 from kubetorch.controller.app import App
+from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.garbage import Garbage
+from kubetorch.controller.recovery import Recovery
 from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
@@ -72,6 +74,7 @@ class Controller:
             clock=clock,
             secret=secret,
         )
+        self._recovery = Recovery(depots, clock)
         self._garbage = Garbage(
             depots,
             needed=lambda depot: depot.needed(self.workloads.specs()) | calls.results(depot),
@@ -92,7 +95,13 @@ class Controller:
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time)
         self.app = App(
-            table, self._access, relay, new_session=self._new_session, on_request=self._note_request
+            table,
+            self._access,
+            relay,
+            new_session=self._new_session,
+            on_request=self._note_request,
+            # The service of one user has nobody to tell apart.
+            audit=None if stop is not None else Audit(clock.time),
         )
         upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
         passed_on = Tunnels(relay.takes, relay.open)
@@ -132,6 +141,7 @@ class Controller:
             principal,
             access=self._access,
             registry=self.workloads,
+            on_begin=lambda workload, session: self._recovery.ask(workload, session.send),
             clock=self._clock,
             on_end=self._sessions.discard,
         )

@@ -349,7 +349,7 @@ class Agent:
             case Welcome():
                 self._guard.take_key(bytes.fromhex(message.key))
             case SendBlobs():
-                self._transfers.send_later(message.blobs)
+                self._transfers.send_later(message.blobs, message.trees)
 
     def _on_settled(self, call_id: str) -> None:
         self._results.forget(call_id)

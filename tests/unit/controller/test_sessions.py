@@ -64,12 +64,14 @@ class Case:
         self.world = Recorder()
         self.clock = ManualClock()
         self.ended: list[Session] = []
+        self.begun: list[Session] = []
         self.session = Session(
             principal,
             access=LocalAccess(
                 user="", secret=b"", clock=self.clock.time, is_known=lambda pod: True
             ),
             registry=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
+            on_begin=lambda _workload, session: self.begun.append(session),
             clock=self.clock,
             on_end=self.ended.append,
         )

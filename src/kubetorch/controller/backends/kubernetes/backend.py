@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
-from kubetorch.controller.backends.kubernetes import logs, statuses
+from kubetorch.controller.backends.kubernetes import logs, runtimes, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
@@ -144,6 +144,8 @@ class KubernetesBackend:
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
+        if main is not None:
+            wanted += await runtimes.beside(self._client, main, self._runtime)
         for manifest in (*wanted, main):
             if manifest is not None:
                 await self._apply(key, manifest)
