@@ -282,7 +282,13 @@ class KubernetesBackend:
         return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return ()
+        if manifest["kind"] != "CronJob":
+            return ()
+        schedule = manifest["spec"].get("schedule")
+        return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
