@@ -140,6 +140,8 @@ class KubernetesBackend:
         main = _rendered(spec)
         if main is not None:
             await self._preparing.prepare(main, spec.compute.pod_template_path)
+        else:
+            await self._preparing.prepare_selected(spec.namespace)
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
