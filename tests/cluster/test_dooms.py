@@ -406,10 +406,8 @@ async def _launch(
         refused = await court.apply(launch, objects)
         if refused.reason:
             return Judgement(refused, time.time())
-        if is_doom:
-            main = objects[-1]
-            return await court.until(launch, main, lambda one: one.is_doomed, timeout=PATIENCE)
-        return await court.until(launch, objects[-1], lambda one: one.is_doomed, timeout=QUIET)
+        timeout = PATIENCE if is_doom else QUIET
+        return await court.until_doomed(launch, objects[-1], timeout=timeout)
     finally:
         await _remove(court, objects)
 
@@ -428,9 +426,7 @@ async def _lost(court: Court, made: Found, manifests: list[Object]) -> None:
     """A pod on a node whose kubelet says nothing any more."""
     objects = named("node-lost", manifests)
     await court.apply("node-lost", objects)
-    made.doomed["node-lost"] = await court.until(
-        "node-lost", objects[-1], lambda one: one.is_doomed, timeout=PATIENCE
-    )
+    made.doomed["node-lost"] = await court.until_doomed("node-lost", objects[-1], timeout=PATIENCE)
     await _remove(court, objects)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from kubetorch.controller.access import Access, Principal
 from kubetorch.controller.app import App
+from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
@@ -94,7 +95,13 @@ class Controller:
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time)
         self.app = App(
-            table, self._access, relay, new_session=self._new_session, on_request=self._note_request
+            table,
+            self._access,
+            relay,
+            new_session=self._new_session,
+            on_request=self._note_request,
+            # The service of one user has nobody to tell apart.
+            audit=None if stop is not None else Audit(clock.time),
         )
         upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
         passed_on = Tunnels(relay.takes, relay.open)

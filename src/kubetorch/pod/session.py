@@ -39,6 +39,8 @@ EDGE_INTERVAL = 0.2
 DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
 CONNECT_TIMEOUT = 10.0
+#: The same for its connection alone: packets to a controller that is gone may just be dropped.
+DIAL_TIMEOUT = 1.5
 #: Seconds after which a report that was written to a session has certainly arrived.
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
@@ -178,6 +180,7 @@ class Session:
             },
             max_message=MESSAGE_LIMIT,
             timeout=CONNECT_TIMEOUT,
+            dial_timeout=DIAL_TIMEOUT,
         )
         link.send(self._hello())
         if self._observed is not None:

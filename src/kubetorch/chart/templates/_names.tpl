@@ -59,7 +59,7 @@ kubetorch-controller.{{ .Release.Namespace }}
   resources: [pytorchjobs, tfjobs, mxjobs, xgboostjobs, jaxjobs, mpijobs]
   verbs: [get, list, watch, create, update, patch, delete]
 - apiGroups: [trainer.kubeflow.org]
-  resources: [trainjobs]
+  resources: [trainjobs, trainingruntimes]
   verbs: [get, list, watch, create, update, patch, delete]
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]

@@ -70,6 +70,7 @@ async def apply(
     for found in there:
         if found is not None:
             ownership.check(found, namespace, verb=verb)
+    await _check_namespaces(client, objects, namespace)
     release = Release(
         namespace,
         str(chart.about["version"]),
@@ -90,6 +91,17 @@ async def apply(
             report(f"deleted {item}")
     await releases.save(client, release)
     return Applied(release, changes)
+
+
+async def _check_namespaces(client: Client, objects: list[Object], namespace: str) -> None:
+    """Refuse values that name a namespace which is not there, before anything is applied."""
+    named = {one["metadata"].get("namespace") for one in objects} - {None, namespace}
+    for other in sorted(named):
+        if await get(client, Item("v1", "Namespace", "", other)) is None:
+            raise InstallError(
+                f"there is no namespace {other!r}",
+                hint=f"kubectl create namespace {other}, or take it out of watchNamespaces",
+            )
 
 
 async def _apply(client: Client, manifest: Object, before: Object | None) -> Change:

@@ -121,7 +121,7 @@ class Survey:
         objects = {
             name: [one for informer in informers for one in informer.objects.values()]
             for name, informers in self._kept.items()
-            if all(informer.error is None for informer in informers)
+            if all(informer.is_listed and informer.error is None for informer in informers)
         }
         return Cluster(now=self._time(), objects=objects, absent=frozenset(self._absent))
 

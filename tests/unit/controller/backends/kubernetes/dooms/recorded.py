@@ -10,6 +10,7 @@ import yaml
 from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.cluster import (
+    AUTOSCALER_STATUS,
     CLAIMS,
     KAI_QUEUES,
     KUEUE_WORKLOADS,
@@ -38,6 +39,7 @@ def cluster(record: dict[str, Any], *, later: float = 5.0, **objects: Any) -> Cl
         NODES: there["nodes"],
         STORAGE_CLASSES: there["storage_classes"],
         CLAIMS: record.get("claims", []),
+        AUTOSCALER_STATUS: [],
         **objects,
     }
     return Cluster(_last(record) + later, given, ABSENT - set(objects))
