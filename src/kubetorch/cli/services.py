@@ -45,6 +45,14 @@ class Services:
         """How pods are reached."""
         return self._session.way
 
+    def base_url(self, service: WorkloadView) -> str | None:
+        """Where programs of this machine call a service; `None` if that takes a forwarded port."""
+        own, spec = service.spec.compute.endpoint, service.spec
+        if own is not None and own.base_url is not None:
+            return own.base_url
+        found = self.way.base_url(spec.namespace, spec.name)
+        return service.url if found == "" else found
+
     def address(self, service: WorkloadView, pod: str | None = None) -> str:
         """URL of the agent of a pod: by its name, else the oldest that serves.
 

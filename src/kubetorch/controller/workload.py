@@ -122,7 +122,7 @@ class Workload:
             generation=record.generation,
             status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
-            url=ready[0].url if ready else "",
+            url=self._with.backend.url(self.spec, manifest) or (ready[0].url if ready else ""),
             token=token,
             token_expires=token_expires,
             created=record.created,

@@ -370,9 +370,9 @@ class Module(Declaration, Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        view = self._known()
-        own = view.spec.compute.endpoint
-        return (None if own is None else own.base_url) or view.url
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+
+        return services.base_url(self._known())
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.

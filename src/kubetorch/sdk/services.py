@@ -160,6 +160,17 @@ def port_of(namespace: str, name: str) -> int:
     return found.port
 
 
+def base_url(view: WorkloadView) -> str:
+    """Where other programs of this machine call a workload."""
+    own, spec = view.spec.compute.endpoint, view.spec
+    if own is not None and own.base_url is not None:
+        return own.base_url
+    found = session().way.base_url(spec.namespace, spec.name)
+    if found is None:
+        return f"http://localhost:{port_of(spec.namespace, spec.name)}"
+    return found or view.url
+
+
 def remember(view: WorkloadView) -> None:
     """Take note of where a workload is."""
     route(view.spec.namespace, view.spec.name).locate(_location_of(session(), view))

@@ -69,6 +69,9 @@ class OneThatBreaks:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 

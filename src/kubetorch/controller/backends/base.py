@@ -125,6 +125,9 @@ class Backend(Protocol):
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """What whoever deploys a manifest should be told at once, one sentence each."""
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Where all pods of a workload are called together; empty where each is called alone."""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a compute and its manifest, one sentence each."""
 

@@ -234,6 +234,9 @@ class ProcessBackend:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return honouring.warnings(manifest)
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return ""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         attached = self._attaching.notes(deployment.read(manifest).attached)
         return (*honouring.notes(compute, manifest), *attached)
