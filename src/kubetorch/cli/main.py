@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "port-forward": "Lead a port of this machine to a pod, or to its app.",
     "apply": "Run what a manifest's container would run.",
     "ssh": "Open a shell in a pod, or run a command there.",
-    "check": "Check that a service works, from its pods to its logs.",
+    "check": "Check that a service works, or without a name, the cluster.",
     "teardown": "Delete services and their pods.",
     "calls": "List, inspect, cancel and await spawned calls.",
     "token": "Print a token that may call one service.",

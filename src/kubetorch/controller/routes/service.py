@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from kubetorch._version import __version__
+from kubetorch.controller import figures
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workloads import Workloads
@@ -15,6 +16,7 @@ from kubetorch.wire import routes, versions
 from kubetorch.wire.messages import StatusView
 
 _STATUS = (Permission("get", "status", "query"),)
+_METRICS = (Permission("get", "status", "all"),)
 
 
 class _Stop(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class ServiceRoutes:
         return [
             Route("GET", routes.HEALTH, self.health, audience="anybody"),
             Route("GET", routes.STATUS, self.status, _STATUS),
+            Route("GET", routes.METRICS, self.metrics, _METRICS),
             Route("POST", routes.STOP, self.stop, is_audited=True, is_local=True),
         ]
 
@@ -75,6 +78,11 @@ class ServiceRoutes:
             backend=self._backend,
         )
         await exchange.respond_message(view)
+
+    async def metrics(self, exchange: Exchange) -> None:
+        """Figures for Prometheus, of all namespaces."""
+        text = figures.text(self._workloads.list(), started=self._started)
+        await exchange.respond(text.encode(), content_type=figures.CONTENT_TYPE)
 
     async def stop(self, exchange: Exchange) -> None:
         """Stop it."""

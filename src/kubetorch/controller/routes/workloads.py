@@ -127,6 +127,7 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
+        await exchange.asker.check_deploy(deploy.spec)
         await receive(_joined(rest, chunks), self._depots.of(namespace).blobs)
         events = await self._workloads.deploy(deploy)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)

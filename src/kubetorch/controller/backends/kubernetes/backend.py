@@ -160,9 +160,13 @@ class KubernetesBackend:
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
         while True:
             try:
-                if manifest is self._workloads[key].main:
+                workload = self._workloads[key]
+                is_main = manifest is workload.main
+                if is_main:
                     await self._survey.look_at(manifest)
-                await self._applier.apply(manifest, owner=self._owner(*key))
+                # Whoever brings a manifest may have applied it already.
+                takes = is_main and workload.spec.compute.manifest is not None
+                await self._applier.apply(manifest, owner=self._owner(*key), takes=takes)
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is not None:
@@ -192,10 +196,10 @@ class KubernetesBackend:
             return
         spec, main = workload.spec, workload.main
         for service in services.render(spec.compute, main, namespace=namespace, name=name):
-            await self._applier.delete(await self._applier.ref(service))
+            await self._applier.delete_own(await self._applier.ref(service))
         if main is not None:
             try:
-                await self._applier.delete(await self._applier.ref(main))
+                await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
@@ -278,7 +282,10 @@ class KubernetesBackend:
         return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return ()
+        if manifest["kind"] != "CronJob":
+            return ()
+        schedule = manifest["spec"].get("schedule")
+        return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
         return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
