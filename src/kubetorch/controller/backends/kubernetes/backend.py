@@ -144,6 +144,8 @@ class KubernetesBackend:
         self._told[key] = Told(self._now())
         if main is not None:
             await self._preparing.prepare(main, spec.compute.pod_template_path)
+        else:
+            await self._preparing.prepare_selected(spec.namespace)
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
