@@ -278,6 +278,8 @@ class _Upgrade(Connection):
             self._deciding = loop.create_task(self._decide(transport, key, accepted))
         else:
             self._begin(transport, key, accepted)
+            # After the server has made this object the transport's protocol.
+            asyncio.get_running_loop().call_soon(self.start, transport)
 
     async def _decide(
         self, transport: asyncio.Transport, key: str, accepted: Awaitable[Endpoint]
@@ -293,8 +295,10 @@ class _Upgrade(Connection):
             self._connections.discard(self)
             _answer(transport, Refusal(500, b'{"error_type":"ControllerError"}'))
         else:
-            transport.resume_reading()
             self._begin(transport, key, endpoint)
+            # Before anything is read: what the peer says at once is not to be lost.
+            self.start(transport)
+            transport.resume_reading()
 
     def _begin(self, transport: asyncio.Transport, key: str, endpoint: Endpoint) -> None:
         Connection.__init__(self, endpoint, is_client=False, max_message=self.max_message)
@@ -303,8 +307,6 @@ class _Upgrade(Connection):
             b"Sec-WebSocket-Accept: " + websocket.accept_key(key).encode() + b"\r\n\r\n"
         )
         self._connections.add(self)
-        # After the server has made this object the transport's protocol.
-        asyncio.get_running_loop().call_soon(self.start, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
