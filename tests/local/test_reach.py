@@ -238,3 +238,18 @@ def test_a_port_of_this_machine_leads_to_the_pod(jobs, deployed):
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (200, b"12")
     connection.close()
+
+
+def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    (tmp_path / "second").mkdir()
+    file = cluster.kubeconfig(tmp_path / "second")
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1", kubeconfig_path=str(file)))
+    try:
+        assert double(3) == 6
+        assert double.compute.run_bash("echo $POD_NAME") is not None
+        assert type(services.session().way).__name__ == "Direct"
+        assert CONTROLLER in cluster.forwarded
+    finally:
+        double.teardown()

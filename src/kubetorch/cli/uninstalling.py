@@ -29,8 +29,6 @@ class Wanted:
     timeout: str
     volumes: bool
     secrets: bool
-    contents_only: bool
-    watched: tuple[str, ...]
     yes: bool
     as_json: bool
 
@@ -51,14 +49,11 @@ def uninstall(wanted: Wanted) -> None:
 async def _uninstall(wanted: Wanted, output: Output) -> Removed:
     seconds = duration(wanted.timeout, "--timeout")
     async with Client(locating.find()) as client:
-        if not wanted.contents_only:
-            await _check_owner(client, wanted.where)
+        await _check_owner(client, wanted.where)
         release = await _release(client, wanted)
         chart_values = Chart().values(release.values)
-        scope = Scope.of([*chart_values["watchNamespaces"], *wanted.watched], wanted.where)
-        removal = Removal(
-            wanted.where, scope, seconds, wanted.volumes, wanted.secrets, wanted.contents_only
-        )
+        scope = Scope.of(chart_values["watchNamespaces"], wanted.where)
+        removal = Removal(wanted.where, scope, seconds, wanted.volumes, wanted.secrets)
         server = f"{client.access.cluster.server} ({client.access.origin})"
         output.report(f"Removing Kubetorch from namespace {wanted.where} of {server}...")
         if not wanted.yes:

@@ -26,6 +26,7 @@ from kubetorch.wire import routes
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.invoke import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
+    from kubetorch.sdk.session import Session
     from kubetorch.wire.messages import WorkloadView
 
 #: What a deploy returns: the module itself, typed as what the user works with.
@@ -208,7 +209,7 @@ class Module(Declaration, Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            services.delete(self.namespace, self.service_name)
+            services.delete(self._session(), self.namespace, self.service_name)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -225,9 +226,8 @@ class Module(Declaration, Generic[HandleT]):
                 f"{self.name} is the handle of a service, whose code is not here",
                 hint="give the function or class too: kt.fn(train, name=...).to(compute)",
             )
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
-        services.session().warm()
+        session = self._session()
+        session.warm()
         from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 
         spec = WorkloadSpec(
@@ -245,7 +245,8 @@ class Module(Declaration, Generic[HandleT]):
                 stream_logs=self.stream_logs,
                 existing=self._candidates() if get_if_exists or self._takes_existing else (),
                 secrets=self._compute.secrets,
-            )
+            ),
+            session,
         )
 
     # ---------------------------------------------------------------------------------- look-up
@@ -302,10 +303,8 @@ class Module(Declaration, Generic[HandleT]):
         return module
 
     def _search(self) -> WorkloadView:
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
         names = self._candidates()
-        found = services.session().find(self.namespace, names)
+        found = self._session().find(self.namespace, names)
         if found is None:
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(
@@ -331,7 +330,7 @@ class Module(Declaration, Generic[HandleT]):
         self._found = spec.callable
         self._view = view
         self._callers.clear()
-        services.remember(view)
+        services.remember(self._session(), view)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -350,7 +349,7 @@ class Module(Declaration, Generic[HandleT]):
                 raise target.failure_of(view, self._source)
         caller = Caller(
             target.describe(view.spec, method, self._source, self.logging_config),
-            services.route(view.spec.namespace, view.spec.name),
+            services.route(self._session(), view.spec.namespace, view.spec.name),
             replace(self._options, stream_logs=self.stream_logs),
         )
         self._callers[method] = caller
@@ -372,7 +371,7 @@ class Module(Declaration, Generic[HandleT]):
         """Base URL of the service, for other clients."""
         from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
 
-        return services.base_url(self._known())
+        return services.base_url(self._session(), self._known())
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.
@@ -386,6 +385,14 @@ class Module(Declaration, Generic[HandleT]):
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
         return {routes.AUTHORIZATION: f"Bearer {self._known().token}"}
+
+    def _session(self) -> Session:
+        """The way to the controller, in the cluster that the compute names."""
+        if self._compute is not None:
+            return self._compute.session()
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+
+        return services.session()
 
     def _known(self) -> WorkloadView:
         if self._view is None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from kubetorch.controller.backends import container, honouring, spare
 from kubetorch.controller.backends.agents import Pod
 from kubetorch.controller.backends.attaching import Attaching, Given
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.devices import Devices
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
@@ -202,6 +202,9 @@ class ProcessBackend:
 
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         return Trouble()
+
+    def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
+        return []
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
         workload = self._workloads.get((namespace, name))

@@ -113,8 +113,8 @@ class _Bundle:
         raise AssertionError(f"no blob {digest} belongs to this deploy")
 
 
-def begin(order: Order) -> Deployment:
-    """A deploy to the controller of this process.
+def begin(order: Order, session: Session) -> Deployment:
+    """A deploy to a controller.
 
     Raises:
         SpecError: The service cannot be launched.
@@ -123,8 +123,8 @@ def begin(order: Order) -> Deployment:
     launchable.check(spec.name, spec.compute)
     if spec.compute.freeze:
         order = _frozen(order)
-    screen = services.route(spec.namespace, spec.name).screen
-    return Deployment(order, services.session(), screen)
+    screen = services.route(session, spec.namespace, spec.name).screen
+    return Deployment(order, session, screen)
 
 
 def _frozen(order: Order) -> Order:
