@@ -30,6 +30,7 @@ _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
+_WATCHED = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
 
@@ -193,6 +194,13 @@ def is_rolled_out(deployment: Object) -> bool:
 def _is_observed(deployment: Object) -> bool:
     seen = (deployment.get("status") or {}).get("observedGeneration", 0)
     return bool(seen >= deployment["metadata"].get("generation", 0))
+
+
+def watched(deployment: Object) -> list[str]:
+    """The namespaces that a controller is told to keep to; none if it works in all of them."""
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    variables = {one["name"]: one.get("value") for one in container.get("env") or []}
+    return [name for name in (variables.get(_WATCHED) or "").split(",") if name]
 
 
 def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:

@@ -34,7 +34,10 @@ _OF_CONTROLLER = (
     Item("v1", "Secret", "", "kubetorch-installation"),
     Item("coordination.k8s.io/v1", "Lease", "", NAME),
 )
-_DEFINITION = "CustomResourceDefinition"
+#: What defines that kind.
+DEFINITION = Item(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubetorchworkloads.kubetorch.com"
+)
 #: Requests that are under way at one time.
 _AT_ONCE = 8
 
@@ -119,9 +122,9 @@ class _Run:
         await self._managed()
         if not removal.contents_only:
             # The definition goes last: while it is there, nothing refers to a kind that is not.
-            first = [one for one in reversed(items) if one.kind != _DEFINITION]
+            first = [one for one in reversed(items) if one.kind != DEFINITION.kind]
             await self._delete([one for one in first if await self._is_ours(one)])
-            last = [one for one in items if one.kind == _DEFINITION]
+            last = [one for one in items if one.kind == DEFINITION.kind]
             await self._delete([one for one in last if await self._is_ours(one)])
         await self._delete(
             [Item(one.api_version, one.kind, where, one.name) for one in _OF_CONTROLLER]
