@@ -138,10 +138,10 @@ def test_a_controller_that_ends_again_and_again_shows_its_last_lines(
     kt: Kt, tmp_path: Path
 ) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text("extraEnv: [{name: KT_RUNTIME_IMAGE, value: ''}]")
+    file.write_text("extraEnv: [{name: KT_LISTEN_HOST, value: nowhere.invalid}]")
     done = kt(*INSTALL, "-f", str(file), status=1)
     assert "ends again and again" in done.stderr
-    assert "KT_RUNTIME_IMAGE is not set" in done.stderr
+    assert "the controller cannot start" in done.stderr
 
 
 def test_who_may_not_install_is_told_what_is_missing(

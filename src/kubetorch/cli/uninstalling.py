@@ -18,7 +18,6 @@ from kubetorch.sdk.installing.kept import Kept
 from kubetorch.sdk.installing.readiness import NAME
 from kubetorch.sdk.installing.releases import Item, Release
 from kubetorch.sdk.installing.removing import Removal, Removed
-from kubetorch.sdk.installing.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ async def _uninstall(wanted: Wanted, output: Output) -> Removed:
             output.report(f"Kubetorch is not installed in namespace {wanted.where}")
             return Removed()
         chart_values = Chart().values(release.values)
-        scope = Scope.of(chart_values["watchNamespaces"], wanted.where)
+        watched = chart_values["watchNamespaces"]
+        scope = await removing.scope_of(client, watched, wanted.where)
         removal = Removal(wanted.where, scope, seconds, wanted.volumes, wanted.secrets)
         server = f"{client.access.cluster.server} ({client.access.origin})"
         output.report(f"Removing Kubetorch from namespace {wanted.where} of {server}...")
@@ -80,7 +80,7 @@ async def _find(client: Client, namespace: str) -> Release | None:
     found = await releases.load(client, namespace)
     if found is not None:
         return found
-    definition = await applying.get(client, removing.DEFINITION)
+    definition = await applying.get(client, releases.DEFINITION)
     if deployment is not None:
         values = {"watchNamespaces": readiness.watched(deployment)}
     elif definition is not None and ownership.is_of(definition, namespace):

@@ -13,6 +13,7 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.manifests import labels
 
 NAME = "kubetorch-controller"
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
@@ -92,8 +93,8 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
 async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
     changes = Changes()
 
-    def informer(resource: Resource, labels: str = "", fields: str = "") -> Informer:
-        selection = Selection(resource, namespace, labels, fields)
+    def informer(resource: Resource, selector: str = "", fields: str = "") -> Informer:
+        selection = Selection(resource, namespace, selector, fields)
         return Informer(client, selection, lambda change: changes.notify())
 
     watch = _Watch(
@@ -127,7 +128,10 @@ class _Watch:
 
     @property
     def is_ready(self) -> bool:
-        return self._deployment is not None and is_rolled_out(self._deployment)
+        """Whether all run, and one of them has taken the lead and answers clients."""
+        if self._deployment is None or not is_rolled_out(self._deployment):
+            return False
+        return any(_leads(pod) and state_of(pod) == "ready" for pod in self.pods.objects.values())
 
     @property
     def _deployment(self) -> Object | None:
@@ -153,6 +157,8 @@ class _Watch:
         ready = (deployment.get("status") or {}).get("readyReplicas", 0)
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
+        leads = any(map(_leads, self.pods.objects.values()))
+        states += [] if leads or not ready else ["none leads yet"]
         return f"{ready} of {wanted} controllers ready" + "".join(f"; {one}" for one in states)
 
     def _pods(self, template: str | None) -> list[Object]:
@@ -181,6 +187,10 @@ class _Watch:
         ]
         found.sort(key=lambda event: str(event.get("lastTimestamp") or ""))
         return [str(event.get("message")) for event in found]
+
+
+def _leads(pod: Object) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(labels.LEADS) == "true"
 
 
 def is_rolled_out(deployment: Object) -> bool:
