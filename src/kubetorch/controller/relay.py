@@ -36,7 +36,9 @@ from kubetorch.wire.messages import PodView
 RESERVED = "v1"
 #: Genuine tokens that are remembered, so that each is verified once.
 _CACHE_SIZE = 1024
-_PATH = re.compile(r"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)")
+_PATH = re.compile(
+    r"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)"
+)
 _QUERY = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
 _POD = routes.POD.lower().encode()
 _PREFIX = b"x-forwarded-prefix"
@@ -72,9 +74,7 @@ class Relay:
         match = _PATH.match(path)
         return match is not None and Mount(routes.APP, "").has(path[match.end() :])
 
-    async def answer(
-        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with what the pod answers.
 
         Raises:

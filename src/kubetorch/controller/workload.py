@@ -21,6 +21,7 @@ from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
 from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
+from kubetorch.controller.telling import Telling
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
@@ -74,7 +75,7 @@ class Workload:
         self._heard: dict[str, Heard] = {}
         self._waiting = Waiting(surroundings.clock)
         self._members: tuple[Member, ...] = ()
-        self._reasons: dict[str, str] = {}
+        self._telling = Telling(self._waiting.tell)
         self._applying = Applying(surroundings.backend)
         #: Says that anything about it changed.
         self.changes = Changes()
@@ -122,7 +123,7 @@ class Workload:
             generation=record.generation,
             status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
-            url=ready[0].url if ready else "",
+            url=self._with.backend.url(self.spec, manifest) or (ready[0].url if ready else ""),
             token=token,
             token_expires=token_expires,
             created=record.created,
@@ -229,23 +230,18 @@ class Workload:
         current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
         for pod in self.pods:
-            if pod.reason and pod.reason != self._reasons.get(pod.name):
-                self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
             if pod.is_down and pod.name in self._sessions:
                 # The end of its connection may be heard of later.
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        self._reasons = {"": self._reasons.get("", "")} | {p.name: p.reason for p in self.pods}
         self._handle(rollout.PodsChanged(current, retiring))
         trouble = self._with.backend.trouble(*self.key)
-        if trouble.reason and trouble.reason != self._reasons.get(""):
-            self._waiting.tell(Stage(stage="event", message=trouble.reason))
-        self._reasons[""] = trouble.reason
+        news = self._with.backend.news(*self.key) if self._waiting else []
+        self._telling.tell(self.pods, trouble, news)
         failed = [pod.failure for pod in self.pods if pod.name in current]
-        for failure in (trouble.failure, *failed):
-            if failure is not None:
-                self._handle(rollout.GaveUp(self.record.generation, failure))
+        for failure in filter(None, (trouble.failure, *failed)):
+            self._handle(rollout.GaveUp(self.record.generation, failure))
 
     def connected(self, hello: Hello, session: PodSession) -> None:
         """A session of a pod began."""

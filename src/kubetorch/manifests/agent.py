@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
-from kubetorch.manifests import labels, locating, pod, serving, trainjob
+from kubetorch.manifests import labels, locating, pod, raycluster, serving, trainjob
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place, entry, items, named
 from kubetorch.wire import podenv, routes
@@ -145,7 +145,8 @@ def _pull(container: Manifest, runtime: Runtime) -> None:
 def _start(place: Place, workload: str, runtime: Runtime) -> None:
     """Have the container run the agent, which learns from its environment who it is."""
     container = place.container
-    container["command"] = [AGENT]
+    is_ray = place.kind == raycluster.KIND
+    container["command"] = raycluster.beside(AGENT) if is_ray else [AGENT]
     container.pop("args", None)
     _volume(place, {"name": _STATE, "emptyDir": {}})
     _volume(place, {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": _token()}]}})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kubetorch.controller import database
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
@@ -57,6 +57,9 @@ class OneThatBreaks:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
+    def news(self, namespace: str, name: str) -> list[News]:
+        return []
+
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass
 
@@ -68,6 +71,9 @@ class OneThatBreaks:
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()

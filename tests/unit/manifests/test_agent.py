@@ -11,6 +11,7 @@ from kubetorch.manifests import agent, deployment, labels, reading
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.frozen import freeze
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -150,3 +151,16 @@ def test_a_train_job_whose_runtime_has_no_such_job_is_refused():
     with pytest.raises(SpecError, match="no job 'node'") as error:
         agent.beside(job, base, runtime=RUNTIME)
     assert "launcher" in (error.value.hint or "")
+
+
+def test_pods_of_a_ray_cluster_start_ray_beside_the_agent():
+    distribution = DistributionSpec("ray", workers=2)
+    manifest, _ = equipped(ComputeSpec(distribution=distribution))
+
+    head = manifest["spec"]["headGroupSpec"]["template"]
+    worker = manifest["spec"]["workerGroupSpecs"][0]["template"]
+    for template in (head, worker):
+        bash, option, line = template["spec"]["containers"][0]["command"]
+        assert (bash, option) == ("/bin/bash", "-c")
+        assert '"$KUBERAY_GEN_RAY_START_CMD" &' in line
+        assert line.endswith("exec /kubetorch/bin/kt-agent")

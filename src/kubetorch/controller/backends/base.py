@@ -62,6 +62,20 @@ class Trouble(msgspec.Struct, frozen=True):
     failure: dict[str, Any] | None = None
 
 
+class News(msgspec.Struct, frozen=True):
+    """Something happened on the way to the pods of a workload.
+
+    Attributes:
+        message: As one line.
+        pod: What it happened to.
+        is_warning: Whether it should not have.
+    """
+
+    message: str
+    pod: str = ""
+    is_warning: bool = False
+
+
 class Backend(Protocol):
     """Runs workloads as pods.
 
@@ -116,6 +130,9 @@ class Backend(Protocol):
     def trouble(self, namespace: str, name: str) -> Trouble:
         """What keeps a workload from having its pods, if anything does."""
 
+    def news(self, namespace: str, name: str) -> list[News]:
+        """What happened to its pods since this was asked the last time, from its last apply on."""
+
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end."""
 
@@ -124,6 +141,9 @@ class Backend(Protocol):
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """What whoever deploys a manifest should be told at once, one sentence each."""
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Where all pods of a workload are called together; empty where each is called alone."""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a compute and its manifest, one sentence each."""

@@ -151,6 +151,7 @@ class _Service:
                 Reviews(client),
                 pods=KnownPods(workloads),
                 tokens_of_namespaces=pod_tokens,
+                secrets=attaching.stores.secrets,
                 secret=secret,
                 clocks=clocks,
             )
@@ -159,7 +160,7 @@ class _Service:
             client,
             runtime=settings.runtime,
             stores=attaching.stores,
-            preparing=Preparing(Namespaces(client), attaching),
+            preparing=Preparing(Namespaces(client), attaching, pod_tokens.ensure),
             owner=lambda namespace, name: _reference(state, namespace, name),
             watched=settings.watched,
         )

@@ -127,6 +127,7 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
+        await exchange.asker.check_deploy(deploy.spec)
         await receive(_joined(rest, chunks), self._depots.of(namespace).blobs)
         events = await self._workloads.deploy(deploy)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
@@ -164,7 +165,9 @@ class WorkloadRoutes:
         reader = PodLogs(
             workload,
             self._workloads.backend,
-            token=lambda: self._workloads.token(*workload.key, ttl=60.0, subject="logs").token,
+            token=lambda: self._workloads.token(
+                *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
+            ).token,
             pod=pod,
         )
         found = await reader.tail(count)

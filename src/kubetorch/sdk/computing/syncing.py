@@ -48,7 +48,7 @@ class Syncing(Commands):
         for path in _paths(source):
             image.copy(path, dest, contents, filter_options, force)
         namespace = self._view().spec.namespace
-        for step in pod_commands.uploaded(image.to_spec(), namespace).steps:
+        for step in pod_commands.uploaded(self.session(), image.to_spec(), namespace).steps:
             for done in self._run(step, None):
                 done.check()
 

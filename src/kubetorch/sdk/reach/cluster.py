@@ -172,6 +172,11 @@ class Cluster:
             return {}
         return {"Host": f"localhost:{parts.port}", **pod_headers(url)}
 
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """None: a port has to be forwarded."""
+        del namespace, service
+        return None
+
     def close(self) -> None:
         """Close the tunnel."""
         self.tunnel.close()

@@ -68,6 +68,10 @@ class Relayed:
         """The pod, for the relay."""
         return pod_headers(url)
 
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """Below the controller's URL."""
+        return _service_url(self._base_url, namespace, service)
+
     def close(self) -> None:
         """Close every connection inside TLS."""
         self._background.close()
@@ -154,8 +158,11 @@ class _TlsEnd(asyncio.Protocol):
 
 def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
     """What stands for a pod behind a controller."""
-    path = f"/{quote(namespace, safe='')}/{quote(service, safe='')}"
-    return f"{base_url.rstrip('/')}{path}#{quote(pod, safe='')}"
+    return f"{_service_url(base_url, namespace, service)}#{quote(pod, safe='')}"
+
+
+def _service_url(base_url: str, namespace: str, service: str) -> str:
+    return f"{base_url.rstrip('/')}/{quote(namespace, safe='')}/{quote(service, safe='')}"
 
 
 def pod_headers(url: str) -> Mapping[str, str]:

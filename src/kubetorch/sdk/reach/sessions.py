@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ConfigError, KubetorchError
-from kubetorch.k8s import kubeconfig as kubeconfigs
 from kubetorch.k8s import locating
 from kubetorch.k8s.access import Access
 from kubetorch.lib.http import Credential, Dialler, HttpClient
@@ -100,9 +98,8 @@ def _take(cluster: choosing.Cluster) -> Cluster:
 
 
 def _access(listed: str | None) -> Access:
-    if listed is None or listed == environment.kubeconfig_list():
-        return locating.find()
-    return kubeconfigs.load(kubeconfigs.paths(listed, Path.home())).access()
+    is_usual = listed is None or listed == environment.kubeconfig_list()
+    return locating.find(None if is_usual else listed)
 
 
 def _relayed(cluster: choosing.Cluster, url: str) -> Session:
@@ -147,4 +144,4 @@ def _session(
         is_again = True
         return connect
 
-    return Session(begin, way, patience=_PATIENCE)
+    return Session(begin, way, patience=_PATIENCE, is_local=False)

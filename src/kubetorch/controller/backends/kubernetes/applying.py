@@ -36,21 +36,33 @@ class Applier:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def apply(self, manifest: Manifest, *, owner: Manifest | None = None) -> Object:
+    async def apply(
+        self, manifest: Manifest, *, owner: Manifest | None = None, takes: bool = False
+    ) -> Object:
         """Make an object what its manifest says; one that is like that already is left alone.
 
         Args:
             manifest: The object.
             owner: The object that it goes away with (`ownerReferences`).
+            takes: Whether an object that somebody else made is taken over.
 
         Raises:
             KubernetesError: The API server refuses it.
+            StartupError: Somebody else made an object of that name.
         """
         wanted = _marked(manifest, owner)
         ref = await self.ref(wanted)
         there = await self.find(ref)
         if there is not None and _applied(there) == _applied(wanted):
             return there
+        if there is not None and not takes and not _applied(there):
+            kind, namespace, name = _names(wanted)
+            raise StartupError(
+                f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not "
+                "make, so it is left as it is",
+                hint="give the service another name, or bring that object: "
+                "kt.Compute.from_manifest(...)",
+            )
         if there is not None and _keeps_pods(there, wanted):
             await self._remove(ref)
         try:
@@ -88,6 +100,12 @@ class Applier:
             await self._client.delete(ref, grace_seconds=grace_seconds, propagation=propagation)
         except KubernetesNotFoundError:
             return
+
+    async def delete_own(self, ref: Ref) -> None:
+        """Delete an object if it was applied here; that of somebody else stays."""
+        there = await self.find(ref)
+        if there is not None and _applied(there):
+            await self.delete(ref)
 
     async def _remove(self, ref: Ref) -> None:
         """Delete an object and wait until it is gone."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, runtimes, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier
 from kubetorch.controller.backends.kubernetes.dooms import judging
+from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.surveying import Survey
@@ -90,6 +91,8 @@ class KubernetesBackend:
         self._judgements = Judgements(client, self._survey, self._watch.mark)
         self._now = now
         self._workloads: dict[Key, _Workload] = {}
+        # What those who wait for its pods were told.
+        self._told: dict[Key, Told] = {}
         # Why an object is not applied yet.
         self._refusals: dict[Key, str] = {}
         self._listener: Listener = _ignore
@@ -138,8 +141,11 @@ class KubernetesBackend:
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)
         main = _rendered(spec)
+        self._told[key] = Told(self._now())
         if main is not None:
             await self._preparing.prepare(main, spec.compute.pod_template_path)
+        else:
+            await self._preparing.prepare_selected(spec.namespace)
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template)
         await self._select(spec, main)
@@ -160,9 +166,13 @@ class KubernetesBackend:
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
         while True:
             try:
-                if manifest is self._workloads[key].main:
+                workload = self._workloads[key]
+                is_main = manifest is workload.main
+                if is_main:
                     await self._survey.look_at(manifest)
-                await self._applier.apply(manifest, owner=self._owner(*key))
+                # Whoever brings a manifest may have applied it already.
+                takes = is_main and workload.spec.compute.manifest is not None
+                await self._applier.apply(manifest, owner=self._owner(*key), takes=takes)
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is not None:
@@ -188,14 +198,15 @@ class KubernetesBackend:
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:  # noqa: D102
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
+        self._told.pop(key, None)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
         for service in services.render(spec.compute, main, namespace=namespace, name=name):
-            await self._applier.delete(await self._applier.ref(service))
+            await self._applier.delete_own(await self._applier.ref(service))
         if main is not None:
             try:
-                await self._applier.delete(await self._applier.ref(main))
+                await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
@@ -258,6 +269,16 @@ class KubernetesBackend:
         failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
         return Trouble(verdict.reason, failure)
 
+    def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
+        key = (namespace, name)
+        workload, told = self._workloads.get(key), self._told.get(key)
+        if workload is None or told is None:
+            return []
+        owners = [] if workload.main is None else self._survey.owners(workload.main)
+        events = self._judgements.events_around(self._watch.of(key).values(), owners)
+        found = [told.new(event) for event in events]
+        return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
+
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
         return None
@@ -278,7 +299,13 @@ class KubernetesBackend:
         return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return ()
+        if manifest["kind"] != "CronJob":
+            return ()
+        schedule = manifest["spec"].get("schedule")
+        return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
