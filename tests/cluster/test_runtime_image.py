@@ -118,7 +118,7 @@ class Pods:
         (own,) = spec["containers"]
         mounts = [one for one in own["volumeMounts"] if one["mountPath"] == agent.FOLDER]
         own.update({**container, "volumeMounts": mounts})
-        del own["readinessProbe"], spec["automountServiceAccountToken"]
+        del spec["automountServiceAccountToken"]
         self._kubectl("apply", "-f", "-", given=[pod])
         self._names.append(name)
         return self._welcome(controller)
