@@ -13,7 +13,7 @@ from benchmarks import figures
 from benchmarks.figures import Row
 
 #: Each is a module of this package with `run(rounds) -> list[Row]`.
-NAMES = ("calls", "bulk", "reload", "startup", "logs", "faults", "manifests", "image")
+NAMES = ("calls", "bulk", "reload", "startup", "logs", "faults", "manifests", "image", "sessions")
 # 5: fewer medians say little on a machine that also does other things.
 ROUNDS = 5
 
