@@ -14,7 +14,10 @@ from benchmarks.figures import Row
 from benchmarks.venvs import UnavailableError
 
 #: Each is a module of this package with `run(rounds) -> list[Row]`.
-NAMES = ("calls", "bulk", "reload", "startup", "logs", "faults", "manifests", "image", "cluster")
+NAMES = (
+    *("calls", "bulk", "reload", "startup", "logs", "faults", "manifests", "image"),
+    *("sessions", "cluster"),
+)
 # 5: fewer medians say little on a machine that also does other things.
 ROUNDS = 5
 

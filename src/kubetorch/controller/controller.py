@@ -92,6 +92,7 @@ class Controller:
             *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
         ]
         table = Table(route for route in found if stop is not None or not route.is_local)
+        service.described = table.routes
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time)
         self.app = App(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -51,6 +51,8 @@ class ServiceRoutes:
         self._backend = backend
         self._started = started
         self._stop = stop
+        #: What `GET /openapi.json` describes.
+        self.described: Iterable[Route] = ()
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -58,6 +60,7 @@ class ServiceRoutes:
             Route("GET", routes.HEALTH, self.health, audience="anybody"),
             Route("GET", routes.STATUS, self.status, _STATUS),
             Route("GET", routes.METRICS, self.metrics, _METRICS),
+            Route("GET", routes.OPENAPI, self.openapi),
             Route("POST", routes.STOP, self.stop, is_audited=True, is_local=True),
         ]
 
@@ -83,6 +86,12 @@ class ServiceRoutes:
         """Figures for Prometheus, of all namespaces."""
         text = figures.text(self._workloads.list(), started=self._started)
         await exchange.respond(text.encode(), content_type=figures.CONTENT_TYPE)
+
+    async def openapi(self, exchange: Exchange) -> None:
+        """These routes, as an OpenAPI document."""
+        from kubetorch.controller.routes import openapi  # noqa: PLC0415  # rarely needed
+
+        await exchange.respond_message(openapi.document(self.described))
 
     async def stop(self, exchange: Exchange) -> None:
         """Stop it."""

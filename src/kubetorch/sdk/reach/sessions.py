@@ -144,4 +144,4 @@ def _session(
         is_again = True
         return connect
 
-    return Session(begin, way, patience=_PATIENCE)
+    return Session(begin, way, patience=_PATIENCE, is_local=False)
