@@ -137,9 +137,12 @@ class Installed:
         return self.run(sys.executable, str(file), *arguments, cwd=folder, timeout=timeout)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def controller(kubectl: Kubectl) -> str:
-    """Kubetorch, installed from the images that were built; the namespace it is in."""
+    """Kubetorch, installed from the images that were built; the namespace it is in.
+
+    Each module looks anew: some of them uninstall it.
+    """
     image = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
     pod_image = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
     kt = str(Path(sys.executable).parent / "kt")
@@ -149,7 +152,7 @@ def controller(kubectl: Kubectl) -> str:
     return "kubetorch"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installed(kubectl: Kubectl, controller: str) -> Iterator[Installed]:
     """Kubetorch, and a namespace for services, which goes with all that is in it."""
     namespace = f"kt-tests-{secrets.token_hex(3)}"

@@ -127,6 +127,33 @@ def test_a_call_survives_an_api_server_that_is_away(cluster, jobs, deployed):
     assert found == ["done"]
 
 
+def test_a_deploy_survives_an_api_server_that_is_away(cluster, project):
+    jobs = project.module("import time; time.sleep(2)\ndef double(x): return 2 * x\n")
+    double = kt.fn(jobs.double)
+    found = []
+    deploy = threading.Thread(target=lambda: found.append(double.to(kt.Compute(cpus="0.1"))))
+    deploy.start()
+    until(lambda: cluster.forwarded)
+    time.sleep(0.5)
+    cluster.stop()
+    time.sleep(3)
+    assert not found
+    cluster.start()
+    deploy.join(20)
+    try:
+        assert double(2) == 4
+        assert double.service_config["generation"] == 1
+    finally:
+        double.teardown()
+
+
+def until(condition, timeout=10.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_calls_that_begin_while_the_api_server_is_away_wait(cluster, jobs, deployed):
     double = deployed(jobs.double)
     assert double(1) == 2

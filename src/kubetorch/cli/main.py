@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "install": "Install Kubetorch in the cluster of the kubeconfig.",
     "upgrade": "Upgrade the Kubetorch of the cluster, or change its values.",
     "uninstall": "Remove Kubetorch from the cluster, with all that is deployed.",
+    "server": "Run Kubetorch's agent in a pod of your own.",
     "local": "Start, stop or inspect the local service.",
 }
 

@@ -98,7 +98,8 @@ def main(
         view = PodView(pod, refusal)
         view.attach(pod.attachments_file)
         # A container is reached at its address, by probes, and through port-forwards at loopback.
-        sock = bind(pod.host if is_local else EVERYWHERE[":" in pod.host], pod.port)
+        everywhere = EVERYWHERE[":" in pod.host]
+        sock = bind(pod.host if is_local else pod.listen or everywhere, pod.port)
     except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1

@@ -26,7 +26,6 @@ from kubetorch.wire import routes
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.invoke import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
-    from kubetorch.sdk.session import Session
     from kubetorch.wire.messages import WorkloadView
 
 #: What a deploy returns: the module itself, typed as what the user works with.
@@ -385,14 +384,6 @@ class Module(Declaration, Generic[HandleT]):
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
         return {routes.AUTHORIZATION: f"Bearer {self._known().token}"}
-
-    def _session(self) -> Session:
-        """The way to the controller, in the cluster that the compute names."""
-        if self._compute is not None:
-            return self._compute.session()
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
-        return services.session()
 
     def _known(self) -> WorkloadView:
         if self._view is None:

@@ -30,6 +30,8 @@ ENVIRONMENTS = "KT_POD_ENVIRONMENTS"
 #: Where the controller answers, and the file with the token for it, in pods of a cluster.
 CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
 TOKEN_FILE = "KT_POD_TOKEN_FILE"
+#: That token itself, for pods that cannot mount it.
+TOKEN = "KT_POD_TOKEN"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
@@ -40,7 +42,8 @@ _FIELDS = {
     "KT_POD_CREDENTIALS_FILE": "credentials_file",
     CONTROLLER_URL: "controller_url",
     TOKEN_FILE: "token_file",
-    "KT_POD_TOKEN": "token",
+    TOKEN: "token",
+    "KT_POD_LISTEN": "listen",
 }
 #: Those that a pod must have.
 _NEEDED = {
@@ -56,7 +59,7 @@ class PodEnv:
     Attributes:
         namespace, workload, pod: Who it is.
         host, port: Where it is reached. On the local backend it listens there, in a cluster at all
-            addresses of the pod.
+            addresses of the pod, unless `listen` says otherwise.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
         environments: Folder with environments that pods of this machine share.
@@ -72,6 +75,7 @@ class PodEnv:
         controller_url: In a cluster, the controller's base URL.
         token_file: There too, the file with the token for the session, read again at each connect.
         token: That token itself, where a pod that somebody else made has no such file.
+        listen: Address to listen on.
     """
 
     namespace: str
@@ -90,6 +94,7 @@ class PodEnv:
     controller_url: str = ""
     token_file: str = ""
     token: str = ""
+    listen: str = ""
 
     def write(self) -> dict[str, str]:
         """As environment variables."""

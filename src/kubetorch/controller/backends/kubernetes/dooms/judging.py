@@ -52,6 +52,13 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
         events: Its events and those of its claims; others are not looked at.
         cluster: What else was watched.
     """
+    verdict = _judge_pod(pod, events, cluster)
+    if verdict.error is not None:
+        verdict.error.pod_name = pod["metadata"]["name"]
+    return verdict
+
+
+def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     claims = cluster.all(CLAIMS)
     events = reading.of_these(events, [pod, *claims])
     ended = endings.judge(pod, events, cluster)

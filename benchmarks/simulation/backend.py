@@ -1,0 +1,95 @@
+"""A backend whose pods run at once and never change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.secret_files import SecretFiles
+from kubetorch.controller.backends.stores import Stores
+from kubetorch.controller.backends.volume_folders import VolumeFolders
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+
+Key = tuple[str, str]
+
+
+def pod_name(workload: str, ordinal: int) -> str:
+    """What a pod is called."""
+    return f"{workload}-{ordinal}"
+
+
+class SimulatedBackend:
+    """Has the pods that were asked for.
+
+    Args:
+        secrets, volumes: What deploys would find there.
+    """
+
+    name = "simulated"
+
+    def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
+        self.stores = Stores(secrets, volumes)
+        self._pods: dict[Key, list[PodStatus]] = {}
+        self._listener: Listener = lambda namespace, name: None
+
+    def watch(self, listener: Listener) -> None:
+        """Tell `listener` of every change from now on."""
+        self._listener = listener
+
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+        """Have the pods of these."""
+        for spec in specs:
+            await self.apply(spec)
+
+    async def apply(self, spec: WorkloadSpec) -> None:
+        """Have the pods of this one."""
+        key = (spec.namespace, spec.name)
+        if len(self._pods.get(key, ())) != spec.compute.pods:
+            self._pods[key] = [
+                # Addresses of a cluster's size, so that messages have the length that they have.
+                PodStatus(
+                    pod_name(spec.name, ordinal),
+                    ordinal,
+                    "Running",
+                    f"http://10.{ordinal // 65536}.{ordinal // 256 % 256}.{ordinal % 256}:32300",
+                )
+                for ordinal in range(spec.compute.pods)
+            ]
+            self._listener(*key)
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+        """Have no pods of this one."""
+        self._pods.pop((namespace, name), None)
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:
+        """The pods of a workload."""
+        return self._pods.get((namespace, name), [])
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        """None."""
+        return Trouble()
+
+    def check(self, compute: ComputeSpec) -> None:
+        """Everything can run."""
+
+    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+        """No pod is replaced."""
+
+    def prepare(self) -> None:
+        """Nothing takes long."""
+
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
+        """Nothing was written."""
+        return []
+
+    async def close(self, *, pods: bool) -> None:
+        """Nothing runs."""
