@@ -21,6 +21,7 @@ from agent_harness import (
     SECRET,
     TIMEOUT,
     WORKLOAD,
+    CallFailed,
     FakeController,
     StreamClient,
     free_port,
@@ -212,6 +213,27 @@ def test_a_container_without_python_says_so_at_once(
     assert f"org/app:1 has no Python 3.10 or newer at {old}" in failure["message"]
     assert "/usr/bin/old" not in failure["message"]
     assert f"found: {old} (3.9.2)" in failure["message"]
+
+
+def test_calls_end_before_the_pod_is_killed(
+    controller: FakeController, start: Start, tmp_path: Path
+) -> None:
+    container = start(KT_POD_GRACE="8")
+    welcome(controller)
+    source = "import time\ndef f(seconds):\n    time.sleep(seconds)\n    return seconds"
+    assert controller.deploy(1, source, "f").failure is None
+    client = StreamClient(container.port, token=signed())
+    client.open(1, 1.0)
+    client.open(2, 60)
+    time.sleep(0.3)
+    begun = time.monotonic()
+    container.process.send_signal(signal.SIGTERM)
+    assert client.result(1) == 1.0
+    with pytest.raises(CallFailed, match="SIGTERM"):
+        client.result(2)
+    client.close()
+    container.process.wait(TIMEOUT)
+    assert time.monotonic() - begun < 8
 
 
 def test_kt_server_start_joins_with_the_token_of_the_namespace(

@@ -64,8 +64,9 @@ from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
 EVERYWHERE = ("0.0.0.0", "::")
-#: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
-TERM_GRACE = 25.0
+#: Seconds from SIGTERM to SIGKILL that Kubernetes gives unless it is told otherwise, and those of
+#: them that are for what comes after the calls: workers, outcomes, the last answers.
+KILL_GRACE, LAST_WORDS = 30.0, 5.0
 #: Seconds that workers have to end after their calls.
 WORKER_GRACE = 2.0
 #: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
@@ -124,8 +125,10 @@ async def _run(
 ) -> None:
     agent = Agent(pod, credentials, given(environ), view, zygote)
     loop = asyncio.get_running_loop()
+    grace = KILL_GRACE if pod.grace is None else pod.grace
+    calls = max(grace - LAST_WORDS, grace / 4)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
 
 

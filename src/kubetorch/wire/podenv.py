@@ -32,6 +32,8 @@ CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
 TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: That token itself, for pods that cannot mount it.
 TOKEN = "KT_POD_TOKEN"
+#: Seconds from the order to end until Kubernetes kills what is left.
+GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
@@ -76,6 +78,7 @@ class PodEnv:
         token_file: There too, the file with the token for the session, read again at each connect.
         token: That token itself, where a pod that somebody else made has no such file.
         listen: Address to listen on.
+        grace: Seconds from SIGTERM to SIGKILL, if the container's are not the usual ones.
     """
 
     namespace: str
@@ -95,6 +98,7 @@ class PodEnv:
     token_file: str = ""
     token: str = ""
     listen: str = ""
+    grace: float | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -110,6 +114,7 @@ class PodEnv:
             BACKEND: self.backend,
             **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
+            **({} if self.grace is None else {GRACE: str(self.grace)}),
         }
 
     @classmethod
@@ -128,7 +133,7 @@ class PodEnv:
         port = value(PORT)
         if not port.isdigit():
             raise ConfigError(f"{PORT} is {port!r}; it must be a number")
-        limit = environ.get(MEMORY_LIMIT, "")
+        limit, grace = environ.get(MEMORY_LIMIT, ""), environ.get(GRACE, "")
         backend = environ.get(BACKEND, "local")
         if backend not in _NEEDED:
             raise ConfigError(f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED)}")
@@ -145,5 +150,6 @@ class PodEnv:
             environments=value(ENVIRONMENTS),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
+            grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
             **{field: environ.get(name, "") for name, field in _FIELDS.items()},
         )
