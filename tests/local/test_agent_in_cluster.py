@@ -265,6 +265,13 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
         client = StreamClient(port, token=signed())
         assert client.call(1) == [sys.executable, str(tmp_path), WORKLOAD]
         client.close()
+        # Its service is torn down; the pod is not the controller's to end.
+        controller.send(messages.Terminate(grace=1.0, reason="torn down"))
+        again = controller.wait_for(messages.Hello)
+        assert (again.generation, process.poll()) == (0, None)
+        assert again.incarnation != hello.incarnation
+        welcome(controller)
+        assert controller.deploy(2, source, "f").failure is None
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0, (tmp_path / "log").read_text()

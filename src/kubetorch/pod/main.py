@@ -106,7 +106,10 @@ def main(
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+        is_to_go_on = uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+    if is_to_go_on:
+        # As new, for a service that is deployed to this pod later.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0
 
 
@@ -122,7 +125,8 @@ async def _run(
     view: PodView,
     zygote: Launched | None,
     sock: socket.socket,
-) -> None:
+) -> bool:
+    """Whether the pod goes on afterwards."""
     agent = Agent(pod, credentials, given(environ), view, zygote)
     loop = asyncio.get_running_loop()
     grace = KILL_GRACE if pod.grace is None else pod.grace
@@ -130,6 +134,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
+    return agent.is_dismissed and pod.is_joined
 
 
 class Agent:
@@ -151,6 +156,8 @@ class Agent:
         view: PodView,
         zygote: Launched | None = None,
     ) -> None:
+        #: Whether the controller ended it, not who made the pod.
+        self.is_dismissed = False
         self._pod = pod
         self._view = view
         self._incarnation = os.urandom(8).hex()
@@ -343,6 +350,7 @@ class Agent:
             case Reload():
                 self._supervisor.on_reload(message)
             case Terminate(grace=grace, reason=reason):
+                self.is_dismissed = not self._stopped.done()
                 self.stop(reason, grace)
             case CancelCall(id=call_id, reason=reason):
                 call = self._calls.find(call_id)

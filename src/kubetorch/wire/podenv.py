@@ -32,6 +32,8 @@ CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
 TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: That token itself, for pods that cannot mount it.
 TOKEN = "KT_POD_TOKEN"
+#: `true` in a pod that somebody else made, which goes on when its service is torn down.
+JOINED = "KT_POD_JOINED"
 #: Seconds from the order to end until Kubernetes kills what is left.
 GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
@@ -78,6 +80,7 @@ class PodEnv:
         token_file: There too, the file with the token for the session, read again at each connect.
         token: That token itself, where a pod that somebody else made has no such file.
         listen: Address to listen on.
+        is_joined: Whether somebody else made the pod, who ends it too.
         grace: Seconds from SIGTERM to SIGKILL, if the container's are not the usual ones.
     """
 
@@ -98,6 +101,7 @@ class PodEnv:
     token_file: str = ""
     token: str = ""
     listen: str = ""
+    is_joined: bool = False
     grace: float | None = None
 
     def write(self) -> dict[str, str]:
@@ -114,6 +118,7 @@ class PodEnv:
             BACKEND: self.backend,
             **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
+            **({JOINED: "true"} if self.is_joined else {}),
             **({} if self.grace is None else {GRACE: str(self.grace)}),
         }
 
@@ -150,6 +155,7 @@ class PodEnv:
             environments=value(ENVIRONMENTS),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
+            is_joined=environ.get(JOINED) == "true",
             grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
             **{field: environ.get(name, "") for name, field in _FIELDS.items()},
         )
