@@ -60,7 +60,7 @@ def pod_views(
     """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
     serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
-    ready = current or serving
+    ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
         pod_view(pod, heard.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
     )
