@@ -8,6 +8,7 @@ import msgspec
 
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
+from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
@@ -121,6 +122,14 @@ def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> 
     ready = len(state.pods) - len(lagging)
     served = f"{ready} of {len(state.pods)} pods serve generation {state.wanted}"
     return "; ".join([served, *(waits or ["there are no pods"])])
+
+
+def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
+    """The error of a deploy whose time is over."""
+    return ServiceTimeoutError(
+        f"{name} is not ready after {seconds:.0f} s: {waits}",
+        hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
+    )
 
 
 def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
