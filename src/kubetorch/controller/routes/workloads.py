@@ -165,9 +165,11 @@ class WorkloadRoutes:
         reader = PodLogs(
             workload,
             self._workloads.backend,
-            token=lambda: self._workloads.token(
-                *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
-            ).token,
+            token=lambda: (
+                self._workloads.token(
+                    *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
+                ).token
+            ),
             pod=pod,
         )
         found = await reader.tail(count)
