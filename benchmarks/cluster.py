@@ -14,18 +14,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from benchmarks import kubectl, ours, processes, reload
+from benchmarks.calls import BODY
 from benchmarks.figures import Figure, Limit, Margin, Row
 from benchmarks.programs import driving
-from benchmarks.projects.echo import PORT as ECHO_PORT
+from benchmarks.projects import echo
 from benchmarks.rounds import OURS, Measure, Side, compare
 
 FORWARD, KUBECTL_FORWARD = "port-forward echo", "kubectl port-forward echo"
-POD_ECHO = "echo between pods"
+HTTP_ECHO, TCP_ECHO = "HTTP echo between pods", "TCP echo between pods"
 EXEC, APPLY, RUN = "kubectl exec", "kubectl apply", "kubectl run"
 STATED = "as stated"
 SECONDS = 1.0
-# 60 bytes, as a call has.
-SIZE = 60
 REPLICAS = (1, 4)
 WORKLOADS = 100
 #: The budgets of edits, in seconds.
@@ -42,8 +41,8 @@ OUTSIDE = (
     Figure("call from outside, p99", "p99", "ms", {FORWARD: None, KUBECTL_FORWARD: None}, 1e3),
 )
 INSIDE = (
-    Figure("call between pods, p50", "p50", "ms", {POD_ECHO: Limit(2.0)}, scale=1e3),
-    Figure("call between pods, p99", "p99", "ms", {POD_ECHO: None}, scale=1e3),
+    Figure("call between pods, p50", "p50", "ms", {HTTP_ECHO: Limit(2.0), TCP_ECHO: None}, 1e3),
+    Figure("call between pods, p99", "p99", "ms", {HTTP_ECHO: None, TCP_ECHO: None}, scale=1e3),
 )
 EDITS = (
     *(
@@ -107,19 +106,19 @@ def _outside(namespace: str, rounds: int) -> list[Row]:
 
     @contextmanager
     def forward() -> Iterator[Measure]:
-        arguments = (namespace, "echo", str(ECHO_PORT), str(SIZE))
+        arguments = (namespace, "echo", str(echo.TCP_PORT), str(len(BODY)))
         with processes.program("forwarded_echo", *arguments) as client:
             yield lambda: client.ask("latency", seconds=SECONDS)
 
     @contextmanager
     def kubectl_forward() -> Iterator[Measure]:
         with (
-            kubectl.forward(namespace, "echo", ECHO_PORT) as port,
-            processes.program("socket_echo", str(port), str(SIZE)) as client,
+            kubectl.forward(namespace, "echo", echo.TCP_PORT) as port,
+            processes.program("socket_echo", str(port), str(len(BODY))) as client,
         ):
             yield lambda: client.ask("latency", seconds=SECONDS)
 
-    with kubectl.pod(namespace, "echo", source):
+    with kubectl.pod(namespace, "echo", source, port=echo.TCP_PORT):
         sides = [
             Side(OURS, "ours", calls),
             Side(FORWARD, "floor", forward),
@@ -133,20 +132,23 @@ def _inside(namespace: str, rounds: int) -> list[Row]:
     here, there = kubectl.two_nodes()
     source = (ours.PROJECTS / "echo.py").read_text()
     with (
-        kubectl.pod(namespace, "echo-inside", source, node=there) as address,
+        kubectl.pod(namespace, "echo-inside", source, port=echo.HTTP_PORT, node=there) as address,
         _program(namespace, "kubetorch_inside", here, there) as client,
     ):
 
         def calls() -> dict[str, float]:
             return client.ask("calls", seconds=SECONDS)
 
-        def echoes() -> dict[str, float]:
-            target = {"host": address, "port": ECHO_PORT, "size": SIZE}
-            return client.ask("echoes", seconds=SECONDS, **target)
+        def http() -> dict[str, float]:
+            return client.ask("http", host=address, port=echo.HTTP_PORT, seconds=SECONDS)
+
+        def tcp() -> dict[str, float]:
+            return client.ask("tcp", host=address, port=echo.TCP_PORT, seconds=SECONDS)
 
         sides = [
             Side(OURS, "ours", lambda: nullcontext(calls)),
-            Side(POD_ECHO, "floor", lambda: nullcontext(echoes)),
+            Side(HTTP_ECHO, "floor", lambda: nullcontext(http)),
+            Side(TCP_ECHO, "floor", lambda: nullcontext(tcp)),
         ]
         return compare(INSIDE, sides, rounds)
 

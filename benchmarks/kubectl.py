@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,10 +104,22 @@ def two_nodes() -> tuple[str, str]:
 
 
 @contextmanager
-def pod(namespace: str, name: str, program: str, *, node: str | None = None) -> Iterator[str]:
-    """A pod of the default image that runs a Python program; gives its address when it is ready."""
-    command = ["python3", "-c", program]
-    run(*_new_pod(namespace, name, command, node))
+def pod(
+    namespace: str, name: str, program: str, *, port: int | None = None, node: str | None = None
+) -> Iterator[str]:
+    """A pod of the default image that runs a program on our runtime; gives its address.
+
+    Args:
+        namespace: Its namespace.
+        name: Its name.
+        program: The text of the program.
+        port: A port that it listens on once it is ready.
+        node: The node that it runs on.
+    """
+    changes: dict[str, Any] = {}
+    if port is not None:
+        changes["readinessProbe"] = {"tcpSocket": {"port": port}, "periodSeconds": 1}
+    run(*_new_pod(namespace, name, ["/kubetorch/bin/python", "-c", program], changes, node))
     try:
         wait(namespace, name)
         yield str(get("pod", name, "-n", namespace)["status"]["podIP"])
@@ -117,7 +129,7 @@ def pod(namespace: str, name: str, program: str, *, node: str | None = None) -> 
 
 def start(namespace: str, name: str) -> None:
     """Start a pod of the default image that sleeps, and wait until it is ready."""
-    run(*_new_pod(namespace, name, ["sleep", "3600"], None))
+    run(*_new_pod(namespace, name, ["sleep", "3600"]))
     wait(namespace, name)
 
 
@@ -132,8 +144,14 @@ def delete(namespace: str, name: str) -> None:
     run("delete", "pod", name, "-n", namespace, "--grace-period=1", "--wait=false")
 
 
-def _new_pod(namespace: str, name: str, command: Sequence[str], node: str | None) -> list[str]:
-    container = {"name": name, "resources": {"requests": {"cpu": CPU}}}
+def _new_pod(
+    namespace: str,
+    name: str,
+    command: Sequence[str],
+    changes: Mapping[str, Any] = {},
+    node: str | None = None,
+) -> list[str]:
+    container = {"name": name, "resources": {"requests": {"cpu": CPU}}, **changes}
     spec: dict[str, Any] = {"containers": [container]}
     if node is not None:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}

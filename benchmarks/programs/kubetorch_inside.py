@@ -11,8 +11,9 @@ import importlib
 import sys
 
 import kubetorch as kt
+from benchmarks.calls import BODY
 from benchmarks.programs import driving
-from benchmarks.programs.answering import answer, arguments
+from benchmarks.programs.answering import Answer, answer, arguments
 
 
 def main() -> None:
@@ -21,16 +22,20 @@ def main() -> None:
     sys.path.insert(0, project)
     caller = importlib.import_module("caller")
     add = kt.fn(importlib.import_module("service").add).to(_on(there))
-    calls, echoes = kt.fn(caller.calls).to(_on(here)), kt.fn(caller.echoes).to(_on(here))
+    functions = (caller.calls, caller.http, caller.tcp)
+    calls, http, tcp = (kt.fn(function).to(_on(here)) for function in functions)
+    echoes = {"http": http, "tcp": tcp}
 
-    def measure_calls(seconds: float) -> dict[str, float]:
-        return driving.percentiles(calls(add.service_name, seconds))
+    def echoing(function: kt.Fn[..., list[float]]) -> Answer:
+        return lambda **target: driving.percentiles(function(body=BODY, **target))
 
-    def measure_echoes(host: str, port: int, size: int, seconds: float) -> dict[str, float]:
-        return driving.percentiles(echoes(host, port, size, seconds))
-
-    answer({"calls": measure_calls, "echoes": measure_echoes})
-    for service in (add, calls, echoes):
+    answer(
+        {
+            "calls": lambda seconds: driving.percentiles(calls(add.service_name, seconds)),
+            **{name: echoing(function) for name, function in echoes.items()},
+        }
+    )
+    for service in (add, calls, *echoes.values()):
         service.teardown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection
 
 #: Fewest calls of a measurement.
 FEWEST = 30
@@ -12,28 +13,40 @@ FEWEST = 30
 
 def calls(service: str, seconds: float) -> list[float]:
     """How long calls of another service take, of those in `seconds`."""
-    import kubetorch as kt  # noqa: PLC0415  # not when only `echoes` is measured
+    import kubetorch as kt  # noqa: PLC0415  # the floors do without it
 
     remote: kt.Fn[..., int] = kt.Fn.from_name(service)
-    return _samples(lambda: remote(1), seconds)
+    return _measure(lambda: remote(1), seconds)
 
 
-def echoes(host: str, port: int, size: int, seconds: float) -> list[float]:
+def tcp(host: str, port: int, body: str, seconds: float) -> list[float]:
     """How long bare bytes take to another pod and back, on a connection that stays."""
-    payload = bytes(size)
+    payload = body.encode()
     with socket.create_connection((host, port), timeout=10) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
         def echo() -> None:
             connection.sendall(payload)
-            left = size
+            left = len(payload)
             while left:
                 left -= len(connection.recv(left))
 
-        return _samples(echo, seconds)
+        return _measure(echo, seconds)
 
 
-def _samples(call: Callable[[], object], seconds: float) -> list[float]:
+def http(host: str, port: int, body: str, seconds: float) -> list[float]:
+    """How long an HTTP request takes to another pod and back, on a connection that stays."""
+    payload = body.encode()
+    connection = HTTPConnection(host, port, timeout=10)
+
+    def echo() -> None:
+        connection.request("POST", "/", payload, {"Content-Type": "application/json"})
+        assert connection.getresponse().read() == payload
+
+    return _measure(echo, seconds)
+
+
+def _measure(call: Callable[[], object], seconds: float) -> list[float]:
     call()
     found: list[float] = []
     end = time.perf_counter() + seconds

@@ -43,13 +43,13 @@ class Court:
         self._changes = Changes()
         self._survey = Survey(client, time=time.time, on_change=self._changed)
         self._judgements = Judgements(client, self._survey, self._changed)
-        self._pods = Informer(client, Selection(PODS, namespace), self._changed)
+        self.pods = Informer(client, Selection(PODS, namespace), self._changed)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Court:
         await self._survey.start()
-        await self._stack.enter_async_context(self._pods)
-        await self._pods.listed(timeout=20)
+        await self._stack.enter_async_context(self.pods)
+        await self.pods.listed(timeout=20)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Court:
         key = (self.namespace, name)
         found = [
             self._judgements.of_pod(key, one)
-            for one in self._pods.objects.values()
+            for one in self.pods.objects.values()
             if (one["metadata"].get("labels") or {}).get(labels.SERVICE) == name
         ]
         if main["kind"] != "Pod":

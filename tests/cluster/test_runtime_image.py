@@ -97,6 +97,33 @@ class Pods:
         self._controllers.append(controller)
         self._kubectl("apply", "-f", "-", given=[_pod(name, image, controller, container)])
         self._names.append(name)
+        return self._welcome(controller)
+
+    def join(self, name: str, image: str) -> FakeController:
+        """A pod as `docs/byo.md` says to make one, whose agent has connected."""
+        folder = self._folder / name
+        folder.mkdir()
+        controller = FakeController(folder, HERE, lambda token: token == "of the namespace")
+        self._controllers.append(controller)
+        container = {
+            "command": ["/kubetorch/bin/kt", "server", "start", "--workload", WORKLOAD],
+            "workingDir": "/srv",
+            "env": [
+                {"name": "KT_POD_TOKEN", "value": "of the namespace"},
+                {"name": "KT_CONTROLLER_URL", "value": controller.url},
+            ],
+        }
+        pod = _pod(name, image, controller, {})
+        spec = pod["spec"]
+        (own,) = spec["containers"]
+        mounts = [one for one in own["volumeMounts"] if one["mountPath"] == agent.FOLDER]
+        own.update({**container, "volumeMounts": mounts})
+        del spec["automountServiceAccountToken"]
+        self._kubectl("apply", "-f", "-", given=[pod])
+        self._names.append(name)
+        return self._welcome(controller)
+
+    def _welcome(self, controller: FakeController) -> FakeController:
         self.address = controller.wait_for(messages.Hello).url
         controller.send(messages.Welcome(key=KEY.hex(), version="1", protocol=1))
         return controller
@@ -268,6 +295,15 @@ def test_a_worker_that_uses_too_much_memory_is_told_so(pods: Pods) -> None:
     assert deploy(controller, 1, spec_of(controller, "fill")).failure is None
     failure = pods.ask("fill")
     assert failure["code"] == "out_of_memory", failure
+
+
+def test_a_pod_of_the_users_own_joins(pods: Pods) -> None:
+    controller = pods.join("joins", BASE)
+    assert deploy(controller, 1, spec_of(controller, "who_as_json")).failure is None
+    found = pods.ask("who_as_json")
+    assert found["executable"] == "/usr/bin/python3"
+    assert found["folder"] == "/srv"
+    assert found["env"]["POD_NAME"] == "joins"
 
 
 def test_the_end_of_a_pod_is_quick_and_leaves_nothing(pods: Pods, kubectl: Kubectl) -> None:

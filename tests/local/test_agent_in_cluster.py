@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -211,3 +212,53 @@ def test_a_container_without_python_says_so_at_once(
     assert f"org/app:1 has no Python 3.10 or newer at {old}" in failure["message"]
     assert "/usr/bin/old" not in failure["message"]
     assert f"found: {old} (3.9.2)" in failure["message"]
+
+
+def test_kt_server_start_joins_with_the_token_of_the_namespace(
+    controller: FakeController, tmp_path: Path
+) -> None:
+    port = free_port()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("KT_", "POD_"))}
+    given = {
+        "POD_NAMESPACE": NAMESPACE,
+        "KT_POD_TOKEN": "first",
+        "KT_POD_ROOT": str(tmp_path / "root"),
+        "KT_CONTROLLER_URL": controller.url,
+    }
+    command = [sys.executable, "-m", "kubetorch", "server", "start"]
+    options = ["--workload", WORKLOAD, "-p", str(port), "-h", "127.0.0.1"]
+    with (tmp_path / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, *options], env={**env, **given}, stdout=log, stderr=log, cwd=tmp_path
+        )
+    try:
+        hello = controller.wait_for(messages.Hello)
+        # The address is the one that leads to the controller.
+        assert (hello.pod, hello.url) == (socket.gethostname(), f"http://127.0.0.1:{port}")
+        assert (hello.namespace, hello.workload) == (NAMESPACE, WORKLOAD)
+        welcome(controller)
+        result = "[sys.executable, os.getcwd(), os.environ['KT_SERVICE']]"
+        source = f"import os, sys\ndef f(): return {result}"
+        assert controller.deploy(1, source, "f").failure is None
+        client = StreamClient(port, token=signed())
+        assert client.call(1) == [sys.executable, str(tmp_path), WORKLOAD]
+        client.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0, (tmp_path / "log").read_text()
+
+
+def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("KT_", "POD_"))}
+    for module in (["kubetorch"], ["kubetorch.pod.joining"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *module, "server", "start", "-n", "train"],
+            env={**env, "POD_NAMESPACE": "team", "POD_IP": "10.0.0.7"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "no token for the controller" in done.stderr
+        assert "kubetorch-pod-token" in done.stderr

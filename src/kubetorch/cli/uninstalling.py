@@ -12,13 +12,12 @@ from kubetorch.cli.output import Output
 from kubetorch.config.settings import config
 from kubetorch.k8s import locating
 from kubetorch.k8s.client import Client
-from kubetorch.sdk.installing import applying, kept, ownership, releases, removing
+from kubetorch.sdk.installing import applying, kept, ownership, readiness, releases, removing
 from kubetorch.sdk.installing.chart import Chart
 from kubetorch.sdk.installing.kept import Kept
 from kubetorch.sdk.installing.readiness import NAME
 from kubetorch.sdk.installing.releases import Item, Release
 from kubetorch.sdk.installing.removing import Removal, Removed
-from kubetorch.sdk.installing.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,13 @@ def uninstall(wanted: Wanted) -> None:
 async def _uninstall(wanted: Wanted, output: Output) -> Removed:
     seconds = duration(wanted.timeout, "--timeout")
     async with Client(locating.find()) as client:
-        await _check_owner(client, wanted.where)
-        release = await _release(client, wanted)
+        release = await _find(client, wanted.where)
+        if release is None:
+            output.report(f"Kubetorch is not installed in namespace {wanted.where}")
+            return Removed()
         chart_values = Chart().values(release.values)
-        scope = Scope.of(chart_values["watchNamespaces"], wanted.where)
+        watched = chart_values["watchNamespaces"]
+        scope = await removing.scope_of(client, watched, wanted.where)
         removal = Removal(wanted.where, scope, seconds, wanted.volumes, wanted.secrets)
         server = f"{client.access.cluster.server} ({client.access.origin})"
         output.report(f"Removing Kubetorch from namespace {wanted.where} of {server}...")
@@ -63,26 +65,31 @@ async def _uninstall(wanted: Wanted, output: Output) -> Removed:
     return done
 
 
-async def _check_owner(client: Client, namespace: str) -> None:
-    """Refuse an installation of helm's.
+async def _find(client: Client, namespace: str) -> Release | None:
+    """What is installed; `None` if nothing is, and then nothing at all may be deleted.
+
+    Where the cluster does not remember, the controller's own object says which namespaces are its,
+    and without that one the definition, which one installation of a cluster has.
 
     Raises:
-        InstallError: It is one.
+        InstallError: It is another one's, or helm's.
     """
-    item = Item("apps/v1", "Deployment", namespace, NAME)
-    found = await applying.get(client, item)
-    if found is not None:
-        ownership.check(found, namespace, verb="uninstall")
-
-
-async def _release(client: Client, wanted: Wanted) -> Release:
-    """What is installed, or would be if the cluster still knew."""
-    found = await releases.load(client, wanted.where)
+    deployment = await applying.get(client, Item("apps/v1", "Deployment", namespace, NAME))
+    if deployment is not None:
+        ownership.check(deployment, namespace, verb="uninstall")
+    found = await releases.load(client, namespace)
     if found is not None:
         return found
+    definition = await applying.get(client, releases.DEFINITION)
+    if deployment is not None:
+        values = {"watchNamespaces": readiness.watched(deployment)}
+    elif definition is not None and ownership.is_of(definition, namespace):
+        values = {"watchNamespaces": []}
+    else:
+        return None
     chart = Chart()
-    items = map(Item.of, chart.render({}, namespace=wanted.where))
-    return Release(wanted.where, str(chart.about["version"]), {}, tuple(items))
+    items = map(Item.of, chart.render(values, namespace=namespace))
+    return Release(namespace, str(chart.about["version"]), values, tuple(items))
 
 
 async def _ask(client: Client, removal: Removal, output: Output) -> None:
@@ -105,10 +112,7 @@ def _report(done: Removed, wanted: Wanted, output: Output) -> None:
         output.report(f"The namespace {wanted.where} stays, for it has:", "yellow")
         for one in done.leftovers:
             output.report(f"  • {one}")
-    if done.items:
-        output.report(f"✓ Kubetorch is removed from namespace {wanted.where}", "green")
-    else:
-        output.report(f"Nothing of Kubetorch was there in namespace {wanted.where}")
+    output.report(f"✓ Kubetorch is removed from namespace {wanted.where}", "green")
 
 
 def _report_kept(found: Kept, output: Output) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
+from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, PodView, Stage
@@ -59,7 +60,7 @@ def pod_views(
     """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
     serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
-    ready = current or serving
+    ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
         pod_view(pod, heard.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
     )
@@ -121,6 +122,14 @@ def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> 
     ready = len(state.pods) - len(lagging)
     served = f"{ready} of {len(state.pods)} pods serve generation {state.wanted}"
     return "; ".join([served, *(waits or ["there are no pods"])])
+
+
+def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
+    """The error of a deploy whose time is over."""
+    return ServiceTimeoutError(
+        f"{name} is not ready after {seconds:.0f} s: {waits}",
+        hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
+    )
 
 
 def warned(backend: Backend, manifest: Manifest) -> list[Stage]:

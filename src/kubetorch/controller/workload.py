@@ -12,7 +12,7 @@ import logging
 
 from msgspec.structs import replace
 
-from kubetorch.controller import idle, rollout, summary, views
+from kubetorch.controller import agentless, idle, rollout, summary, views
 from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.idle import IdleWatch
@@ -24,7 +24,7 @@ from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.telling import Telling
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe
-from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, StartupError
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
@@ -189,6 +189,8 @@ class Workload:
         progress = Progress(accepted.generation, accepted, *warned)
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
+        if self.spec.compute.is_selector_only:
+            agentless.expect(self._with.clock, progress, self, self._give_up)
         if accepted.changed or not self._is_served():
             await self._applying.start(self.spec, lambda failure: self._applied(progress, failure))
         else:
@@ -207,11 +209,7 @@ class Workload:
 
     def _expire(self, progress: Progress, timeout: float) -> None:
         waits = views.late(self.pods, self._heard, self._rollout)
-        error = ServiceTimeoutError(
-            f"{self.record.name} is not ready after {timeout:.0f} s: {waits}",
-            hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
-        )
-        self._give_up(progress, error)
+        self._give_up(progress, views.timed_out(self.record.name, timeout, waits))
 
     def _give_up(self, progress: Progress, error: KubetorchError) -> None:
         failure = describe(error)

@@ -50,14 +50,6 @@ def test_the_controller_is_where_it_is_installed():
     assert url == "http://kubetorch-controller.ml.svc.cluster.local:8080"
 
 
-def test_the_address_is_the_one_that_leads_to_the_controller():
-    environ = {name: value for name, value in GIVEN.items() if name != "POD_IP"}
-    found = joining.environ_of(Options("train", "http://127.0.0.1:80"), environ)
-    assert PodEnv.read(found).host == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"'nowhere\.invalid' is not known here"):
-        joining.environ_of(Options("train", "http://nowhere.invalid:80"), environ)
-
-
 def test_what_is_missing_is_named_with_the_next_step():
     with pytest.raises(ConfigError, match="--workload NAME"):
         joining.environ_of(Options(), GIVEN)

@@ -34,6 +34,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
         uid: Identity that no other pod ever has, where there are such.
+        is_called: Whether calls go to it, or it only helps those that they go to.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     started: float = 0.0
     is_down: bool = False
     uid: str = ""
+    is_called: bool = True
 
 
 class Trouble(msgspec.Struct, frozen=True):

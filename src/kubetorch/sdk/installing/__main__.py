@@ -17,7 +17,6 @@ from kubetorch.k8s import locating
 from kubetorch.k8s.client import Client
 from kubetorch.sdk.installing import removing
 from kubetorch.sdk.installing.removing import Removal
-from kubetorch.sdk.installing.scope import Scope
 
 #: Seconds; less than the Job may take.
 _TIMEOUT = 500.0
@@ -29,17 +28,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--namespace", required=True, help="where Kubetorch is installed")
     parser.add_argument("--watched", action="append", default=[], help="one of watchNamespaces")
     given = parser.parse_args(arguments)
-    scope = Scope.of(given.watched, given.namespace)
     try:
-        asyncio.run(_remove(Removal(given.namespace, scope, _TIMEOUT, contents_only=True)))
+        asyncio.run(_remove(given.namespace, given.watched))
     except KubetorchError as error:
         _say(str(error))
         return 1
     return 0
 
 
-async def _remove(removal: Removal) -> None:
+async def _remove(namespace: str, watched: list[str]) -> None:
     async with Client(locating.find()) as client:
+        scope = await removing.scope_of(client, watched, namespace)
+        removal = Removal(namespace, scope, _TIMEOUT, contents_only=True)
         done = await removing.remove(client, removal, (), _say)
     for item in (*done.kept.volumes, *done.kept.secrets):
         _say(f"left {item}, which a user made")

@@ -71,6 +71,8 @@ async def apply(
         if found is not None:
             ownership.check(found, namespace, verb=verb)
     await _check_namespaces(client, objects, namespace)
+    if not chart.values(values)["watchNamespaces"]:
+        await _check_alone(client, namespace, verb)
     release = Release(
         namespace,
         str(chart.about["version"]),
@@ -91,6 +93,13 @@ async def apply(
             report(f"deleted {item}")
     await releases.save(client, release)
     return Applied(release, changes)
+
+
+async def _check_alone(client: Client, namespace: str, verb: str) -> None:
+    """Refuse to work in all namespaces beside another installation."""
+    definition = await get(client, releases.DEFINITION)
+    if definition is not None:
+        ownership.check(definition, namespace, verb=verb)
 
 
 async def _check_namespaces(client: Client, objects: list[Object], namespace: str) -> None:

@@ -13,6 +13,7 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.manifests import labels
 
 NAME = "kubetorch-controller"
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
@@ -30,6 +31,7 @@ _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
+_WATCHED = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
 
@@ -91,8 +93,8 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
 async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
     changes = Changes()
 
-    def informer(resource: Resource, labels: str = "", fields: str = "") -> Informer:
-        selection = Selection(resource, namespace, labels, fields)
+    def informer(resource: Resource, selector: str = "", fields: str = "") -> Informer:
+        selection = Selection(resource, namespace, selector, fields)
         return Informer(client, selection, lambda change: changes.notify())
 
     watch = _Watch(
@@ -126,7 +128,10 @@ class _Watch:
 
     @property
     def is_ready(self) -> bool:
-        return self._deployment is not None and is_rolled_out(self._deployment)
+        """Whether all run, and one of them has taken the lead and answers clients."""
+        if self._deployment is None or not is_rolled_out(self._deployment):
+            return False
+        return any(_leads(pod) and state_of(pod) == "ready" for pod in self.pods.objects.values())
 
     @property
     def _deployment(self) -> Object | None:
@@ -152,6 +157,8 @@ class _Watch:
         ready = (deployment.get("status") or {}).get("readyReplicas", 0)
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
+        leads = any(map(_leads, self.pods.objects.values()))
+        states += [] if leads or not ready else ["none leads yet"]
         return f"{ready} of {wanted} controllers ready" + "".join(f"; {one}" for one in states)
 
     def _pods(self, template: str | None) -> list[Object]:
@@ -182,6 +189,10 @@ class _Watch:
         return [str(event.get("message")) for event in found]
 
 
+def _leads(pod: Object) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(labels.LEADS) == "true"
+
+
 def is_rolled_out(deployment: Object) -> bool:
     """Whether all replicas of a Deployment are of its present generation, and ready."""
     status = deployment.get("status") or {}
@@ -193,6 +204,13 @@ def is_rolled_out(deployment: Object) -> bool:
 def _is_observed(deployment: Object) -> bool:
     seen = (deployment.get("status") or {}).get("observedGeneration", 0)
     return bool(seen >= deployment["metadata"].get("generation", 0))
+
+
+def watched(deployment: Object) -> list[str]:
+    """The namespaces that a controller is told to keep to; none if it works in all of them."""
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    variables = {one["name"]: one.get("value") for one in container.get("env") or []}
+    return [name for name in (variables.get(_WATCHED) or "").split(",") if name]
 
 
 def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:

@@ -34,7 +34,6 @@ _OF_CONTROLLER = (
     Item("v1", "Secret", "", "kubetorch-installation"),
     Item("coordination.k8s.io/v1", "Lease", "", NAME),
 )
-_DEFINITION = "CustomResourceDefinition"
 #: Requests that are under way at one time.
 _AT_ONCE = 8
 
@@ -73,6 +72,24 @@ class Removed:
     items: list[Item] = field(default_factory=list)
     kept: kept.Kept = field(default_factory=kept.Kept)
     leftovers: list[str] = field(default_factory=list)
+
+
+async def scope_of(client: Client, watched: list[str], namespace: str) -> Scope:
+    """The namespaces whose workloads are an installation's.
+
+    Where the definition is another installation's, those of all namespaces are not this one's,
+    whatever it was told.
+
+    Args:
+        client: Asks the server.
+        watched: Its value `watchNamespaces`.
+        namespace: Where its controller is.
+    """
+    if watched:
+        return Scope.of(watched, namespace)
+    definition = await applying.get(client, releases.DEFINITION)
+    is_foreign = definition is not None and ownership.owner(definition) not in (None, namespace)
+    return Scope((namespace,)) if is_foreign else Scope()
 
 
 async def remove(
@@ -119,9 +136,9 @@ class _Run:
         await self._managed()
         if not removal.contents_only:
             # The definition goes last: while it is there, nothing refers to a kind that is not.
-            first = [one for one in reversed(items) if one.kind != _DEFINITION]
+            first = [one for one in reversed(items) if one.kind != releases.DEFINITION.kind]
             await self._delete([one for one in first if await self._is_ours(one)])
-            last = [one for one in items if one.kind == _DEFINITION]
+            last = [one for one in items if one.kind == releases.DEFINITION.kind]
             await self._delete([one for one in last if await self._is_ours(one)])
         await self._delete(
             [Item(one.api_version, one.kind, where, one.name) for one in _OF_CONTROLLER]

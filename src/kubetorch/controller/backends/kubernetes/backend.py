@@ -49,11 +49,13 @@ class _Workload(msgspec.Struct):
         spec: The workload.
         main: The object whose controller makes the pods; `None` where pods are somebody else's.
         template: Digest of the template that its pods should have.
+        called: Labels of the pods that calls go to.
     """
 
     spec: WorkloadSpec
     main: Manifest | None
     template: str
+    called: dict[str, str]
 
 
 class KubernetesBackend:
@@ -125,7 +127,9 @@ class KubernetesBackend:
                 with contextlib.suppress(KubernetesNotFoundError):  # as above
                     await self._survey.look_at(main)
             await self._select(spec, main)
-        self._workloads[spec.namespace, spec.name] = _Workload(spec, main, template)
+        self._workloads[spec.namespace, spec.name] = _Workload(
+            spec, main, template, _called(spec, main)
+        )
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -147,7 +151,7 @@ class KubernetesBackend:
         else:
             await self._preparing.prepare_selected(spec.namespace)
         template = self._equip(spec, main)
-        self._workloads[key] = _Workload(spec, main, template)
+        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
         await self._select(spec, main)
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
         if main is not None:
@@ -241,10 +245,12 @@ class KubernetesBackend:
         key = (namespace, name)
         workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
         wanted = "" if workload is None else workload.template
-        found = [
-            self._judged(key, pod, statuses.status(pod, ordinal=ordinals[pod_name], wanted=wanted))
-            for pod_name, pod in self._watch.of(key).items()
-        ]
+        called = None if workload is None else workload.called
+        found = []
+        for pod_name, pod in self._watch.of(key).items():
+            number = ordinals[pod_name]
+            status = statuses.status(pod, ordinal=number, wanted=wanted, called=called)
+            found.append(self._judged(key, pod, status))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
@@ -324,6 +330,13 @@ class KubernetesBackend:
 def _rendered(spec: WorkloadSpec) -> Manifest | None:
     """The object of a workload; `None` where pods are somebody else's."""
     return None if spec.compute.is_selector_only else deployment.of_workload(spec)
+
+
+def _called(spec: WorkloadSpec, main: Manifest | None) -> dict[str, str]:
+    """Labels of the pods that calls go to; none when each call goes to all of them."""
+    if spec.compute.broadcast is not None:
+        return {}
+    return services.called(spec.compute, main, name=spec.name)
 
 
 def _template_of(there: Manifest, spec: WorkloadSpec) -> str:

@@ -115,7 +115,11 @@ def _failed_since(one: _Container, events: Sequence[Object]) -> float | None:
         for event in found
         if f"{{{one.name}}}" in str((event.get("involvedObject") or {}).get("fieldPath", ""))
     ]
-    return min(map(reading.began, mine), default=None)
+    if mine:
+        return min(map(reading.began, mine))
+    # Its event is on the way.
+    scheduled = reading.condition(one.pod, "PodScheduled")
+    return reading.time_of(scheduled.get("lastTransitionTime"))
 
 
 def _start_error(one: _Container, said: str) -> PodContainerError:

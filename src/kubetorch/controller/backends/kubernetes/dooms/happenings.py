@@ -93,8 +93,8 @@ def _worded(reason: str, said: str) -> str | None:
         return None  # a pod that is replaced
     if reason == "Unhealthy" and _STARTING.search(said):
         return None
-    if reason == "Failed" and said.startswith("Error: "):
-        return None  # a word for what the verdict says in full
+    if reason == "Failed" and said.startswith(("Error: ", "Failed to pull image")):
+        return None  # the verdict says what it means
     if reason == "Scheduled":
         node = said.rpartition(" to ")[2]
         return f"assigned to node {node}" if node else said
