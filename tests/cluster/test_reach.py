@@ -1,4 +1,4 @@
-"""How programs and people reach services in a real cluster: from outside, from pods, with less rights."""
+"""How programs and people reach services of a real cluster: from outside, from pods, with less."""
 
 from __future__ import annotations
 
