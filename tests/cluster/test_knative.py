@@ -1,4 +1,4 @@
-"""Autoscaled services on Knative: the object that is made, calls, and new code without a new pod."""
+"""Autoscaled services on Knative: the object that is made, calls, new code without a new pod."""
 
 from __future__ import annotations
 
