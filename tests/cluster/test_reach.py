@@ -166,13 +166,13 @@ def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
 ) -> None:
     program = """
     import kubetorch as kt
-    volume = kt.Volume("shelf", size="100Mi", access_mode="ReadWriteOnce")
+    volume = kt.Volume("shelf", "100Mi", "/shelf", access_mode="ReadWriteOnce")
     volume.create()
     volume.ssh(image="localhost/python:3.11")
     """
     (service / "shell.py").write_text(textwrap.dedent(program))
     env = {**os.environ, **installed.environ}
-    for given, said in (("echo kept > it; pwd", "/ktfs/shelf"), ("cat it", "kept")):
+    for given, said in (("echo kept > it; pwd", "/shelf"), ("cat it", "kept")):
         done = subprocess.run(
             [sys.executable, "shell.py"],
             env=env,
