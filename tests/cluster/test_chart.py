@@ -18,6 +18,7 @@ from cluster.conftest import Kubectl
 from cluster.images import has_image
 from contract.chart import goldens
 from kubetorch.sdk.installing.chart import FOLDER, Chart
+from unit.sdk.installing.test_gotemplates import CASES, VALUES
 
 RELEASE, SPACE, TEAM = "kt-release", "kt-helm", "kt-helm-team"
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
@@ -69,6 +70,22 @@ def test_kt_renders_what_helm_renders(file: Path) -> None:
     values = yaml.safe_load(file.read_text())
     ours = Chart().render(values, namespace=goldens.NAMESPACE)
     assert sorted_by_name(ours) == sorted_by_name(of_helm(file))
+
+
+def test_helm_writes_what_the_cases_of_our_templates_say(tmp_path: Path) -> None:
+    defined = "".join(
+        f'{{{{ define "case{number}" }}}}{source}{{{{ end }}}}'
+        for number, (source, _) in enumerate(CASES)
+    )
+    lines = "".join(
+        f'c{number}: {{{{ include "case{number}" . | quote }}}}\n' for number in range(len(CASES))
+    )
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: cases, version: 1.0.0}")
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
+    (tmp_path / "templates" / "cases.yaml").write_text(defined + lines)
+    written = yaml.safe_load(helm("template", "r", str(tmp_path)).stdout)
+    assert [written[f"c{number}"] for number in range(len(CASES))] == [text for _, text in CASES]
 
 
 def test_helm_finds_nothing_to_complain_of() -> None:

@@ -31,6 +31,9 @@ _MARKS: dict[State, tuple[str, Style]] = {
 def check(namespace: str | None, *, as_json: bool) -> None:
     """Look at everything, say each in a line, and fail if something is broken."""
     output = Output(as_json=as_json)
+    if config.backend == "local":
+        _local(output)
+        return
     where = namespace or config.namespace
     found: list[Finding] = []
     for one in _findings(where):
@@ -42,6 +45,14 @@ def check(namespace: str | None, *, as_json: bool) -> None:
     if not is_ok:
         raise typer.Exit(1)
     output.report("✓ Kubetorch works in this cluster", "green")
+
+
+def _local(output: Output) -> None:
+    """There is no cluster to look at."""
+    found = Finding("backend", "ok", "services run on this machine (the setting backend is local)")
+    _show(found, output)
+    if output.as_json:
+        output.value({"ok": True, "checks": [_fact(found)]})
 
 
 def _findings(namespace: str) -> list[Finding]:

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kubetorch.errors import InstallError, KubernetesError, KubernetesNotFoundError
+from kubetorch.errors import InstallError, KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
@@ -178,17 +178,22 @@ class _Run:
             () if removal.volumes else found.volumes, () if removal.secrets else found.secrets
         )
 
-    async def _search(self, selector: str, wanted: Callable[[Object], bool]) -> list[Object]:
-        """Objects of every kind of the cluster."""
+    async def _search(
+        self, selector: str, wanted: Callable[[Object], bool], scope: Scope | None = None
+    ) -> list[Object]:
+        """Objects of every kind of the cluster that lies in namespaces."""
         kinds = await self._client.discovery.everything("list", "delete")
+        where = scope or self._removal.scope
 
         async def search(resource: Resource) -> list[Object]:
             async with self._limit:
                 try:
-                    return await self._removal.scope.list(self._client, resource, selector)
-                except KubernetesError:
-                    # A kind whose server is away, or that this user may not see, hides nothing of
-                    # ours: the controller could not have made it either.
+                    return await where.list(self._client, resource, selector)
+                except KubernetesRequestError as error:
+                    # The server of a kind is away, or this user may not see it: nothing of ours is
+                    # hidden there, for the controller could not have made it either.
+                    if error.status_code not in _NOT_TO_BE_SEEN:
+                        raise
                     return []
 
         found = await asyncio.gather(*(search(one) for one in kinds if one.is_namespaced))
@@ -209,17 +214,9 @@ class _Run:
 
     async def _left_in(self, namespace: str) -> list[str]:
         """What somebody else has in the namespace."""
-        kinds = await self._client.discovery.everything("list", "delete")
-        scope = Scope((namespace,))
-        wanted = [one for one in kinds if one.is_namespaced and one.kind not in _OF_NO_CONSEQUENCE]
-
-        async def search(resource: Resource) -> list[Object]:
-            async with self._limit:
-                return await scope.list(self._client, resource, "")
-
-        found = await asyncio.gather(*(search(one) for one in wanted))
-        items = [Item.of(one) for listed in found for one in listed if not _is_default(one)]
-        return sorted(f"{one.kind} {one.name}" for one in items)
+        found = await self._search("", _is_of_somebody, Scope((namespace,)))
+        # Some kinds are served by two groups.
+        return sorted({f"{one['kind']} {one['metadata']['name']}" for one in found})
 
     # ------------------------------------------------------------------------------- deleting
 
@@ -255,6 +252,10 @@ class _Run:
             await there.until(lambda found: not found, timeout=self._removal.timeout)
 
 
+#: What is in every namespace.
+_DEFAULTS = (("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))
+#: Statuses of a list that cannot be had.
+_NOT_TO_BE_SEEN = (403, 404, 405, 503)
 #: Kinds that come and go with others, or say what happened.
 _OF_NO_CONSEQUENCE = (
     "Event",
@@ -266,12 +267,12 @@ _OF_NO_CONSEQUENCE = (
 )
 
 
-def _is_default(found: Object) -> bool:
-    """Whether an object is in every namespace, or goes with another one."""
-    name, kind = found["metadata"]["name"], found["kind"]
-    made = (kind, name) in (("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))
-    is_going = "deletionTimestamp" in found["metadata"]
-    return made or is_going or bool(found["metadata"].get("ownerReferences"))
+def _is_of_somebody(found: Object) -> bool:
+    """Whether an object is neither in every namespace nor goes with another one."""
+    metadata, kind = found["metadata"], found["kind"]
+    is_default = (kind, metadata["name"]) in _DEFAULTS or kind in _OF_NO_CONSEQUENCE
+    is_going = "deletionTimestamp" in metadata or bool(metadata.get("ownerReferences"))
+    return not is_default and not is_going
 
 
 def _is_of_workload(found: Object) -> bool:
