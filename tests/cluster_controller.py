@@ -75,6 +75,9 @@ class MadeUp:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest | None) -> str:
+        return ""
+
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass
 

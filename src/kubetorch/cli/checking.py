@@ -107,11 +107,14 @@ def _version(health: _Health) -> Finding:
     theirs, protocol = health.version, health.protocol
     words = f"controller {theirs}, this client {__version__}"
     try:
-        versions.check(protocol, peer="the controller")
+        versions.check(
+            protocol,
+            peer="the controller",
+            fix_peer=versions.FIX_CONTROLLER["kubernetes"],
+            fix_self=f"pip install kubetorch=={theirs}",
+        )
     except VersionMismatchError as error:
-        is_older = protocol is None or protocol < versions.OLDEST
-        step = "kt upgrade" if is_older else f"pip install kubetorch=={theirs}"
-        return Finding("version", "broken", error.message, step)
+        return Finding("version", "broken", error.message, error.hint or "")
     if theirs != __version__:
         return Finding("version", "note", words, "kt upgrade makes both the same")
     return Finding("version", "ok", f"{words}, protocol {protocol}")

@@ -152,7 +152,12 @@ class Session:
         if self._workload is not None:
             raise ProtocolError("a session says hello once")
         self._access.check_pod(self._principal, pod)
-        versions.check(hello.protocol, peer=f"pod {hello.pod}")
+        versions.check(
+            hello.protocol,
+            peer=f"pod {hello.pod}",
+            fix_peer=versions.FIX_PODS,
+            fix_self="a newer controller takes it up",
+        )
         workload = self._registry.workload_of(pod)
         if workload is None:
             raise UnauthorizedError(f"there is no pod {hello.pod}")

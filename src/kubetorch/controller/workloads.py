@@ -175,7 +175,12 @@ class Workloads:
             VersionMismatchError: The client is too old or too new.
             SpecError: The spec is impossible.
         """
-        versions.check(deploy.protocol, peer=f"this client, version {deploy.version},")
+        versions.check(
+            deploy.protocol,
+            peer=f"this client, version {deploy.version},",
+            fix_peer=versions.FIX_CLIENT,
+            fix_self=versions.FIX_CONTROLLER[self._backend.name],
+        )
         spec = deploy.spec
         if (spec.namespace, spec.name) != (namespace, name):
             raise SpecError(

@@ -111,7 +111,7 @@ def test_hello_of_a_stranger_is_refused(principal: Principal, pod: str) -> None:
 def test_an_agent_of_another_protocol_is_refused() -> None:
     case = Case(hello=msgspec.structs.replace(HELLO, protocol=99))
     assert case.world.closed is not None
-    assert "upgrade" in case.world.closed[1]
+    assert "make this side newer" in case.world.closed[1]
 
 
 @pytest.mark.parametrize(
