@@ -96,6 +96,8 @@ def claiming(name: str, **spec: Any) -> list[Object]:
     return [claim(name, **spec), *mounting({"persistentVolumeClaim": {"claimName": name}})]
 
 
+NO_IMAGE = "198.18.0.1:5000/nope:1"
+BRIEF = {**container(), "name": "init", "command": ["true"]}
 #: What is applied, the error, and words of its message.
 DOOMED: dict[str, tuple[list[Object], type[errors.KubetorchError], str]] = {
     "deadline": (
@@ -104,9 +106,25 @@ DOOMED: dict[str, tuple[list[Object], type[errors.KubetorchError], str]] = {
         "DeadlineExceeded",
     ),
     "image-not-found": (
-        pod(image="198.18.0.1:5000/nope:1"),
+        pod(image=NO_IMAGE),
         errors.ImagePullError,
-        "there is no image 198.18.0.1:5000/nope:1",
+        f"there is no image {NO_IMAGE}",
+    ),
+    # After an init container the kubelet's status is far behind its events.
+    "image-not-found-after-init": (
+        pod(spec={"initContainers": [BRIEF], "containers": [container(image=NO_IMAGE)]}),
+        errors.ImagePullError,
+        f"there is no image {NO_IMAGE}",
+    ),
+    "no-secret-after-init": (
+        pod(spec={"initContainers": [BRIEF]}, envFrom=[{"secretRef": {"name": "nope"}}]),
+        errors.MissingObjectError,
+        "there is no Secret 'nope'",
+    ),
+    "no-command-after-init": (
+        pod(spec={"initContainers": [BRIEF]}, command=["/no/such/thing"]),
+        errors.PodContainerError,
+        "/no/such/thing",
     ),
     "image-not-loaded": (pod(image="localhost/none:1"), errors.ImagePullError, "does not have it"),
     "image-name": (pod(image="UPPER/Case:1"), errors.ImagePullError, "is no name of an image"),

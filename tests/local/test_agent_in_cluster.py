@@ -21,6 +21,7 @@ from agent_harness import (
     SECRET,
     TIMEOUT,
     WORKLOAD,
+    CallFailed,
     FakeController,
     StreamClient,
     free_port,
@@ -214,6 +215,27 @@ def test_a_container_without_python_says_so_at_once(
     assert f"found: {old} (3.9.2)" in failure["message"]
 
 
+def test_calls_end_before_the_pod_is_killed(
+    controller: FakeController, start: Start, tmp_path: Path
+) -> None:
+    container = start(KT_POD_GRACE="8")
+    welcome(controller)
+    source = "import time\ndef f(seconds):\n    time.sleep(seconds)\n    return seconds"
+    assert controller.deploy(1, source, "f").failure is None
+    client = StreamClient(container.port, token=signed())
+    client.open(1, 1.0)
+    client.open(2, 60)
+    time.sleep(0.3)
+    begun = time.monotonic()
+    container.process.send_signal(signal.SIGTERM)
+    assert client.result(1) == 1.0
+    with pytest.raises(CallFailed, match="SIGTERM"):
+        client.result(2)
+    client.close()
+    container.process.wait(TIMEOUT)
+    assert time.monotonic() - begun < 8
+
+
 def test_kt_server_start_joins_with_the_token_of_the_namespace(
     controller: FakeController, tmp_path: Path
 ) -> None:
@@ -243,6 +265,13 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
         client = StreamClient(port, token=signed())
         assert client.call(1) == [sys.executable, str(tmp_path), WORKLOAD]
         client.close()
+        # Its service is torn down; the pod is not the controller's to end.
+        controller.send(messages.Terminate(grace=1.0, reason="torn down"))
+        again = controller.wait_for(messages.Hello)
+        assert (again.generation, process.poll()) == (0, None)
+        assert again.incarnation != hello.incarnation
+        welcome(controller)
+        assert controller.deploy(2, source, "f").failure is None
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0, (tmp_path / "log").read_text()

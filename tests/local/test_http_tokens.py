@@ -101,7 +101,7 @@ def test_what_a_dialler_says_is_the_error(error: Exception, expected: type[Excep
     def dial(timeout: float | None) -> socket.socket:
         raise error
 
-    with HttpClient("http://nowhere.tunnel", "t", dialler=dial) as client:
-        with pytest.raises(expected) as caught:
-            client.request("GET", "/")
+    client = HttpClient("http://nowhere.tunnel", "t", dialler=dial)
+    with pytest.raises(expected) as caught:
+        client.request("GET", "/")
     assert error in (caught.value, caught.value.__cause__)

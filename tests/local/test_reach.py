@@ -280,3 +280,35 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
         assert CONTROLLER in cluster.forwarded
     finally:
         double.teardown()
+
+
+def test_rights_that_are_taken_away_are_said_soon(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+    assert double(1) == 2
+    cluster.refused.update({"forward controller": 403, "forward pods": 403})
+    cluster.stop()
+    cluster.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(kt.errors.KubernetesForbiddenError, match="pods/portforward"):
+            double(2)
+        assert time.monotonic() - begun < 15
+    finally:
+        cluster.refused.pop("forward controller")
+        cluster.refused.pop("forward pods")
+
+
+def test_a_pending_call_outlives_a_refusal_that_passes(cluster, jobs, deployed):
+    slow = deployed(jobs.slow)
+    found = []
+    caller = threading.Thread(target=lambda: found.append(slow(2)))
+    caller.start()
+    time.sleep(0.7)
+    cluster.refused.update({"forward controller": 403, "forward pods": 403})
+    cluster.stop()
+    cluster.start()
+    time.sleep(2.5)
+    cluster.refused.clear()
+    caller.join(20)
+
+    assert found == ["done"]

@@ -122,7 +122,7 @@ class Controller:
             pods: Whether the pods stop too, until the next start.
         """
         await self._garbage.close()
-        await self.workloads.close()
+        await self.workloads.close(pods=pods)
         await self._backend.close(pods=pods)
         for session in list(self._sessions):
             session.close("the controller stops")

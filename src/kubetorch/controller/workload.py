@@ -24,7 +24,7 @@ from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.telling import Telling
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe
-from kubetorch.errors import KubetorchError, ServiceNotFoundError, StartupError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
@@ -319,12 +319,11 @@ class Workload:
         await self._with.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
 
-    def close(self, reason: str) -> None:
-        """Stop all timers, and end the sessions."""
+    def close(self, reason: str, *, goes_on: bool = False) -> None:
+        """Stop all timers, and end the sessions; it `goes_on` under another controller."""
         self._idle.close()
         self._applying.cancel()
-        error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
-        self._waiting.fail_all(error)
+        self._waiting.interrupt(self.record.name, reason, goes_on=goes_on)
         self.is_gone = True
         self.changes.notify()
         sessions, self._sessions, self._heard = self._sessions, {}, {}

@@ -109,10 +109,14 @@ class Workloads:
         for workload in self._workloads.values():
             workload.pods_changed()
 
-    async def close(self) -> None:
-        """The controller stops; the backend decides about the pods."""
+    async def close(self, *, pods: bool) -> None:
+        """The controller stops.
+
+        Args:
+            pods: Whether the pods stop too: then nobody goes on with their deploys.
+        """
         for workload in self._workloads.values():
-            workload.close("the controller stops")
+            workload.close("the controller stops", goes_on=not pods)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

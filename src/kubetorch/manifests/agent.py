@@ -159,6 +159,8 @@ def _start(place: Place, workload: str, runtime: Runtime) -> None:
     variables = items(container, "env")
     for name, value in _variables(container, workload, runtime).items():
         _replace(variables, name, {"value": value})
+    if isinstance(grace := place.pod.get("terminationGracePeriodSeconds"), int):
+        _replace(variables, podenv.GRACE, {"value": str(grace)})
     for name, field in _FIELDS.items():
         _replace(variables, name, {"valueFrom": {"fieldRef": {"fieldPath": field}}})
 

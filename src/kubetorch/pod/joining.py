@@ -103,6 +103,7 @@ def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
         token_file=file,
         token=token,
         listen=options.host,
+        is_joined=True,
     )
     return {**environ, **own.write()}
 

@@ -64,8 +64,9 @@ from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
 EVERYWHERE = ("0.0.0.0", "::")
-#: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
-TERM_GRACE = 25.0
+#: Seconds from SIGTERM to SIGKILL that Kubernetes gives unless it is told otherwise, and those of
+#: them that are for what comes after the calls: workers, outcomes, the last answers.
+KILL_GRACE, LAST_WORDS = 30.0, 5.0
 #: Seconds that workers have to end after their calls.
 WORKER_GRACE = 2.0
 #: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
@@ -105,7 +106,10 @@ def main(
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+        is_to_go_on = uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+    if is_to_go_on:
+        # As new, for a service that is deployed to this pod later.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0
 
 
@@ -121,12 +125,16 @@ async def _run(
     view: PodView,
     zygote: Launched | None,
     sock: socket.socket,
-) -> None:
+) -> bool:
+    """Whether the pod goes on afterwards."""
     agent = Agent(pod, credentials, given(environ), view, zygote)
     loop = asyncio.get_running_loop()
+    grace = KILL_GRACE if pod.grace is None else pod.grace
+    calls = max(grace - LAST_WORDS, grace / 4)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
+    return agent.is_dismissed and pod.is_joined
 
 
 class Agent:
@@ -148,6 +156,8 @@ class Agent:
         view: PodView,
         zygote: Launched | None = None,
     ) -> None:
+        #: Whether the controller ended it, not who made the pod.
+        self.is_dismissed = False
         self._pod = pod
         self._view = view
         self._incarnation = os.urandom(8).hex()
@@ -340,6 +350,7 @@ class Agent:
             case Reload():
                 self._supervisor.on_reload(message)
             case Terminate(grace=grace, reason=reason):
+                self.is_dismissed = not self._stopped.done()
                 self.stop(reason, grace)
             case CancelCall(id=call_id, reason=reason):
                 call = self._calls.find(call_id)

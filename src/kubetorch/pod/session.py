@@ -152,17 +152,17 @@ class Session:
 
     async def run(self) -> None:
         """Keep a session until this is cancelled, or there can be none any more."""
-        delays = _delays()
+        delays, refusal = _delays(), ""
         while not self._contact.is_lost:
             try:
                 await self._run_once()
-                delays = _delays()
+                delays, refusal = _delays(), ""
             except upgrading.UpgradeRefusedError as error:
-                _log.warning(
-                    "session refused status=%s body=%s",
-                    error.status,
-                    error.body[:500].decode("utf-8", "replace"),
-                )
+                said = error.body[:500].decode("utf-8", "replace")
+                # A pod may wait for days until a service is deployed that it is one of.
+                level = logging.DEBUG if said == refusal else logging.WARNING
+                _log.log(level, "session refused status=%s body=%s", error.status, said)
+                refusal = said
             except (OSError, TimeoutError, asyncio.TimeoutError, websocket.WebSocketError) as error:
                 _log.info("no session error=%s", error)
             await asyncio.sleep(next(delays))

@@ -152,7 +152,7 @@ def run(
         try:
             await body(workloads, backend)
         finally:
-            await workloads.close()
+            await workloads.close(pods=True)
             state.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
@@ -175,6 +175,23 @@ def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_pa
             assert isinstance(error, StartupError)
             assert "the manifest of f could not be applied: KeyError: 'spec'" in str(error)
         assert [view.status for view in workloads.list()] == ["Failed"]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("pods", "error"), [(True, "StartupError"), (False, "ControllerUnavailableError")]
+)
+def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods_stay(
+    tmp_path: Path, pods: bool, error: str
+) -> None:
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        events = await workloads.deploy(deploy("d1"))
+        await anext(events)
+        await workloads.close(pods=pods)
+        *_, last = [event async for event in events]
+        assert isinstance(last, Failed)
+        assert last.failure["error_type"] == error
 
     run(tmp_path, body)
 

@@ -33,6 +33,7 @@ def test_what_a_container_says_of_itself_is_found(tmp_path, monkeypatch):
         controller_url="http://kubetorch-controller.kubetorch.svc.cluster.local:8080",
         token="secret",
         listen="0.0.0.0",
+        is_joined=True,
     )
 
 

@@ -126,7 +126,9 @@ class Commands(Pods):
         if node in (None, "all"):
             if not running:
                 raise ControllerUnavailableError(f"{view.spec.name} has no pod that runs")
-            return running
+            # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
+            serving = [pod.name for pod in view.pods if pod.name in running and pod.generation]
+            return serving or running
         names = [node] if isinstance(node, str) else list(node or ())
         for name in names:
             if name not in running:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,6 +14,7 @@ from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
     KubernetesRequestError,
+    KubetorchError,
     StartupError,
 )
 from kubetorch.k8s.client import Client
@@ -22,6 +26,9 @@ from kubetorch.manifests.kinds import Manifest
 FIELD_MANAGER = "kubetorch"
 #: Seconds until an object that has to be made anew is gone.
 GONE_TIMEOUT = 60.0
+
+#: What is there, by reference; `None` where nothing is.
+Known = dict[Ref, Object | None]
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +43,23 @@ class Applier:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    async def look(self, manifests: Iterable[Manifest]) -> Known:
+        """What is there of these objects, asked at once; what cannot be said is left out."""
+        refs: list[Ref] = []
+        for manifest in manifests:
+            with contextlib.suppress(KubetorchError):
+                refs.append(await self.ref(manifest))
+        found = await asyncio.gather(*map(self.find, refs), return_exceptions=True)
+        pairs = zip(refs, found, strict=True)
+        return {ref: one for ref, one in pairs if not isinstance(one, BaseException)}
+
     async def apply(
-        self, manifest: Manifest, *, owner: Manifest | None = None, takes: bool = False
+        self,
+        manifest: Manifest,
+        *,
+        owner: Manifest | None = None,
+        takes: bool = False,
+        known: Known | None = None,
     ) -> Object:
         """Make an object what its manifest says; one that is like that already is left alone.
 
@@ -45,6 +67,7 @@ class Applier:
             manifest: The object.
             owner: The object that it goes away with (`ownerReferences`).
             takes: Whether an object that somebody else made is taken over.
+            known: What was there a moment ago; it is used up.
 
         Raises:
             KubernetesError: The API server refuses it.
@@ -52,7 +75,10 @@ class Applier:
         """
         wanted = _marked(manifest, owner)
         ref = await self.ref(wanted)
-        there = await self.find(ref)
+        if known is not None and ref in known:
+            there = known.pop(ref)
+        else:
+            there = await self.find(ref)
         if there is not None and _applied(there) == _applied(wanted):
             return there
         if there is not None and not takes and not _applied(there):

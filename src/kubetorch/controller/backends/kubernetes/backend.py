@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, runtimes, statuses
-from kubetorch.controller.backends.kubernetes.applying import Applier
+from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
@@ -146,10 +146,16 @@ class KubernetesBackend:
         key = (spec.namespace, spec.name)
         main = _rendered(spec)
         self._told[key] = Told(self._now())
-        if main is not None:
-            await self._preparing.prepare(main, spec.compute.pod_template_path)
-        else:
-            await self._preparing.prepare_selected(spec.namespace)
+        # Meanwhile: an edit that changes no object is to wait for the API server once.
+        looking = asyncio.create_task(self._look(spec, main))
+        try:
+            if main is not None:
+                await self._preparing.prepare(main, spec.compute.pod_template_path)
+            else:
+                await self._preparing.prepare_selected(spec.namespace)
+            known = await looking
+        finally:
+            looking.cancel()
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
         await self._select(spec, main)
@@ -158,10 +164,15 @@ class KubernetesBackend:
             wanted += await runtimes.beside(self._client, main, self._runtime)
         for manifest in (*wanted, main):
             if manifest is not None:
-                await self._apply(key, manifest)
+                await self._apply(key, manifest, known)
         self._watch.mark(key)
 
-    async def _apply(self, key: Key, manifest: Manifest) -> None:
+    async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
+        """What is there of the objects of a workload."""
+        wanted = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
+        return await self._applier.look(wanted if main is None else (*wanted, main))
+
+    async def _apply(self, key: Key, manifest: Manifest, known: Known) -> None:
         """Apply an object; one that the API server cannot take just now is applied later.
 
         Raises:
@@ -176,7 +187,9 @@ class KubernetesBackend:
                     await self._survey.look_at(manifest)
                 # Whoever brings a manifest may have applied it already.
                 takes = is_main and workload.spec.compute.manifest is not None
-                await self._applier.apply(manifest, owner=self._owner(*key), takes=takes)
+                await self._applier.apply(
+                    manifest, owner=self._owner(*key), takes=takes, known=known
+                )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is not None:

@@ -132,3 +132,51 @@ def test_a_liveness_probe_may_fail_once() -> None:
     assert "liveness probe failed: HTTP probe failed with statuscode: 500" in verdict.reason
     verdict = judge(ended(137), ended(137, "15:51:40"), restarts=1, events=said)
     assert type(verdict.error) is errors.ProbeFailedError
+
+
+def said(reason: str, message: str, at: str = "15:51:50", *, container: str = "c") -> Object:
+    field = f"spec.containers{{{container}}}"
+    return {
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-11-21T{at}Z",
+        "involvedObject": {"kind": "Pod", "name": "web", "uid": "p", "fieldPath": field},
+        "metadata": {"name": f"web.{reason}.{at}"},
+    }
+
+
+PULL = 'Failed to pull image "a:1": rpc error: code = NotFound desc = a:1: not found'
+RUN = 'Error: failed to create containerd task: exec: "kt": executable file not found in $PATH'
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"),
+    [
+        ([said("Pulling", "a:1"), said("Failed", PULL), said("Failed", "Error: ErrImagePull")], 1),
+        ([said("InspectFailed", "couldn't parse image name A"), said("Failed", "Error: x")], 1),
+        ([said("ErrImageNeverPull", "is not present with pull policy of Never")], 1),
+        ([said("Pulled", "a:1"), said("Created", "c"), said("Failed", RUN)], 2),
+    ],
+)
+def test_a_status_that_is_behind_its_events_is_not_waited_for(events: Any, kind: int) -> None:
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    expected = {1: errors.ImagePullError, 2: errors.PodContainerError}[kind]
+    events = [one for one in events if one["message"] != "Error: x"]
+    verdict = judge(waits, events=events)
+    assert type(verdict.error) is expected
+    assert verdict.since == NOW - 7
+
+
+def test_an_attempt_that_went_on_after_a_failure_counts() -> None:
+    waits = {"waiting": {"reason": "ContainerCreating"}}
+    before = said("Failed", PULL, "15:51:20")
+    assert not judge(waits, events=[before, said("Pulled", "a:1")]).reason
+    other = said("Failed", PULL, container="other")
+    assert not judge(waits, events=[other]).reason
+
+
+def test_a_registry_that_is_away_is_waited_for_by_its_events_too() -> None:
+    away = 'Failed to pull image "a:1": dial tcp 10.0.0.1:443: connect: connection refused'
+    verdict = judge({"waiting": {"reason": "PodInitializing"}}, events=[said("Failed", away)])
+    assert not verdict.is_doomed
+    assert "connection refused" in verdict.reason

@@ -134,6 +134,8 @@ def test_a_failure_counts_until_a_pod_could_be_made() -> None:
     assert judge(given, events=[FAILED]).is_doomed
     later = {**FAILED, "reason": "SuccessfulCreate", "lastTimestamp": "2026-11-21T15:50:20Z"}
     assert not judge(given, events=[FAILED, later]).reason
+    beside = {**later, "lastTimestamp": AT}
+    assert judge(given, events=[FAILED, beside]).is_doomed
     complete = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=2)
     assert not judge(complete, events=[FAILED]).reason
 

@@ -42,7 +42,7 @@ PASSING = [
 
 def judge(text: str, image: str = "team/web:1", **more: Any) -> Verdict:
     waiting = {"reason": "ErrImagePull", "message": text, **more}
-    return pulling.judge(POD, {"name": "c", "state": {"waiting": waiting}}, image, [])
+    return pulling.judge(POD, waiting, image, [])
 
 
 @pytest.mark.parametrize("text", FINAL)
@@ -78,26 +78,22 @@ def test_what_is_denied_names_the_pull_secrets_that_are_missing() -> None:
         "involvedObject": {"kind": "Pod", "name": "web"},
         "metadata": {"name": "web.1"},
     }
-    status = {"state": {"waiting": {"reason": "ErrImagePull", "message": "401 Unauthorized"}}}
-    verdict = pulling.judge(POD, status, "team/web:1", [event])
+    state = {"reason": "ErrImagePull", "message": "401 Unauthorized"}
+    verdict = pulling.judge(POD, state, "team/web:1", [event])
     assert verdict.error is not None
     assert "regcred" in str(verdict.error.hint)
 
 
 def test_an_older_kubelet_says_why_only_in_an_event() -> None:
-    status = {
-        "state": {
-            "waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "a:1"'}
-        }
-    }
-    assert not pulling.judge(POD, status, "a:1", []).is_doomed
+    state = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "a:1"'}
+    assert not pulling.judge(POD, state, "a:1", []).is_doomed
     event = {
         "reason": "Failed",
         "message": 'Failed to pull image "a:1": rpc error: code = NotFound desc = a:1: not found',
         "involvedObject": {"kind": "Pod", "name": "web"},
         "metadata": {"name": "web.1"},
     }
-    assert pulling.judge(POD, status, "a:1", [event]).is_doomed
+    assert pulling.judge(POD, state, "a:1", [event]).is_doomed
 
 
 def test_knative_looks_images_up_itself() -> None:
