@@ -81,14 +81,6 @@ class SimulatedBackend:
     def check(self, compute: ComputeSpec) -> None:
         """Everything can run."""
 
-    def news(self, namespace: str, name: str) -> list[News]:
-        """Nothing happens."""
-        return []
-
-    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """Each pod is called alone."""
-        return ""
-
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         """No pod is replaced."""
 

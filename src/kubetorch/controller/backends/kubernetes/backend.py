@@ -192,6 +192,8 @@ class KubernetesBackend:
                 )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is error:
+                    raise
                 if verdict.error is not None:
                     raise verdict.error from error
                 self._refusals[key] = verdict.reason
