@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from benchmarks import kubectl, ours, processes, reload
+from benchmarks import kubectl, ours, processes, reload, sessions
 from benchmarks.calls import BODY
 from benchmarks.figures import Figure, Limit, Margin, Row
 from benchmarks.programs import driving
@@ -27,8 +27,8 @@ STATED = "as stated"
 SECONDS = 1.0
 REPLICAS = (1, 4)
 WORKLOADS = 100
-#: The budgets of edits, in seconds.
-_EDITS = {f"edit-{replicas}": 0.4 for replicas in REPLICAS}
+#: What the budgets are in seconds. They are checked as ratios: `docs/performance.md` says how.
+_STATED = {**{f"edit-{replicas}": 0.4 for replicas in REPLICAS}, "unchanged": 0.15}
 
 OUTSIDE = (
     Figure(
@@ -50,7 +50,7 @@ EDITS = (
             f"edit to first line, {replicas} pod{'s' * (replicas > 1)}",
             f"edit-{replicas}",
             "ms",
-            {EXEC: None, STATED: Limit(1.0)},
+            {EXEC: Limit(2.0), STATED: None},
             scale=1e3,
         )
         for replicas in REPLICAS
@@ -59,7 +59,7 @@ EDITS = (
         f"deploy of nothing new, {reload.FILES:,} files",
         "unchanged",
         "ms",
-        {APPLY: None, STATED: Limit(1.0)},
+        {APPLY: Limit(1.0), STATED: None},
         scale=1e3,
     ),
 )
@@ -92,6 +92,7 @@ def run(rounds: int) -> list[Row]:
             *_edits(namespace, rounds),
             *_starts(namespace, rounds),
             *_memory(namespace, rounds),
+            *sessions.run(rounds),
         ]
 
 
@@ -160,7 +161,7 @@ def _edits(namespace: str, rounds: int) -> list[Row]:
             ours.project() as root,
             ours.project() as large,
             _started(namespace, "kubetorch_reload", str(root), "import os") as client,
-            _started(namespace, "kubetorch_reload", str(large), "import os") as other,
+            _started(namespace, "kubetorch_reload", str(large), "import os", user="l") as other,
         ):
             reload.fill(large)
 
@@ -175,7 +176,7 @@ def _edits(namespace: str, rounds: int) -> list[Row]:
         Side(OURS, "ours", edits),
         Side(EXEC, "floor", lambda: _exec(namespace)),
         Side(APPLY, "peer", lambda: _apply(namespace)),
-        Side(STATED, "floor", lambda: nullcontext(lambda: {**_EDITS, "unchanged": 0.15})),
+        Side(STATED, "floor", lambda: nullcontext(lambda: _STATED)),
     ]
     return compare(EDITS, sides, rounds)
 
@@ -195,7 +196,7 @@ def _exec(namespace: str) -> Iterator[Measure]:
             return time.perf_counter() - began
 
     with kubectl.pod(namespace, "edited", "import time; time.sleep(3600)"):
-        yield lambda: dict.fromkeys(_EDITS, first_line())
+        yield lambda: dict.fromkeys((f"edit-{replicas}" for replicas in REPLICAS), first_line())
 
 
 @contextmanager
@@ -261,6 +262,8 @@ def _program(namespace: str, name: str, *arguments: str) -> Iterator[processes.P
 
 
 def _started(
-    namespace: str, name: str, *arguments: str
+    namespace: str, name: str, *arguments: str, user: str = ""
 ) -> AbstractContextManager[processes.Program]:
-    return processes.program(name, *arguments, env=kubectl.environment(namespace))
+    """A program whose services' names begin with that of a user, if one is given."""
+    env = {"KT_BACKEND": "kubernetes", "KT_NAMESPACE": namespace, "KT_USERNAME": user}
+    return processes.program(name, *arguments, env=env)

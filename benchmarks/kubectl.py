@@ -69,11 +69,6 @@ def namespace() -> Iterator[str]:
         run("delete", "namespace", name, "--wait=false")
 
 
-def environment(namespace: str) -> dict[str, str]:
-    """The environment of programs that deploy into a namespace of the cluster."""
-    return {"KT_BACKEND": "kubernetes", "KT_NAMESPACE": namespace, "KT_USERNAME": ""}
-
-
 def default_image() -> str:
     """The image of pods for which none is named."""
     [container] = get(CONTROLLER, "-n", INSTALLATION)["spec"]["template"]["spec"]["containers"]
