@@ -68,15 +68,19 @@ def bringing(
 
 
 @pytest.fixture
-def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> None:
+def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[None]:
     """Skips a kind that the cluster does not have, and has what it refers to."""
     manifest, _ = byo.KINDS[request.getfixturevalue("kind")]
     group = manifest["apiVersion"].rpartition("/")[0]
     served = kubectl("api-resources", "--api-group", group, "--no-headers")
     if manifest["kind"] not in [line.split()[-1] for line in served.splitlines() if line]:
         pytest.skip(f"the cluster has no {manifest['kind']} of {group or 'v1'}")
-    if manifest["kind"] == "TrainJob":
-        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    if manifest["kind"] != "TrainJob":
+        yield
+        return
+    kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    yield
+    kubectl("delete", "--wait=false", "-f", "-", given=[byo.TRAIN_RUNTIME])
 
 
 def bring(kind: str, folder: Path) -> int:
