@@ -10,7 +10,7 @@ from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import Activity, PodView, Stage
+from kubetorch.wire.messages import Activity, DeployLog, LogReport, PodView, Stage, StageReport
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -128,3 +128,47 @@ def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
     return [
         Stage(stage="backend", message=text, warning=True) for text in backend.warnings(manifest)
     ]
+
+
+def stage(pod: str, message: StageReport) -> Stage:
+    """How far a pod is, for who waits for that."""
+    return Stage(message.stage, message.message, pod, warning=message.warning)
+
+
+def served(pod: str, state: Rollout) -> Stage:
+    """One more pod serves the wanted generation."""
+    return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=len(state.pods))
+
+
+def line(pod: str, message: LogReport) -> DeployLog:
+    """A line that the user's code wrote while it was loaded, for who waits for that."""
+    return DeployLog(
+        text=message.text,
+        pod=pod,
+        source=message.source,
+        level=message.level,
+        time=message.time,
+    )
+
+
+class Reasons:
+    """What was said of the pods of a workload, so that it is said once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str | None, str] = {}
+
+    def news(self, pods: Iterable[PodStatus], trouble: str) -> list[Stage]:
+        """What is to be said now.
+
+        Args:
+            pods: The pods.
+            trouble: Why there are not all of them.
+        """
+        reasons: dict[str | None, str] = {pod.name: pod.reason for pod in pods}
+        reasons[None] = trouble
+        before, self._said = self._said, reasons
+        return [
+            Stage(stage="event", message=reason, pod=pod)
+            for pod, reason in reasons.items()
+            if reason and reason != before.get(pod)
+        ]

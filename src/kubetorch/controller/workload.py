@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Set
 
 from msgspec.structs import replace
 
 from kubetorch.controller import idle, rollout, summary, views
 from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.idle import IdleWatch
+from kubetorch.controller.gathering import Gathering
+from kubetorch.controller.idle import Activities, IdleWatch
+from kubetorch.controller.membership import Membership
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
@@ -27,20 +30,17 @@ from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeou
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import messages
 from kubetorch.wire.messages import (
     Accepted,
     Activity,
-    DeployLog,
     Failed,
     FromController,
     Hello,
     LogReport,
-    Member,
-    Members,
     Observed,
     Ready,
     Reload,
-    Stage,
     StageReport,
     Terminate,
     WorkloadView,
@@ -66,6 +66,8 @@ class Workload:
     ) -> None:
         self.record = record
         self.pods: list[PodStatus] = []
+        self._names: frozenset[str] = frozenset()
+        self._pod_failure: Failure | None = None
         self._specs = {generation.number: generation.spec for generation in generations}
         self._with = surroundings
         failure = json.loads(record.failure) if record.failure else None
@@ -73,8 +75,11 @@ class Workload:
         self._sessions: dict[str, PodSession] = {}
         self._heard: dict[str, Heard] = {}
         self._waiting = Waiting(surroundings.clock)
-        self._members: tuple[Member, ...] = ()
-        self._reasons: dict[str, str] = {}
+        self._membership = Membership()
+        self._activities = Activities()
+        self._reload: tuple[int, bytes] = (0, b"")
+        self._gathering = Gathering(surroundings.clock, self.pods_changed)
+        self._reasons = views.Reasons()
         self._applying = Applying(surroundings.backend)
         #: Says that anything about it changed.
         self.changes = Changes()
@@ -104,9 +109,9 @@ class Workload:
         return list(self._specs.values())
 
     @property
-    def pod_names(self) -> set[str]:
+    def pod_names(self) -> Set[str]:
         """The names of its pods."""
-        return {pod.name for pod in self.pods}
+        return self._names
 
     def has_session(self, pod: str) -> bool:
         """Whether the agent of a pod is connected."""
@@ -139,10 +144,7 @@ class Workload:
 
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
-        if self._rollout.failure is not None:
-            return self._rollout.failure
-        failed = [pod.failure for pod in self.pods if not pod.is_retiring and pod.failure]
-        return failed[0] if failed else None
+        return self._pod_failure if self._rollout.failure is None else self._rollout.failure
 
     # --------------------------------------------------------------------------------- deploys
 
@@ -188,7 +190,7 @@ class Workload:
         progress = Progress(accepted.generation, accepted, *warned)
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
-        if accepted.changed or not self._is_served():
+        if accepted.changed or not self._rollout.is_served:
             await self._applying.start(self.spec, lambda failure: self._applied(progress, failure))
         else:
             self._begin_rollout(accepted.generation)
@@ -217,33 +219,36 @@ class Workload:
         self._handle(rollout.GaveUp(progress.generation, failure))
         self._waiting.end(progress, Failed(failure=failure))
 
-    def _is_served(self) -> bool:
-        state = self._rollout
-        return bool(state.pods) and all(state.is_ready(pod) for pod in state.pods)
-
     # ------------------------------------------------------------------------------------ pods
 
-    def pods_changed(self) -> None:
+    def pods_changed_soon(self) -> None:
         """The backend says that something about the pods is different."""
+        self._gathering.changed(len(self.pods))
+
+    def pods_changed(self) -> None:
+        """Look at the pods."""
+        self._gathering.close()
+        if self.is_gone:
+            return
         self.pods = self._with.backend.pods(*self.key)
         current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
+        self._names = current | retiring
+        self._activities.keep(self._names)
+        failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
+        self._pod_failure = next(failures, None)
+        self._tell_members(is_news=self._membership.update(self.pods, self._heard))
         for pod in self.pods:
-            if pod.reason and pod.reason != self._reasons.get(pod.name):
-                self._waiting.tell(Stage(stage="event", message=pod.reason, pod=pod.name))
             if pod.is_down and pod.name in self._sessions:
                 # The end of its connection may be heard of later.
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        self._reasons = {"": self._reasons.get("", "")} | {p.name: p.reason for p in self.pods}
-        self._handle(rollout.PodsChanged(current, retiring))
         trouble = self._with.backend.trouble(*self.key)
-        if trouble.reason and trouble.reason != self._reasons.get(""):
-            self._waiting.tell(Stage(stage="event", message=trouble.reason))
-        self._reasons[""] = trouble.reason
-        failed = [pod.failure for pod in self.pods if pod.name in current]
-        for failure in (trouble.failure, *failed):
+        for news in self._reasons.news(self.pods, trouble.reason):
+            self._waiting.tell(news)
+        self._handle(rollout.PodsChanged(current, retiring))
+        for failure in (trouble.failure, self._pod_failure):
             if failure is not None:
                 self._handle(rollout.GaveUp(self.record.generation, failure))
 
@@ -254,7 +259,9 @@ class Workload:
         self._heard[hello.pod] = Heard(url=hello.url)
         if old is not None:
             old.close("another session of this pod began")
-        session.send(self._members_message())
+        self._activities.heard(hello.pod, None)
+        session.send_text(self._membership.message(self.record.epoch))
+        self._tell_members(is_news=self._membership.heard(hello.pod, self._heard))
         self._handle(rollout.Connected(hello.pod, hello.generation))
 
     def disconnected(self, pod: str, session: PodSession) -> None:
@@ -262,11 +269,14 @@ class Workload:
         if self._sessions.get(pod) is session:
             del self._sessions[pod]
             del self._heard[pod]
+            self._activities.heard(pod, None)
+            self._tell_members(is_news=self._membership.heard(pod, self._heard))
             self._handle(rollout.Lost(pod))
 
     def silent(self, pod: str) -> None:
         """A pod has not been heard of for too long; its session is still there."""
         self._heard[pod] = replace(self._heard[pod], is_silent=True, activity=None)
+        self._activities.heard(pod, None)
         self._handle(rollout.Lost(pod))
 
     def heard_again(self, pod: str, serving: int) -> None:
@@ -278,30 +288,21 @@ class Workload:
         """A pod serves a generation, or failed to."""
         self._handle(rollout.Observed(pod, message.generation, message.serving, message.failure))
         if message.failure is None:
-            ready = len(self._rollout.pods) - len(self._rollout.lagging())
-            event = Stage(stage="ready", pod=pod, ready=ready, pods=len(self._rollout.pods))
-            self._waiting.tell(event, message.generation)
+            self._waiting.tell(views.served(pod, self._rollout), message.generation)
 
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(message.stage, message.message, pod, warning=message.warning)
-        self._waiting.tell(event, message.generation)
+        self._waiting.tell(views.stage(pod, message), message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:
         """The user's code wrote a line while it was loaded."""
-        event = DeployLog(
-            text=message.text,
-            pod=pod,
-            source=message.source,
-            level=message.level,
-            time=message.time,
-        )
-        self._waiting.tell(event, message.generation)
+        self._waiting.tell(views.line(pod, message), message.generation)
 
     def active(self, pod: str, message: Activity) -> None:
         """A pod says how busy it is."""
         self._heard[pod] = replace(self._heard[pod], activity=message)
+        self._activities.heard(pod, message)
         if message.last > self.record.active + idle.STEP and message.calls == 0:
             self._keep(replace(self.record, active=message.last))
         self._idle.update()
@@ -328,6 +329,7 @@ class Workload:
     def close(self, reason: str) -> None:
         """Stop all timers, and end the sessions."""
         self._idle.close()
+        self._gathering.close()
         self._applying.cancel()
         error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
         self._waiting.fail_all(error)
@@ -344,20 +346,18 @@ class Workload:
             self._carry_out(effect)
         self._waiting.settle(
             self._rollout.wanted,
-            ready=self._ready if self._is_served() else None,
+            ready=self._ready if self._rollout.is_served else None,
             failure=self._failure(),
         )
-        self._update_members()
         self._with.state.touch(*self.key)
-        serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
-        self._with.backend.mark_ready(*self.key, serving)
+        self._with.backend.mark_ready(*self.key, self._rollout.ready)
         self._idle.update()
         self.changes.notify()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case rollout.Reload(pod, generation):
-                self.send(pod, Reload(generation=generation, spec=self._specs[generation]))
+                self._sessions[pod].send_text(self._reload_text(generation))
             case rollout.Reached(generation) | rollout.Recovered(generation):
                 self._since = self._with.clock.time()
                 self._keep(replace(self.record, good=generation, failure=""))
@@ -378,27 +378,22 @@ class Workload:
     def _ready(self) -> Ready:
         return Ready(generation=self._rollout.wanted, workload=self.view())
 
-    def _update_members(self) -> None:
-        members = tuple(
-            Member(pod.name, pod.ordinal, views.url(pod, self._heard.get(pod.name)))
-            for pod in self.pods
-            if not pod.is_retiring
-        )
-        if members != self._members:
-            self._members = members
-            self._keep(replace(self.record, epoch=self.record.epoch + 1))
-            message = self._members_message()
-            for session in self._sessions.values():
-                session.send(message)
+    def _reload_text(self, generation: int) -> bytes:
+        if self._reload[0] != generation:
+            message = Reload(generation=generation, spec=self._specs[generation])
+            self._reload = (generation, messages.encode(message))
+        return self._reload[1]
 
-    def _members_message(self) -> Members:
-        return Members(epoch=self.record.epoch, members=self._members)
+    def _tell_members(self, *, is_news: bool) -> None:
+        if is_news:
+            self._keep(replace(self.record, epoch=self.record.epoch + 1))
+            text = self._membership.message(self.record.epoch)
+            for session in self._sessions.values():
+                session.send_text(text)
 
     def _idle_left(self) -> float | None:
         ttl = self.spec.compute.inactivity_ttl if self._specs else None
         if ttl is None or self._waiting:
             return None
-        heard = [self._heard.get(pod.name) for pod in self.pods]
-        activities = [None if one is None else one.activity for one in heard]
         now = self._with.clock.time()
-        return idle.seconds_left(activities, ttl=idle.patience(ttl), since=self._since, now=now)
+        return self._activities.seconds_left(ttl=idle.patience(ttl), since=self._since, now=now)
