@@ -23,12 +23,47 @@ class Limit:
     ratio: float
     at_least: bool = False
 
-    def allows(self, ratio: float) -> bool:
+    def allows(self, ours: float, theirs: float) -> bool:
         """Whether the budget is kept."""
+        ratio = ours / theirs
         return ratio >= self.ratio if self.at_least else ratio <= self.ratio
 
-    def __str__(self) -> str:
+    def stated(self, unit: str) -> str:
+        """As the table has it; a ratio has no unit."""
+        del unit
         return f"{'≥' if self.at_least else '≤'} {_short(self.ratio)}"
+
+    def standing(self, ours: float, theirs: float, unit: str) -> str:
+        """How ours stands to theirs, in the terms of the budget."""
+        del unit
+        return _short(ours / theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """How much more than what it is compared with a figure of ours may be.
+
+    Attributes:
+        most: Ours less theirs may be at most this, in the unit of the figure.
+    """
+
+    most: float
+
+    def allows(self, ours: float, theirs: float) -> bool:
+        """Whether the budget is kept."""
+        return ours - theirs <= self.most
+
+    def stated(self, unit: str) -> str:
+        """As the table has it."""
+        return f"≤ +{_short(self.most)} {unit}"
+
+    def standing(self, ours: float, theirs: float, unit: str) -> str:
+        """How ours stands to theirs, in the terms of the budget."""
+        above = ours - theirs
+        return f"{'-' if above < 0 else '+'}{_short(abs(above))} {unit}"
+
+
+Budget = Limit | Margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +74,14 @@ class Figure:
         name: What a reader calls it.
         metric: Name under which every side reports it.
         unit: Unit of the table.
-        against: What it is compared with: names of sides, and the limit if there is a budget.
+        against: What it is compared with: names of sides, and the budget if there is one.
         scale: Factor from the reported value to `unit`.
     """
 
     name: str
     metric: str
     unit: str
-    against: dict[str, Limit | None]
+    against: dict[str, Budget | None]
     scale: float = 1.0
 
 
@@ -57,6 +92,7 @@ class Row:
     Attributes:
         theirs: `None` when it could not be measured; `missing` says why.
         ratio: Ours divided by theirs.
+        standing: How ours stands to theirs, as the table has it.
         kept: Whether the budget is kept; `None` if there is none, or nothing to compare with.
     """
 
@@ -70,6 +106,7 @@ class Row:
     budget: str
     kept: bool | None
     missing: str = ""
+    standing: str = ""
 
     def cells(self, *, first: bool) -> tuple[str, ...]:
         """What stands in the columns; a figure is named once."""
@@ -81,7 +118,7 @@ class Row:
             f"{_short(self.ours)} {self.unit}" if first else "",
             theirs if self.kind == "peer" else "",
             theirs if self.kind == "floor" else "",
-            f"{_short(self.ratio)}" if self.ratio is not None else "",
+            self.standing,
             f"{self.budget}{verdict}",
         )
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from benchmarks import processes
 
-SERVICE = Path(__file__).parent / "projects" / "service.py"
+PROJECTS = Path(__file__).parent / "projects"
+SERVICE = PROJECTS / "service.py"
 STOP_DEADLINE = 60.0
 
 

@@ -114,7 +114,7 @@ def _unchanged() -> Iterator[Measure]:
         ours.home() as env,
         processes.program("kubetorch_reload", str(root), PLAIN[0], env=env) as client,
     ):
-        _fill(root)
+        fill(root)
         yield lambda: {"": client.ask("unchanged", replicas=1, times=5)["seconds"]}
 
 
@@ -176,7 +176,7 @@ def _rsync() -> Iterator[Measure]:
     if not shutil.which("rsync"):
         raise UnavailableError("rsync is not installed")
     with ours.project() as root:
-        _fill(root)
+        fill(root)
         command = ["rsync", "-a", "--delete", f"{root}/", f"{root.parent}/copy/"]
         processes.run(command)
         yield lambda: {"unchanged": driving.median(lambda: processes.run(command), 5)}
@@ -185,7 +185,7 @@ def _rsync() -> Iterator[Measure]:
 @contextmanager
 def _list() -> Iterator[Measure]:
     with ours.project() as root:
-        _fill(root)
+        fill(root)
 
         def walk() -> None:
             for path in root.rglob("*"):
@@ -194,7 +194,7 @@ def _list() -> Iterator[Measure]:
         yield lambda: {"unchanged": driving.median(walk, 5)}
 
 
-def _fill(root: Path) -> None:
+def fill(root: Path) -> None:
     """A tree of the size that a project with its data and notebooks has."""
     for number in range(FILES):
         folder = root / f"part_{number // 100}"

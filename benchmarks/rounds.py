@@ -10,12 +10,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.figures import Figure, Kind, Row
+from benchmarks.figures import Figure, Kind, Limit, Row
 from benchmarks.venvs import UnavailableError
 
 #: One measurement of one side: values by metric.
 Measure = Callable[[], Mapping[str, float]]
 OURS = "ours"
+#: In what terms sides are compared that have no budget.
+_RATIO = Limit(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,13 @@ def _rows(
 ) -> list[Row]:
     ours = medians[OURS][figure.metric] * figure.scale
     rows = []
-    for name, limit in figure.against.items():
+    for name, budget in figure.against.items():
         kind = kinds[name]
         assert kind != "ours"
         measured = medians.get(name, {}).get(figure.metric)
         theirs = None if measured is None else measured * figure.scale
-        ratio = ours / theirs if theirs else None
+        compared = theirs or None
+        terms = budget or _RATIO
         rows.append(
             Row(
                 figure=figure.name,
@@ -91,10 +94,11 @@ def _rows(
                 kind=kind,
                 name=name,
                 theirs=theirs,
-                ratio=ratio,
-                budget=str(limit) if limit else "",
-                kept=limit.allows(ratio) if limit and ratio is not None else None,
+                ratio=ours / compared if compared else None,
+                budget=budget.stated(figure.unit) if budget else "",
+                kept=budget.allows(ours, compared) if budget and compared else None,
                 missing=missing.get(name, ""),
+                standing=terms.standing(ours, compared, figure.unit) if compared else "",
             )
         )
     return rows

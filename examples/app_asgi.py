@@ -1,4 +1,4 @@
-"""An ASGI server as an app (pip install uvicorn). Edit GREETING, run this again: it is live."""
+"""An ASGI server as an app. Edit GREETING, run this again: it is live."""
 
 import os
 import socket
@@ -26,7 +26,8 @@ if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = f"{Path(sys.executable).name} -m uvicorn app_asgi:app --port {port} --lifespan off"
-    served = kt.app(command, port=port).to(kt.Compute(cpus="0.1"), stream_logs=False)
+    compute = kt.Compute(cpus="0.1", image=kt.Image().pip_install(["uvicorn"]))
+    served = kt.app(command, port=port).to(compute, stream_logs=False)
     request = urllib.request.Request(served.endpoint("/greeting"), headers=served.request_headers)
     with urllib.request.urlopen(request) as answer:
         print(answer.status, answer.read().decode())

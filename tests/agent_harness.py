@@ -45,9 +45,21 @@ _M = TypeVar("_M")
 
 
 class FakeController:
-    """The controller's end of sessions, and its blobs."""
+    """The controller's end of sessions, and its blobs.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where it says where it answers.
+        host: Where it listens.
+        is_known: Whether a token is one of its agents'.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        is_known: Callable[[str], bool] = lambda token: token == SESSION_TOKEN,
+    ) -> None:
+        self._is_known = is_known
         self.url_file = folder / "controller-url"
         self.blobs: dict[str, bytes] = {}
         self.messages: queue.Queue[messages.FromAgent] = queue.Queue()
@@ -58,12 +70,13 @@ class FakeController:
         self._connected = threading.Event()
         self._state = ServerState()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._sock = socket.create_server(("127.0.0.1", 0))
+        self._sock = socket.create_server((host, 0))
         self.port = self._sock.getsockname()[1]
         self._ready = threading.Event()
         self._thread.start()
         self._ready.wait(TIMEOUT)
-        self.url_file.write_text(f"http://127.0.0.1:{self.port}\n")
+        self.url = f"http://{host}:{self.port}"
+        self.url_file.write_text(f"{self.url}\n")
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -127,7 +140,7 @@ class FakeController:
         if self.refuse_status is not None:
             raise connections.Refusal(self.refuse_status, b'{"message":"no"}')
         assert path == routes.SESSIONS
-        assert headers["authorization"] == f"Bearer {SESSION_TOKEN}"
+        assert self._is_known(headers["authorization"].removeprefix("Bearer "))
         assert headers[routes.PROTOCOL.lower()] == str(versions.PROTOCOL)
         self._link = _ServerLink(self)
         return self._link
@@ -142,7 +155,7 @@ class FakeController:
         while self.hangs:
             await asyncio.sleep(0.05)
         headers = dict(scope["headers"])
-        assert headers[b"authorization"] == f"Bearer {SESSION_TOKEN}".encode()
+        assert self._is_known(headers[b"authorization"].decode().removeprefix("Bearer "))
         status, answer = 200, b""
         if scope["path"] == routes.BLOBS_FETCH:
             wanted = [d for d in json.loads(body)["blobs"] if d in self.blobs]

@@ -32,6 +32,17 @@ def latency(call: Call, seconds: float) -> dict[str, float]:
     return percentiles(_repeat(call, seconds))
 
 
+async def latency_async(call: AsyncCall, seconds: float) -> dict[str, float]:
+    """As `latency`, for a loop that runs already."""
+    samples: list[float] = []
+    end = time.perf_counter() + 1.1 * seconds
+    while time.perf_counter() < end or len(samples) < 2 * FEWEST:
+        began = time.perf_counter()
+        await call()
+        samples.append(time.perf_counter() - began)
+    return percentiles(samples[len(samples) // 11 :])
+
+
 def percentiles(samples: list[float]) -> dict[str, float]:
     """`p50` and `p99`."""
     ordered = sorted(samples)

@@ -1,4 +1,4 @@
-"""Calls of a function in a pod of this machine.
+"""Calls of a function in a pod: of this machine, or of a cluster.
 
 kubetorch_calls PROJECT
 """
@@ -35,7 +35,7 @@ def main() -> None:
             "tasks": driving.tasks(connect_async, callers, seconds),
         }
 
-    answer({"calls": calls})
+    answer({"calls": calls, "latency": lambda seconds: driving.latency(call, seconds)})
     add.teardown()
 
 

@@ -93,6 +93,8 @@ class KubetorchError(Exception):
     remote_traceback: str | None = None
     pod_name: str | None = None
     rank: int | None = None
+    #: When that came about which dooms a launch, in seconds since the epoch, as Kubernetes says.
+    since: float | None = None
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         super().__init__(message)

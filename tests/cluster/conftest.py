@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shlex
 import shutil
 import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import example_programs
 from cluster import definitions
 
 Objects = list[dict[str, Any]]
@@ -99,6 +105,61 @@ def kubectl() -> Kubectl:
         return done.stdout
 
     return run
+
+
+class Installed:
+    """Kubetorch in the cluster, and a namespace of the tests' own.
+
+    Attributes:
+        namespace: The namespace.
+        environ: Environment of programs that use both.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.environ = {
+            "KUBECONFIG": os.environ["KUBECONFIG"],
+            "KT_BACKEND": "kubernetes",
+            "KT_NAMESPACE": namespace,
+            "KT_USERNAME": "",
+        }
+
+    def run(self, *command: str, cwd: Path | None = None, timeout: float = 100.0) -> str:
+        """What a command prints; it has to succeed."""
+        return example_programs.run(
+            *command, cwd=cwd or Path.cwd(), timeout=timeout, **self.environ
+        )
+
+    def python(self, program: str, folder: Path, *arguments: str, timeout: float = 100.0) -> str:
+        """What a program prints, given as text; it is `program.py` in `folder`."""
+        file = folder / "program.py"
+        file.write_text(textwrap.dedent(program))
+        return self.run(sys.executable, str(file), *arguments, cwd=folder, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def controller(kubectl: Kubectl) -> str:
+    """Kubetorch, installed from the images that were built; the namespace it is in.
+
+    Each module looks anew: some of them uninstall it.
+    """
+    image = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
+    pod_image = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
+    kt = str(Path(sys.executable).parent / "kt")
+    command = [kt, "install", "--image", image, "--pod-image", pod_image, "--timeout", "120s"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    return "kubetorch"
+
+
+@pytest.fixture(scope="module")
+def installed(kubectl: Kubectl, controller: str) -> Iterator[Installed]:
+    """Kubetorch, and a namespace for services, which goes with all that is in it."""
+    namespace = f"kt-tests-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", namespace)
+    yield Installed(namespace)
+    kubectl("delete", "kubetorchworkloads", "--all", "-n", namespace, "--wait=true")
+    kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture(scope="session")

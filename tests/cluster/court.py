@@ -1,4 +1,4 @@
-"""Watches objects of a cluster as a backend does, and judges them until a verdict is there."""
+"""Watches objects of a cluster as the backend does, and judges them until a verdict is there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, worst
-from kubetorch.controller.backends.kubernetes.surroundings import Surroundings
+from kubetorch.controller.backends.kubernetes.judgements import Judgements
+from kubetorch.controller.backends.kubernetes.surveying import Survey
 from kubetorch.errors import KubetorchError
-from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Selection
+from kubetorch.k8s.resources import PODS, Object, Selection
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import labels
 
@@ -40,21 +40,22 @@ class Court:
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
         self.namespace = namespace
-        self.changes = Changes()
-        self.surroundings = Surroundings(client, lambda _: self.changes.notify())
-        selection = Selection(PODS, namespace)
-        self.pods = Informer(client, selection, lambda _: self.changes.notify())
+        self._changes = Changes()
+        self._survey = Survey(client, time=time.time, on_change=self._changed)
+        self._judgements = Judgements(client, self._survey, self._changed)
+        self.pods = Informer(client, Selection(PODS, namespace), self._changed)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Court:
-        await self.surroundings.start()
+        await self._survey.start()
         await self._stack.enter_async_context(self.pods)
         await self.pods.listed(timeout=20)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._judgements.close()
         await self._stack.aclose()
-        await self.surroundings.close()
+        await self._survey.close()
 
     async def apply(self, name: str, manifests: list[Object]) -> Verdict:
         """Apply objects of one launch; a verdict if the API server refuses one."""
@@ -63,51 +64,37 @@ class Court:
             metadata.setdefault("namespace", self.namespace)
             metadata.setdefault("labels", {})[labels.SERVICE] = name
             try:
+                await self._survey.look_at(manifest)
                 await self.client.apply(manifest, field_manager="kubetorch")
             except KubetorchError as error:
                 return judging.judge_refusal(error, manifest, now=time.time())
-        await self.surroundings.follow(manifests[-1])
         return NOTHING
 
     def judge(self, name: str, main: Object) -> Verdict:
         """The verdict at this moment."""
-        cluster = self.surroundings.cluster
-        pods = [
-            one
+        key = (self.namespace, name)
+        found = [
+            self._judgements.of_pod(key, one)
             for one in self.pods.objects.values()
             if (one["metadata"].get("labels") or {}).get(labels.SERVICE) == name
         ]
-        found = [
-            judging.judge_pod(one, events=self.surroundings.events_of_pod(one), cluster=cluster)
-            for one in pods
-        ]
         if main["kind"] != "Pod":
-            owners = self.surroundings.owners(self.namespace, name)
-            things = [(one["kind"], one["metadata"]["name"]) for one in owners]
-            events = self.surroundings.events(self.namespace, things)
-            found.append(judging.judge_owner(main, owners, events=events, cluster=cluster))
+            found.append(self._judgements.of_owner(key, main))
         return worst(found)
 
-    async def until(
-        self, name: str, main: Object, wanted: Callable[[Verdict], bool], *, timeout: float
-    ) -> Judgement:
-        """Judge whenever something changes, until a verdict is as wanted."""
-        end = time.monotonic() + timeout
-        verdict = NOTHING
+    async def until_doomed(self, name: str, main: Object, *, timeout: float) -> Judgement:
+        """Judge whenever something changes, until there is a doom or the seconds are over."""
+        verdict, end = NOTHING, time.monotonic() + timeout
         while (rest := end - time.monotonic()) > 0:
             verdict = self.judge(name, main)
-            if wanted(verdict):
-                return Judgement(await self._with_log(name, verdict), time.time())
-            pause = min(rest, verdict.again if verdict.again is not None else rest)
+            if verdict.is_doomed:
+                break
             try:
-                await asyncio.wait_for(self.changes.wait(), pause)
+                await asyncio.wait_for(self._changes.wait(), rest)
             except asyncio.TimeoutError:
                 continue
         return Judgement(verdict, time.time())
 
-    async def _with_log(self, name: str, verdict: Verdict) -> Verdict:
-        if verdict.log is None:
-            return verdict
-        options = podlogs.LogOptions(verdict.log, previous=verdict.is_previous, tail=20)
-        said = await podlogs.read(self.client, Ref(PODS, name, self.namespace), options)
-        return verdict.with_log(said.decode(errors="replace").splitlines())
+    @property
+    def _changed(self) -> Callable[[object], None]:
+        return lambda _: self._changes.notify()

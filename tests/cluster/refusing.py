@@ -14,7 +14,7 @@ from typing import Any
 
 import trustme
 
-from kubetorch.errors import KubernetesError
+from kubetorch.errors import KubernetesError, KubernetesNotFoundError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Ref, Resource
 
@@ -44,6 +44,7 @@ _RULE = {
     "resources": ["deployments"],
     "operations": ["CREATE", "UPDATE"],
 }
+QUEUES = Resource("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
 #: A node that only exists on paper, so that it is lost; nobody tolerates it by accident.
 TAINT = {"key": "kubetorch.test/ghost", "value": "yes", "effect": "NoSchedule"}
 
@@ -67,6 +68,37 @@ async def namespace(client: Client, name: str) -> AsyncIterator[str]:
                 Ref(NAMESPACES, name),
             ):
                 await client.delete(ref)
+
+
+async def queues(client: Client, name: str) -> bool:
+    """A Kueue queue `team` of one CPU in the namespace; whether there is Kueue."""
+    try:
+        await client.discovery.find(QUEUES.api_version, QUEUES.kind)
+    except KubernetesNotFoundError:
+        return False
+    version = QUEUES.api_version
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    flavor = {"name": name, "resources": [{"name": "cpu", "nominalQuota": 1}]}
+    group = {"coveredResources": ["cpu"], "flavors": [flavor]}
+    for kind, metadata, spec in (
+        ("ResourceFlavor", {"name": name}, {}),
+        (
+            "ClusterQueue",
+            {"name": name},
+            {"namespaceSelector": selector, "resourceGroups": [group]},
+        ),
+        ("LocalQueue", {"name": "team", "namespace": name}, {"clusterQueue": name}),
+    ):
+        manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+        await client.apply(manifest, field_manager="test")
+    return True
+
+
+async def no_queues(client: Client, name: str) -> None:
+    """Take what `queues` made away again."""
+    for plural, kind in (("clusterqueues", "ClusterQueue"), ("resourceflavors", "ResourceFlavor")):
+        resource = Resource("kueue.x-k8s.io", "v1beta1", plural, kind, is_namespaced=False)
+        await client.delete(Ref(resource, name))
 
 
 def _objects(name: str, port: int, authority: bytes) -> Iterator[Object]:

@@ -8,24 +8,18 @@ Without either the test is skipped.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import kubetorch as kt
-
-_BESIDE = Path(__file__).parents[2].parent / "shared" / "cluster"
-KIT = Path(os.environ.get("KT_CLUSTER_KIT", _BESIDE))
-#: The only base image that the kit has.
-BASE = "localhost/python:3.11"
+from cluster.images import BASE, KIT, build
 
 
 def test_the_contents_of_an_image_are_built_as_they_stand(tmp_path: Path) -> None:
     if not (KIT / "image").exists():
         pytest.skip(f"there is no cluster kit in {KIT}: KT_CLUSTER_KIT names its folder")
-    cluster = os.environ.get("KUBECONFIG")
-    if cluster is None:
+    if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster")
     folder = tmp_path / "code"
     (folder / "inner").mkdir(parents=True)
@@ -45,16 +39,4 @@ def test_the_contents_of_an_image_are_built_as_they_stand(tmp_path: Path) -> Non
     )
     file = tmp_path / "Dockerfile"
     file.write_text(image.contents)
-    built = subprocess.run(
-        [KIT / "image", "localhost/kubetorch-contents:test", "/", "-f", file],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "KT_CLUSTER_DIR": str(Path(cluster).parent)},
-        check=False,
-    )
-    if "the cluster is not up" in built.stderr:
-        pytest.skip("the cluster of the kit is not up")
-    assert built.returncode == 0, (
-        f"{image.contents}\n{built.stdout[-3000:]}\n{built.stderr[-3000:]}"
-    )
+    build("localhost/kubetorch-contents:test", Path("/"), "-f", file)

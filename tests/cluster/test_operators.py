@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cluster import byo
 from kubetorch import errors
+from kubetorch.controller.backends.kubernetes import runtimes
+from kubetorch.controller.backends.kubernetes.applying import Applier
 from kubetorch.k8s import execs, locating
 from kubetorch.k8s.access import Access
 from kubetorch.k8s.client import Client
@@ -52,7 +54,7 @@ def access() -> Iterator[Access]:
     """A namespace of its own, gone afterwards."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
-    found = dataclasses.replace(locating.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
+    found = replace(locating.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
     name = found.namespace
 
     async def make() -> None:
@@ -75,7 +77,7 @@ def _object(resource: Resource, name: str) -> Object:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [kind for kind in byo.KINDS if kind != "Service"])
+@pytest.mark.parametrize("kind", list(byo.KINDS))
 def test_its_pods_run_the_agent_and_are_found(kind: str, access: Access) -> None:
     manifest, pods = byo.KINDS[kind]
     asyncio.run(_run(access, copy.deepcopy(manifest), pods))
@@ -83,12 +85,7 @@ def test_its_pods_run_the_agent_and_are_found(kind: str, access: Access) -> None
 
 async def _run(access: Access, manifest: Object, pods: int) -> None:
     async with Client(access) as client:
-        try:
-            await client.discovery.resource_of(manifest)
-        except errors.KubernetesNotFoundError:
-            pytest.skip(f"the cluster has no {manifest['kind']}")
-        if manifest["kind"] == "TrainJob":
-            await client.apply(byo.TRAIN_RUNTIME)
+        await _needs(client, manifest)
         main, found = await _apply(client, manifest)
         name = main["metadata"]["name"]
         compute = reading.declared(manifest)
@@ -119,21 +116,73 @@ async def _run(access: Access, manifest: Object, pods: int) -> None:
             await _check_names(client, pod, there)
 
 
-async def _apply(client: Client, manifest: Object) -> tuple[Object, list[Object]]:
-    """The objects of a workload, as the backend applies them."""
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "kind", ["StatefulSet", "ReplicaSet", "Pod", "Job", "PyTorchJob", "JobSet", "TrainJob"]
+)
+def test_another_template_is_that_of_all_pods(kind: str, access: Access) -> None:
+    manifest, pods = byo.KINDS[kind]
+
+    async def scenario() -> None:
+        async with Client(access) as client:
+            await _needs(client, manifest)
+            main, _ = await _apply(client, copy.deepcopy(manifest), STAGE="one")
+            name = main["metadata"]["name"]
+            pool = services.pool(reading.declared(manifest), main, name=name)
+            one = Selection(PODS, access.namespace, labels=_selector(pool))
+            async with Informer(client, one) as informer:
+                await informer.until(lambda o: _all_say(o, pods, "one"), timeout=PATIENCE)
+                await _apply(client, copy.deepcopy(manifest), STAGE="one")
+                before = {pod["metadata"]["uid"] for pod in informer.objects.values()}
+                await _apply(client, copy.deepcopy(manifest), STAGE="two")
+                await informer.until(lambda o: _all_say(o, pods, "two"), timeout=PATIENCE)
+                after = {pod["metadata"]["uid"] for pod in informer.objects.values()}
+            assert not before & after
+
+    asyncio.run(scenario())
+
+
+def _all_say(pods: Mapping[Any, Object], count: int, stage: str) -> bool:
+    """Whether there are so many pods, ready and with that value of a variable."""
+    said = [
+        variable["value"]
+        for pod in pods.values()
+        for one in pod["spec"]["containers"]
+        for variable in one.get("env") or ()
+        if variable["name"] == "STAGE" and _is_ready(pod)
+    ]
+    return len(pods) == count and said == [stage] * count
+
+
+async def _needs(client: Client, manifest: Object) -> None:
+    """Skip without the operator; have what the kind refers to."""
+    try:
+        await client.discovery.resource_of(manifest)
+    except errors.KubernetesNotFoundError:
+        pytest.skip(f"the cluster has no {manifest['kind']}")
+    if manifest["kind"] == "TrainJob":
+        await client.apply(byo.TRAIN_RUNTIME)
+
+
+async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Object, list[Object]]:
+    """The objects of a workload, as the backend applies them; its own one, and its Services."""
     namespace = str(client.access.namespace)
-    compute = reading.declared(manifest)
+    compute = replace(reading.declared(manifest), env_vars=tuple(variables.items()))
     name = manifest["metadata"]["name"]
     main = rendering.render(compute, namespace=namespace, name=name, default_image=byo.IMAGE)
     agent.equip(main, workload=name, runtime=RUNTIME)
     kind = places.kind_of(main)
+    beside = await runtimes.beside(client, main, RUNTIME)
+    for one in beside:
+        job = one["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
+        job["spec"]["template"]["spec"]["initContainers"][0]["command"] = ["true"]
+        main["spec"]["trainer"]["command"] = ["python3", "-c", ANSWERING]
     for place in places.places(main, kind):
         place.container["command"] = ["python3", "-c", ANSWERING]
-        if not kind.has_template:
-            main["spec"]["trainer"]["command"] = ["python3", "-c", ANSWERING]
     found = services.render(compute, main, namespace=namespace, name=name)
-    for one in (*found, main):
-        await client.apply(one)
+    applier = Applier(client)
+    for one in (*found, *beside, main):
+        await applier.apply(one)
     return main, found
 
 
@@ -160,6 +209,7 @@ def _check_agent(pod: Object, kind: str) -> None:
     assert expected in (None, agents[0]["name"])
     assert pod["spec"]["serviceAccountName"] == container.SERVICE_ACCOUNT
     assert "kubetorch.com/template-digest" in pod["metadata"]["annotations"]
+    assert pod["metadata"]["labels"]["kubetorch.com/service"] == f"my-{kind.lower()}"
 
 
 async def _check_endpoints(client: Client, service: Object) -> None:
@@ -188,7 +238,8 @@ async def _check_names(client: Client, pod: Object, there: list[Object]) -> None
     variables = ", ".join(repr(name) for name in ADDRESSES)
     program = f"""
 import os, socket, time
-names = {names!r} + [os.environ[name].partition(":")[0] for name in ({variables},) if name in os.environ]
+said = [os.environ[name] for name in ({variables},) if name in os.environ]
+names = {names!r} + [address.partition(":")[0] for address in said]
 left = time.monotonic() + 20
 for name in names:
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import CLAIMS, VolumeClaims
+from kubetorch.controller.cluster.access import Clocks
+from kubetorch.controller.cluster.podtokens import PodTokens
 from kubetorch.k8s import locating
 from kubetorch.k8s.access import Access
 from kubetorch.k8s.client import Client
@@ -442,7 +445,9 @@ def test_accounts_and_namespaces_that_are_missing_are_named(run: Run) -> None:
 def test_an_object_is_prepared_with_its_namespace(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         secrets = SecretObjects(client, watched=(where,))
-        preparing = Preparing(Namespaces(client), Attaching(secrets, VolumeClaims(client)))
+        tokens = PodTokens(client, secret=b"s" * 32, clocks=Clocks(time.time, time.monotonic))
+        attaching = Attaching(secrets, VolumeClaims(client))
+        preparing = Preparing(Namespaces(client), attaching, tokens.ensure)
         secret = SecretRef("tokens", OBJECT, "env", keys=("A",))
         compute = ComputeSpec(secrets=(secret,), service_account_name="default")
         with pytest.raises(errors.SecretNotFound):

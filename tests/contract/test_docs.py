@@ -114,8 +114,8 @@ def test_the_page_of_computes_has_all_parameters_and_properties():
 
 def options(command):
     """The options of a command, in all spellings, without the help that every command has."""
-    found = {name for param in command.params for name in param.opts if name.startswith("-")}
-    return found - {"-h", "--help"}
+    own = [param for param in command.params if "--help" not in param.opts]
+    return {name for param in own for name in param.opts if name.startswith("-")}
 
 
 def family(command):

@@ -112,7 +112,7 @@ class FakeController:
 
             def do_POST(self) -> None:
                 body = self._body()
-                if self.path == routes.BLOBS:
+                if self.path.partition("?")[0] == routes.BLOBS:
                     fake._store(body)
                     self._answer(200, b"{}")
                 elif self.path.endswith("/deploy") and fake._scripts:

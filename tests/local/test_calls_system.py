@@ -128,7 +128,7 @@ def lab(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield kt.cls(module.Lab).to(compute)
     finally:
         sys.path.remove(str(folder))
-        services.route(*_name()).close()
+        services.route(services.session(), *_name()).close()
 
 
 def _name() -> tuple[str, str]:
@@ -270,7 +270,7 @@ def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
 
 def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_path: Path) -> None:
     lab.echo(1)
-    route = services.route(*_name())
+    route = services.route(services.session(), *_name())
     view = services.session().ask(lambda asked: asked.get_workload(*_name()))
     trace = tmp_path / "trace"
     with Relay(int(view.pods[0].url.rpartition(":")[2])) as relay:
@@ -401,7 +401,7 @@ def test_an_idempotency_key_makes_two_calls_one(lab: Any, tmp_path: Path) -> Non
 def test_threads_share_one_connection_and_leave_none_behind(lab: Any) -> None:
     threads = [InThread(lambda: [lab.echo(n) for n in range(50)]) for _ in range(16)]
     assert all(thread.join().value == list(range(50)) for thread in threads)
-    assert len(services.route(*_name())._streams) == 1
+    assert len(services.route(services.session(), *_name())._streams) == 1
     assert threading.active_count() < 30
 
 

@@ -564,10 +564,11 @@ def test_the_shell_offers_nothing_where_no_service_runs(tmp_path):
     assert not home.exists()
 
 
-def test_the_backend_of_a_later_release_is_refused(project):
-    done = kt("list", KT_BACKEND="kubernetes")
+def test_a_cluster_that_no_kubeconfig_leads_to_is_refused(project):
+    done = kt("list", KT_BACKEND="kubernetes", KUBECONFIG="")
     assert done.returncode == 1
-    assert "hint: KT_BACKEND=local" in done.stderr
+    assert "there is no kubeconfig" in done.stderr
+    assert "or KT_BACKEND=local" in done.stderr
 
 
 # --------------------------------------------------------------- services that do not work

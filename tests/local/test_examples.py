@@ -1,18 +1,14 @@
 """Every example runs, and prints what its reader would expect."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
 from benchmarks import wheels
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from example_programs import EXAMPLES, EXPECTED, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,47 +20,6 @@ def service(shared_service_home):
 def folder(tmp_path):
     """A copy of the examples: what they write stays there."""
     return shutil.copytree(EXAMPLES, tmp_path / "examples")
-
-
-def run(*command, cwd, **environ):
-    """What a program prints, with the names of its pods cut."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, "PATH": path, **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.sub(r"^\(([a-z]+)-[^)]*\)", r"(\1)", done.stdout, flags=re.MULTILINE)
-
-
-EXPECTED = {
-    "app_asgi.py": "200 hello\n",
-    "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",
-    "everything.py": "",  # its manifests are in tests/contract/manifests
-    "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
-    "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
-    "still there: b = 2\ndeployed again: 1 value\n",
-    "async_fan_out.py": "page 0 … page 19\n20 calls of 0.2 s each took less than 2 s: True\n",
-    "generator_progress.py": "".join(
-        f"{{'epoch': {epoch}, 'loss': {0.5**epoch}}}\n" for epoch in range(1, 6)
-    ),
-    "secret_and_volume.py": "Secret(name='dataset-token', env_vars=['DATASET_TOKEN'], "
-    "override=True)\nfetched numbers with a token of 16 characters\ntotal: 6\n"
-    "the volume is still there: True\n",
-    "map_200.py": "results: 200 of which failed: 1 13 is not scored\n"
-    "first: [0, 1, 4, 9, 16] last: 39601\n"
-    f"sum: {sum(n * n for n in range(200) if n != 13)}\n",
-    "three_replicas.py": "thrown: [20000, 20000, 20000]\nthrown: [40000, 40000, 40000]\n"
-    "pi is between 3.1 and 3.2: True\nfailed: the darts fell in pod 1\n",
-    "idle_stop.py": "a call of 7 s: done\n2 s later: slow is there\n"
-    "stopped after 5 s without a call: True\n",
-    "memory_limit.py": "within the limit: 10485760\ntoo much: 314572800 True\n"
-    "a new worker serves: 10485760\n",
-}
 
 
 def test_every_example_is_tested():

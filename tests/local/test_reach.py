@@ -127,6 +127,33 @@ def test_a_call_survives_an_api_server_that_is_away(cluster, jobs, deployed):
     assert found == ["done"]
 
 
+def test_a_deploy_survives_an_api_server_that_is_away(cluster, project):
+    jobs = project.module("import time; time.sleep(2)\ndef double(x): return 2 * x\n")
+    double = kt.fn(jobs.double)
+    found = []
+    deploy = threading.Thread(target=lambda: found.append(double.to(kt.Compute(cpus="0.1"))))
+    deploy.start()
+    until(lambda: cluster.forwarded)
+    time.sleep(0.5)
+    cluster.stop()
+    time.sleep(3)
+    assert not found
+    cluster.start()
+    deploy.join(20)
+    try:
+        assert double(2) == 4
+        assert double.service_config["generation"] == 1
+    finally:
+        double.teardown()
+
+
+def until(condition, timeout=10.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_calls_that_begin_while_the_api_server_is_away_wait(cluster, jobs, deployed):
     double = deployed(jobs.double)
     assert double(1) == 2
@@ -238,3 +265,50 @@ def test_a_port_of_this_machine_leads_to_the_pod(jobs, deployed):
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (200, b"12")
     connection.close()
+
+
+def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    (tmp_path / "second").mkdir()
+    file = cluster.kubeconfig(tmp_path / "second")
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1", kubeconfig_path=str(file)))
+    try:
+        assert double(3) == 6
+        assert double.compute.run_bash("echo $POD_NAME") is not None
+        assert type(services.session().way).__name__ == "Direct"
+        assert CONTROLLER in cluster.forwarded
+    finally:
+        double.teardown()
+
+
+def test_rights_that_are_taken_away_are_said_soon(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+    assert double(1) == 2
+    cluster.refused.update({"forward controller": 403, "forward pods": 403})
+    cluster.stop()
+    cluster.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(kt.errors.KubernetesForbiddenError, match="pods/portforward"):
+            double(2)
+        assert time.monotonic() - begun < 15
+    finally:
+        cluster.refused.pop("forward controller")
+        cluster.refused.pop("forward pods")
+
+
+def test_a_pending_call_outlives_a_refusal_that_passes(cluster, jobs, deployed):
+    slow = deployed(jobs.slow)
+    found = []
+    caller = threading.Thread(target=lambda: found.append(slow(2)))
+    caller.start()
+    time.sleep(0.7)
+    cluster.refused.update({"forward controller": 403, "forward pods": 403})
+    cluster.stop()
+    cluster.start()
+    time.sleep(2.5)
+    cluster.refused.clear()
+    caller.join(20)
+
+    assert found == ["done"]

@@ -1,7 +1,10 @@
 """Pods behind their controller: what it passes on, and to whom it says nothing."""
 
+import asyncio
+import contextlib
 import http.client
 import json
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import kubetorch as kt
 from kubetorch.local import lifetime
 from kubetorch.sdk import services
+from tests.local.fake_apiserver import Authority
 from tests.local.fake_cluster import CONTROLLER, FakeCluster
 from tests.local.user_project import UserProject
 
@@ -76,6 +80,65 @@ def test_with_an_api_url_everything_goes_there(cluster, by_url, double, jobs):
         assert list(numbers(4)) == [0, 1, 2, 3]
     finally:
         numbers.teardown()
+
+
+@pytest.fixture
+def ingress(service, tmp_path, monkeypatch):
+    """TLS in front of the service, by an authority that this program is told of."""
+    authority = Authority("localhost")
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    loop = asyncio.new_event_loop()
+    upstream = urlsplit(service.url)
+
+    async def pump(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def accept(reader, writer):
+        there = await asyncio.open_connection(upstream.hostname, upstream.port)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    context = authority.server_context()
+    serving = asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    server = asyncio.run_coroutine_threadsafe(serving, loop).result(5)
+    yield f"https://localhost:{server.sockets[0].getsockname()[1]}"
+
+    async def stop():
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run_coroutine_threadsafe(stop(), loop).result(5)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
+def test_calls_go_through_tls(cluster, ingress, jobs, monkeypatch):
+    monkeypatch.setenv("KT_API_URL", ingress)
+    double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1"))
+    try:
+        assert [double(n) for n in range(3)] == [0, 2, 4]
+        assert double.endpoint() == f"{ingress}/default/{double.service_name}/double"
+    finally:
+        double.teardown()
+        services.close_all()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(cluster, ingress, monkeypatch):
+    monkeypatch.setenv("KT_API_URL", ingress)
+    monkeypatch.delenv("SSL_CERT_FILE")
+
+    with pytest.raises(kt.errors.KubetorchError, match="certificate"):
+        services.controller_client().get_status()
 
 
 def test_calls_pass_through_the_controller_where_ports_may_not_be_forwarded(cluster, jobs):

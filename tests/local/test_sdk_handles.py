@@ -253,10 +253,11 @@ def test_namespaces_keep_services_apart(jobs, double):
         other.teardown()
 
 
-def test_the_kubernetes_backend_says_that_it_is_not_here_yet(monkeypatch):
+def test_without_a_kubeconfig_the_kubernetes_backend_says_so(monkeypatch):
     monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
 
-    with pytest.raises(kt.ConfigError, match="kubernetes") as caught:
+    with pytest.raises(kt.ConfigError, match="there is no kubeconfig") as caught:
         kt.fn(name="double")
 
     assert "KT_BACKEND=local" in caught.value.hint
@@ -278,7 +279,7 @@ while b"end" not in seen:
 os.waitpid(pid, 0)
 print(seen.decode().count("pods run on this machine"))
 """
-    environ = {"KT_BACKEND": "auto"}
+    environ = {"KT_BACKEND": "auto", "KUBECONFIG": ""}
 
     assert project.run("-c", code, **environ).stdout == "1\n"
     assert project.run("-c", "import kubetorch as kt; kt.fn(name='double')", **environ).stderr == ""

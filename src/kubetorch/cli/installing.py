@@ -100,6 +100,21 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found or {}
 
 
+class _Plain(yaml.SafeDumper):
+    """Writes what occurs twice twice, and quotes what other readers of YAML take for truth."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if text.lower() in ("y", "n") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Plain.add_representer(str, _quoted)
+
+
 def show(wanted: Wanted) -> None:
     """Print the objects of an installation."""
     output = Output(as_json=wanted.as_json)
@@ -113,7 +128,8 @@ def show(wanted: Wanted) -> None:
     if wanted.as_json:
         output.value(objects)
     else:
-        output.text(yaml.safe_dump_all(objects, sort_keys=False, width=100).rstrip())
+        text = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=100)
+        output.text(text.rstrip())
 
 
 async def _with_earlier(wanted: Wanted) -> Values:

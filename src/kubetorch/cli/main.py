@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "port-forward": "Lead a port of this machine to a pod, or to its app.",
     "apply": "Run what a manifest's container would run.",
     "ssh": "Open a shell in a pod, or run a command there.",
-    "check": "Check that a service works, from its pods to its logs.",
+    "check": "Check that a service works, or without a name, the cluster.",
     "teardown": "Delete services and their pods.",
     "calls": "List, inspect, cancel and await spawned calls.",
     "token": "Print a token that may call one service.",
@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, str] = {
     "config": "Show or change settings.",
     "install": "Install Kubetorch in the cluster of the kubeconfig.",
     "upgrade": "Upgrade the Kubetorch of the cluster, or change its values.",
+    "uninstall": "Remove Kubetorch from the cluster, with all that is deployed.",
+    "server": "Run Kubetorch's agent in a pod of your own.",
     "local": "Start, stop or inspect the local service.",
 }
 

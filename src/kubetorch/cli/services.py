@@ -38,12 +38,21 @@ class Services:
         self._output = output
         # Which backend there is was said when something was deployed.
         sdk.be_quiet()
-        self._session = sdk.session()
+        #: The way to the controller.
+        self.session = sdk.session()
 
     @property
     def way(self) -> ways.Way:
         """How pods are reached."""
-        return self._session.way
+        return self.session.way
+
+    def base_url(self, service: WorkloadView) -> str | None:
+        """Where programs of this machine call a service; `None` if that takes a forwarded port."""
+        own, spec = service.spec.compute.endpoint, service.spec
+        if own is not None and own.base_url is not None:
+            return own.base_url
+        found = self.way.base_url(spec.namespace, spec.name)
+        return service.url if found == "" else found
 
     def address(self, service: WorkloadView, pod: str | None = None) -> str:
         """URL of the agent of a pod: by its name, else the oldest that serves.
@@ -51,18 +60,18 @@ class Services:
         Raises:
             ServiceNotFoundError: There is none.
         """
-        return self._session.address(service, forwarding.choose(service, pod))
+        return self.session.address(service, forwarding.choose(service, pod))
 
     # ----------------------------------------------------------------------------------- finding
 
     def all(self) -> list[WorkloadView]:
         """All of them."""
-        return self._session.ask(lambda controller: controller.list_workloads(self.namespace))
+        return self.session.ask(lambda controller: controller.list_workloads(self.namespace))
 
     def get(self, name: str) -> WorkloadView | None:
         """The service of exactly this name, if there is one."""
         try:
-            return self._session.ask(lambda asked: asked.get_workload(self.namespace, name))
+            return self.session.ask(lambda asked: asked.get_workload(self.namespace, name))
         except ServiceNotFoundError:
             return None
 
@@ -99,14 +108,14 @@ class Services:
             force: Whether its calls get no time to end.
         """
         spec, grace = service.spec, 0.0 if force else None
-        self._session.ask(
+        self.session.ask(
             lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 
     def token(self, service: WorkloadView, *, ttl: float | None = None) -> TokenView:
         """A token that may call it, for so many seconds."""
         spec = service.spec
-        return self._session.ask(lambda asked: asked.get_token(spec.namespace, spec.name, ttl=ttl))
+        return self.session.ask(lambda asked: asked.get_token(spec.namespace, spec.name, ttl=ttl))
 
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
@@ -132,7 +141,7 @@ class Services:
         token = service.token or self.token(service).token
         with (
             ways.client(
-                self.way, self._session.address(service, pod), token, timeout=_POD_PATIENCE
+                self.way, self.session.address(service, pod), token, timeout=_POD_PATIENCE
             ) as http,
             http.request("GET", path) as response,
         ):
@@ -163,7 +172,7 @@ class Services:
         """
         spec = service.spec
         found = ServiceLogs(
-            self._session,
+            self.session,
             spec.namespace,
             spec.name,
             pod=None if pod is None else pod.name,
@@ -176,15 +185,15 @@ class Services:
     def calls(self, name: str | None) -> list[CallView]:
         """Spawned calls of one service, or of all."""
         workload = None if name is None else self.find(name).spec.name
-        return self._session.ask(lambda asked: asked.list_calls(self.namespace, workload))
+        return self.session.ask(lambda asked: asked.list_calls(self.namespace, workload))
 
     def call(self, call_id: str) -> CallView:
         """One spawned call."""
-        return self._session.ask(lambda asked: asked.get_call(call_id))
+        return self.session.ask(lambda asked: asked.get_call(call_id))
 
     def cancel(self, call: CallView) -> CallView:
         """Cancel a spawned call; its state after that."""
-        self._session.ask(lambda asked: asked.cancel_call(call.id))
+        self.session.ask(lambda asked: asked.cancel_call(call.id))
         return self.call(call.id)
 
     def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's

@@ -6,7 +6,7 @@ import json
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
@@ -92,14 +92,40 @@ def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
 # ---------------------------------------------------------------------------------------- lines
 
 
-def curl(service: str, namespace: str, url: str, callable_: CallableRef, call: Operation) -> str:
+class Place(NamedTuple):
+    """Where a service is called from here.
+
+    Attributes:
+        service, namespace: Its name.
+        url: Base URL.
+        before: Commands that have to run meanwhile.
+    """
+
+    service: str
+    namespace: str
+    url: str
+    before: tuple[str, ...] = ()
+
+    @property
+    def curl(self) -> str:
+        """The command; what runs meanwhile takes a moment until it listens."""
+        return "curl --retry 9 --retry-connrefused" if self.before else "curl"
+
+    @property
+    def authorization(self) -> str:
+        """The header, in the words of a shell."""
+        return f'"Authorization: Bearer $(kt token {self.service} -n {self.namespace})"'
+
+
+def curl(place: Place, callable_: CallableRef, call: Operation) -> str:
     """The shell command that makes a call; it asks `kt` for a token."""
     path = routes.callable_path(callable_.name, call.method)
     body = json.dumps({"args": [], "kwargs": call.example}).replace("'", "'\\''")
     return "\n".join(
         (
-            f"curl -X POST {url}{path} \\",
-            f'  -H "Authorization: Bearer $(kt token {service} -n {namespace})" \\',
+            *place.before,
+            f"{place.curl} -X POST {place.url}{path} \\",
+            f"  -H {place.authorization} \\",
             '  -H "Content-Type: application/json" \\',
             f"  -d '{body}'",
         )
@@ -135,22 +161,23 @@ def _identifier(service: str) -> str:
 # ----------------------------------------------------------------------------------------- apps
 
 
-def app_curl(service: str, namespace: str, url: str, app: AppSpec) -> str:
+def app_curl(place: Place, app: AppSpec) -> str:
     """The shell command that asks an app; without a port, the one that shows what it writes."""
     if app.port is None:
-        return f"kt logs {service} -n {namespace} -f"
-    address = f"curl {url}{routes.APP}{app.health_check or '/'}"
-    if app.public:
-        return address
-    return f'{address} \\\n  -H "Authorization: Bearer $(kt token {service} -n {namespace})"'
+        return f"kt logs {place.service} -n {place.namespace} -f"
+    address = f"{place.curl} {place.url}{routes.APP}{app.health_check or '/'}"
+    if not app.public:
+        address = f"{address} \\\n  -H {place.authorization}"
+    return "\n".join((*place.before, address))
 
 
-def app_python(url: str, app: AppSpec, service: str, namespace: str) -> str:
+def app_python(place: Place, app: AppSpec) -> str:
     """The Python program that does the same."""
+    service, namespace = place.service, place.namespace
     if app.port is None:
         shown = f'["kt", "logs", "{service}", "-n", "{namespace}"]'
         return f"import subprocess\n\nsubprocess.run({shown}, check=True)"
-    target = f'"{url}{routes.APP}{app.health_check or "/"}"'
+    target = f'"{place.url}{routes.APP}{app.health_check or "/"}"'
     begin = "import urllib.request\n\n"
     if app.public:
         return f"{begin}print(urllib.request.urlopen({target}).read())"

@@ -15,6 +15,7 @@ import msgspec
 
 from kubetorch.errors import ForbiddenError, ForeignOriginError, UnauthorizedError
 from kubetorch.lib import origins
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.messages import FromController
 
@@ -121,6 +122,15 @@ class Access(Protocol):
             ControllerUnavailableError: Whoever knows does not answer.
         """
 
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+        """Refuse a deploy for which the controller would do what who deploys must not.
+
+        Raises:
+            ForbiddenError: They must not.
+            SpecError: Nobody may.
+            ControllerUnavailableError: Whoever knows does not answer.
+        """
+
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """The namespace of the pod that asks, if it is one that belongs to a workload."""
 
@@ -164,6 +174,10 @@ class Asker:
             ForbiddenError: They must not.
         """
         await self._access.authorize(self.principal, need)
+
+    async def check_deploy(self, spec: WorkloadSpec) -> None:
+        """See `Access`."""
+        await self._access.check_deploy(self.principal, spec)
 
     async def may(self, need: Need) -> bool:
         """Whether they may do something."""
@@ -248,6 +262,9 @@ class LocalAccess:
             raise UnauthorizedError(
                 "the token of a pod is not for this", hint="use the user's token"
             )
+
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+        """See `Access`: pods are processes of the user."""
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """See `Access`."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kubetorch.controller.access import Access, Asker, Principal, User
+from kubetorch.controller.audit import Audit
 from kubetorch.controller.exchange import DisconnectedError, Exchange, Receive, Scope, Send
 from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.table import Route, Table, refusal
@@ -37,6 +38,7 @@ class App:
         relay: Passes on what is for pods.
         new_session: Makes the session of an agent that was let in.
         on_request: Called when a request of the user begins: the service is in use.
+        audit: Writes down what changes something; nobody does without it.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class App:
         *,
         new_session: Callable[[Principal], Session],
         on_request: Callable[[], None],
+        audit: Audit | None = None,
     ) -> None:
         self.table = table
         self._access = access
         self._relay = relay
         self._new_session = new_session
         self._on_request = on_request
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,7 +103,11 @@ class App:
         self._access.check_origin(exchange.headers)
         if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
             return self.table.find(exchange)
+        if self._audit is not None:
+            self._observe(self._audit, exchange, None)
         principal = await self._access.identify(exchange.headers)
+        if self._audit is not None:
+            self._observe(self._audit, exchange, principal)
         if isinstance(principal, User):
             self._on_request()
         route, parameters = self.table.find(exchange)
@@ -107,6 +115,12 @@ class App:
         if route.audience != "pods" or asker.pod_namespace is None:
             await self._check(route, exchange, parameters)
         return route, parameters
+
+    def _observe(self, audit: Audit, exchange: Exchange, principal: Principal | None) -> None:
+        """Have a line written about a request when it is answered, also when it is refused."""
+        found = self.table.look(exchange)
+        if found is not None and found[0].is_audited:
+            exchange.on_status = lambda status: audit.write(exchange, *found, principal, status)
 
     async def _check(self, route: Route, exchange: Exchange, parameters: dict[str, str]) -> None:
         """Refuse a user who must not ask this, and pods."""

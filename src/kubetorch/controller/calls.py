@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from kubetorch.controller.depots import Depot, Depots
 from kubetorch.controller.state import CallRecord, CallState
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.errors import DataStoreError, KubetorchError, PodTerminatedError, ResultExpiredError
 from kubetorch.lib.clock import Clock
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallReport, CallView
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that the result of a spawned call is kept.
 KEEP_SECONDS = 24 * 3600.0
@@ -26,17 +30,24 @@ class Calls:
 
     Args:
         state: Keeps their records.
-        blobs: Keeps their results.
+        depots: Keep their results.
         clock: Says what is too old.
     """
 
-    def __init__(self, state: CallState, blobs: BlobStore, clock: Clock) -> None:
+    def __init__(self, state: CallState, depots: Depots, clock: Clock) -> None:
         self._state = state
-        self._blobs = blobs
+        self._depots = depots
         self._clock = clock
 
     def report(self, namespace: str, workload: str, pod: str, report: CallReport) -> None:
-        """A pod says what became of a call."""
+        """A pod says what became of a call.
+
+        Ids are chosen outside: a pod of one workload cannot speak of the calls of another.
+        """
+        known = self._state.call(report.id)
+        if known is not None and (known.namespace, known.workload) != (namespace, workload):
+            _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
+            return
         self._state.put_call(
             CallRecord(
                 id=report.id,
@@ -82,7 +93,7 @@ class Calls:
             ResultExpiredError: It is not kept any more, or not there yet.
         """
         call = self._record(call_id)
-        if call.result is not None and self._blobs.has(call.result):
+        if call.result is not None and self._store(call).has(call.result):
             return call.result
         if call.ended is None:
             raise ResultExpiredError(f"the call {call_id} still runs", hint="wait for it first")
@@ -92,10 +103,11 @@ class Calls:
             f"{KEEP_BYTES // 1024**2} MiB in all, the oldest are dropped first",
         )
 
-    def results(self) -> set[str]:
-        """Digests of all results that are kept."""
+    def results(self, depot: Depot) -> set[str]:
+        """Digests of all results that are kept in a store."""
         self.expire()
-        return {call.result for call in self._state.calls() if call.result is not None}
+        calls = self._state.calls(namespace=depot.namespace or "")
+        return {call.result for call in calls if call.result is not None}
 
     def expire(self) -> None:
         """Forget what is too old or too much."""
@@ -103,10 +115,14 @@ class Calls:
         for call in dropped:
             self._state.put_call(replace(call, result=None, result_bytes=0))
         self._state.delete_calls(call.id for call in forgotten)
-        kept = {call.result for call in self._state.calls()}
+        kept = {(self._store(call).root, call.result) for call in self._state.calls()}
         for call in (*dropped, *forgotten):
-            if call.result is not None and call.result not in kept:
-                self._blobs.delete(call.result)
+            blobs = self._store(call)
+            if call.result is not None and (blobs.root, call.result) not in kept:
+                blobs.delete(call.result)
+
+    def _store(self, call: CallRecord) -> BlobStore:
+        return self._depots.of(call.namespace).blobs
 
     def _record(self, call_id: str) -> CallRecord:
         call = self._state.call(call_id)
@@ -127,7 +143,7 @@ class Calls:
         outcome = pack_outcome(Raised(failures.describe(error, pod_name=call.pod)))
         digest = digest_of(outcome)
         try:
-            self._blobs.put(digest, outcome)
+            self._store(call).put(digest, outcome)
         except DataStoreError:  # the disk is full: then it has failed without a result
             digest = ""
         ended = replace(

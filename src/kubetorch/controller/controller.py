@@ -6,14 +6,15 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 from kubetorch.controller.access import Access, Principal
 from kubetorch.controller.app import App
+from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.garbage import Garbage
+from kubetorch.controller.recovery import Recovery
 from kubetorch.controller.relay import Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
@@ -25,7 +26,6 @@ from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import MESSAGE_LIMIT, Session
 from kubetorch.controller.state import Kept
 from kubetorch.controller.workloads import Workloads
-from kubetorch.datastore.blobs import BlobStore
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.connections import upgrade_class
 from kubetorch.lib.serving import Server, Tunnels
@@ -42,7 +42,7 @@ class Controller:
     Args:
         backend: Runs pods.
         state: What survives it.
-        blobs: Folder of the blobs.
+        depots: Where the blobs are.
         clock: The time.
         secret: Secret of the installation.
         new_access: Makes what checks who asks, given the workloads.
@@ -55,15 +55,13 @@ class Controller:
         *,
         backend: Backend,
         state: Kept,
-        blobs: Path,
+        depots: Depots,
         clock: Clock,
         secret: bytes,
         new_access: Callable[[Workloads], Access],
         stop: Callable[[bool], None] | None = None,
     ) -> None:
-        store = BlobStore(blobs)
-        completeness = Completeness(store)
-        calls = Calls(state.calls, store, clock)
+        calls = Calls(state.calls, depots, clock)
         self._clock = clock
         self._backend = backend
         self._sessions: set[Session] = set()
@@ -71,33 +69,40 @@ class Controller:
         self.workloads = Workloads(
             backend=backend,
             state=state.workloads,
-            completeness=completeness,
+            depots=depots,
             calls=calls,
             clock=clock,
             secret=secret,
         )
+        self._recovery = Recovery(depots, clock)
         self._garbage = Garbage(
-            store,
-            needed=lambda: completeness.needed(self.workloads.specs()) | calls.results(),
+            depots,
+            needed=lambda depot: depot.needed(self.workloads.specs()) | calls.results(depot),
             clock=clock,
-            on_deleted=completeness.forget,
         )
         service = ServiceRoutes(
             self.workloads, backend=backend.name, started=clock.time(), stop=stop
         )
         found = [
             *service.routes(),
-            *WorkloadRoutes(self.workloads, store).routes(),
-            *BlobRoutes(store).routes(),
-            *CallRoutes(calls, self.workloads, store).routes(),
+            *WorkloadRoutes(self.workloads, depots).routes(),
+            *BlobRoutes(depots).routes(),
+            *CallRoutes(calls, self.workloads, depots).routes(),
             *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
             *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
         ]
         table = Table(route for route in found if stop is not None or not route.is_local)
+        service.described = table.routes
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time)
         self.app = App(
-            table, self._access, relay, new_session=self._new_session, on_request=self._note_request
+            table,
+            self._access,
+            relay,
+            new_session=self._new_session,
+            on_request=self._note_request,
+            # The service of one user has nobody to tell apart.
+            audit=None if stop is not None else Audit(clock.time),
         )
         upgrade = upgrade_class(self.app.accept, max_message=MESSAGE_LIMIT)
         passed_on = Tunnels(relay.takes, relay.open)
@@ -117,7 +122,7 @@ class Controller:
             pods: Whether the pods stop too, until the next start.
         """
         await self._garbage.close()
-        await self.workloads.close()
+        await self.workloads.close(pods=pods)
         await self._backend.close(pods=pods)
         for session in list(self._sessions):
             session.close("the controller stops")
@@ -137,6 +142,7 @@ class Controller:
             principal,
             access=self._access,
             registry=self.workloads,
+            on_begin=lambda workload, session: self._recovery.ask(workload, session.send),
             clock=self._clock,
             on_end=self._sessions.discard,
         )

@@ -7,13 +7,15 @@ local service than it would take from these files.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from kubetorch.controller.access import Asker
 from kubetorch.errors import ControllerError, KubetorchError, ProtocolError
-from kubetorch.wire import messages
+from kubetorch.wire import messages, routes
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,6 +28,7 @@ NDJSON = "application/x-ndjson"
 #: Bytes that the body of a request may have, where nothing else is said.
 BODY_LIMIT = 4 * 1024 * 1024
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _T = TypeVar("_T")
 
 
@@ -47,6 +50,11 @@ class Exchange:
         self._send = send
         self._is_complete = False
         self._asker: Asker | None = None
+        self.request_id = _request_id(self.headers.get(routes.REQUEST_ID.lower(), ""))
+        #: Where it comes from, as far as this process can see: a proxy, for what comes through one.
+        self.source: str = (scope.get("client") or ("",))[0]
+        #: Told the status of the answer before it is sent.
+        self.on_status: Callable[[int], None] = _ignore
         self.has_begun = False
 
     @property
@@ -158,7 +166,9 @@ class Exchange:
 
     async def _begin(self, status: int, content_type: str, *headers: tuple[bytes, bytes]) -> None:
         self.has_begun = True
-        lines = [(b"content-type", content_type.encode()), *headers]
+        self.on_status(status)
+        identity = (routes.REQUEST_ID.lower().encode(), self.request_id.encode())
+        lines = [(b"content-type", content_type.encode()), identity, *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": lines})
 
     async def _send_chunks(self, chunks: AsyncIterator[bytes]) -> None:
@@ -169,6 +179,15 @@ class Exchange:
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _request_id(given: str) -> str:
+    """The client's own name of a request if it can be repeated everywhere, else a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+
+
+def _ignore(status: int) -> None:
+    """Nobody wants to know."""
 
 
 def too_large(limit: int) -> KubetorchError:

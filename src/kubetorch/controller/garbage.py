@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from kubetorch.datastore.blobs import BlobStore
+from kubetorch.controller.depots import Depot, Depots
 from kubetorch.errors import KubetorchError
 from kubetorch.lib.clock import Clock, Timer
 
@@ -31,24 +31,21 @@ class Garbage:
     """Collects garbage from time to time.
 
     Args:
-        blobs: Where it is.
-        needed: The digests that are referred to now.
+        depots: Where it is.
+        needed: The digests that are referred to now in a store.
         clock: Says when, and what is young.
-        on_deleted: Called after blobs were deleted.
     """
 
     def __init__(
         self,
-        blobs: BlobStore,
+        depots: Depots,
         *,
-        needed: Callable[[], set[str]],
+        needed: Callable[[Depot], set[str]],
         clock: Clock,
-        on_deleted: Callable[[], None],
     ) -> None:
-        self._blobs = blobs
+        self._depots = depots
         self._needed = needed
         self._clock = clock
-        self._on_deleted = on_deleted
         self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -66,20 +63,24 @@ class Garbage:
 
     async def collect(self) -> int:
         """Delete what nothing refers to; how many blobs that were."""
-        await asyncio.to_thread(self._blobs.sweep)
+        return sum([await self._collect(depot) for depot in self._depots.all()])
+
+    async def _collect(self, depot: Depot) -> int:
+        blobs = depot.blobs
+        await asyncio.to_thread(blobs.sweep)
         old = self._clock.time() - YOUNG
         candidates = await asyncio.to_thread(
-            lambda: [blob.digest for blob in self._blobs.iterate() if blob.mtime < old]
+            lambda: [blob.digest for blob in blobs.iterate() if blob.mtime < old]
         )
         deleted = 0
         for start in range(0, len(candidates), _BATCH):
             # Asked again for each batch, without giving up the loop until it is deleted: a deploy
             # either sees a blob and keeps it, or sees that it is gone and asks for it.
-            needed = self._needed()
+            needed = self._needed(depot)
             for digest in candidates[start : start + _BATCH]:
                 if digest not in needed:
-                    deleted += self._blobs.delete(digest)
-            self._on_deleted()
+                    deleted += blobs.delete(digest)
+            depot.completeness.forget()
             await asyncio.to_thread(_nothing)
         _log.info("blobs collected deleted=%s kept=%s", deleted, len(candidates) - deleted)
         return deleted

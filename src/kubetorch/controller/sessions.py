@@ -56,6 +56,7 @@ class Session:
         principal: Whose token opened it.
         access: Says whether they are the pod that they say they are, and what it is told first.
         registry: Finds its workload.
+        on_begin: Called once it is known that it is a pod's that serves.
         clock: Notices silence.
         on_end: Called once it is over.
     """
@@ -66,12 +67,14 @@ class Session:
         *,
         access: Access,
         registry: Registry,
+        on_begin: Callable[[Workload, Session], None],
         clock: Clock,
         on_end: Callable[[Session], None],
     ) -> None:
         self._principal = principal
         self._access = access
         self._registry = registry
+        self._on_begin = on_begin
         self._clock = clock
         self._on_end = on_end
         self._connection: Connection | None = None
@@ -153,7 +156,12 @@ class Session:
         if self._workload is not None:
             raise ProtocolError("a session says hello once")
         self._access.check_pod(self._principal, pod)
-        versions.check(hello.protocol, peer=f"pod {hello.pod}")
+        versions.check(
+            hello.protocol,
+            peer=f"pod {hello.pod}",
+            fix_peer=versions.FIX_PODS,
+            fix_self="a newer controller takes it up",
+        )
         workload = self._registry.workload_of(pod)
         if workload is None:
             raise UnauthorizedError(f"there is no pod {hello.pod}")
@@ -164,6 +172,8 @@ class Session:
         if welcome is not None:
             self.send(welcome)
         workload.connected(hello, self)
+        if hello.generation:
+            self._on_begin(workload, self)
 
     def _dispatch(self, message: FromAgent, workload: Workload, pod: PodIdentity) -> None:
         match message:

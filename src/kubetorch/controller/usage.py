@@ -29,6 +29,8 @@ def _users(
     for workload in workloads.in_namespace(namespace):
         where, name = workload.key
         manifest = deployment.of_workload(workload.spec)
-        for one in dict.fromkeys(used(deployment.read(manifest).attached)):
+        path = workload.spec.compute.pod_template_path
+        wanted = deployment.read(manifest, pod_template_path=path)
+        for one in dict.fromkeys(used(wanted.attached)):
             found[where, one] = (*found.get((where, one), ()), name)
     return found

@@ -8,6 +8,7 @@ import msgspec
 
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
+from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Activity, DeployLog, LogReport, PodView, Stage, StageReport
@@ -59,7 +60,7 @@ def pod_views(
     """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
     serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
-    ready = current or serving
+    ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
         pod_view(pod, heard.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
     )
@@ -123,6 +124,14 @@ def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> 
     return "; ".join([served, *(waits or ["there are no pods"])])
 
 
+def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
+    """The error of a deploy whose time is over."""
+    return ServiceTimeoutError(
+        f"{name} is not ready after {seconds:.0f} s: {waits}",
+        hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
+    )
+
+
 def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
     """What the deploy of a manifest begins with: what its author should know at once."""
     return [
@@ -149,26 +158,3 @@ def line(pod: str, message: LogReport) -> DeployLog:
         level=message.level,
         time=message.time,
     )
-
-
-class Reasons:
-    """What was said of the pods of a workload, so that it is said once."""
-
-    def __init__(self) -> None:
-        self._said: dict[str | None, str] = {}
-
-    def news(self, pods: Iterable[PodStatus], trouble: str) -> list[Stage]:
-        """What is to be said now.
-
-        Args:
-            pods: The pods.
-            trouble: Why there are not all of them.
-        """
-        reasons: dict[str | None, str] = {pod.name: pod.reason for pod in pods}
-        reasons[None] = trouble
-        before, self._said = self._said, reasons
-        return [
-            Stage(stage="event", message=reason, pod=pod)
-            for pod, reason in reasons.items()
-            if reason and reason != before.get(pod)
-        ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kubetorch.controller import rollout
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Failure
-from kubetorch.errors import KubetorchError, StartupError
+from kubetorch.errors import ControllerUnavailableError, KubetorchError, StartupError
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import failures
 from kubetorch.wire.messages import DeployEvent, Failed, Ready
@@ -56,6 +56,17 @@ class Waiting:
         """None of them will be ready."""
         for progress in list(self._waiting):
             self.end(progress, Failed(failure=describe(error)))
+
+    def interrupt(self, service: str, reason: str, *, goes_on: bool) -> None:
+        """Nobody looks after them any more.
+
+        Args:
+            service: Whose they are.
+            reason: Why.
+            goes_on: Whether another controller will, where the same deploy may be sent again.
+        """
+        error = ControllerUnavailableError if goes_on else StartupError
+        self.fail_all(error(f"the deploy of {service} was interrupted: {reason}"))
 
     def settle(
         self, wanted: int, *, ready: Callable[[], Ready] | None, failure: Failure | None

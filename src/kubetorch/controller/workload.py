@@ -13,7 +13,7 @@ from collections.abc import Set
 
 from msgspec.structs import replace
 
-from kubetorch.controller import idle, rollout, summary, views
+from kubetorch.controller import agentless, idle, rollout, summary, views
 from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.gathering import Gathering
@@ -24,9 +24,10 @@ from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
 from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
+from kubetorch.controller.telling import Telling
 from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe
-from kubetorch.errors import KubetorchError, ServiceNotFoundError, ServiceTimeoutError, StartupError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
@@ -79,7 +80,7 @@ class Workload:
         self._activities = Activities()
         self._reload: tuple[int, bytes] = (0, b"")
         self._gathering = Gathering(surroundings.clock, self.pods_changed)
-        self._reasons = views.Reasons()
+        self._telling = Telling(self._waiting.tell)
         self._applying = Applying(surroundings.backend)
         #: Says that anything about it changed.
         self.changes = Changes()
@@ -127,7 +128,7 @@ class Workload:
             generation=record.generation,
             status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
-            url=ready[0].url if ready else "",
+            url=self._with.backend.url(self.spec, manifest) or (ready[0].url if ready else ""),
             token=token,
             token_expires=token_expires,
             created=record.created,
@@ -190,6 +191,8 @@ class Workload:
         progress = Progress(accepted.generation, accepted, *warned)
         timeout = self.spec.compute.launch_timeout
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
+        if self.spec.compute.is_selector_only:
+            agentless.expect(self._with.clock, progress, self, self._give_up)
         if accepted.changed or not self._rollout.is_served:
             await self._applying.start(self.spec, lambda failure: self._applied(progress, failure))
         else:
@@ -208,11 +211,7 @@ class Workload:
 
     def _expire(self, progress: Progress, timeout: float) -> None:
         waits = views.late(self.pods, self._heard, self._rollout)
-        error = ServiceTimeoutError(
-            f"{self.record.name} is not ready after {timeout:.0f} s: {waits}",
-            hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
-        )
-        self._give_up(progress, error)
+        self._give_up(progress, views.timed_out(self.record.name, timeout, waits))
 
     def _give_up(self, progress: Progress, error: KubetorchError) -> None:
         failure = describe(error)
@@ -244,13 +243,12 @@ class Workload:
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        trouble = self._with.backend.trouble(*self.key)
-        for news in self._reasons.news(self.pods, trouble.reason):
-            self._waiting.tell(news)
         self._handle(rollout.PodsChanged(current, retiring))
-        for failure in (trouble.failure, self._pod_failure):
-            if failure is not None:
-                self._handle(rollout.GaveUp(self.record.generation, failure))
+        trouble = self._with.backend.trouble(*self.key)
+        news = self._with.backend.news(*self.key) if self._waiting else []
+        self._telling.tell(self.pods, trouble, news)
+        for failure in filter(None, (trouble.failure, self._pod_failure)):
+            self._handle(rollout.GaveUp(self.record.generation, failure))
 
     def connected(self, hello: Hello, session: PodSession) -> None:
         """A session of a pod began."""
@@ -326,13 +324,12 @@ class Workload:
         await self._with.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
 
-    def close(self, reason: str) -> None:
-        """Stop all timers, and end the sessions."""
+    def close(self, reason: str, *, goes_on: bool = False) -> None:
+        """Stop all timers, and end the sessions; it `goes_on` under another controller."""
         self._idle.close()
         self._gathering.close()
         self._applying.cancel()
-        error = StartupError(f"the deploy of {self.record.name} was interrupted: {reason}")
-        self._waiting.fail_all(error)
+        self._waiting.interrupt(self.record.name, reason, goes_on=goes_on)
         self.is_gone = True
         self.changes.notify()
         sessions, self._sessions, self._heard = self._sessions, {}, {}

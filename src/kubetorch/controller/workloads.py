@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
 from kubetorch.controller.summary import Summary
@@ -51,7 +51,7 @@ class Workloads:
     Args:
         backend: Runs their pods.
         state: Keeps their records.
-        completeness: Knows which blobs are missing.
+        depots: Where blobs are.
         calls: Told of calls that are lost with their pods.
         clock: The time.
         secret: Secret of the installation, for tokens.
@@ -62,14 +62,14 @@ class Workloads:
         *,
         backend: Backend,
         state: State,
-        completeness: Completeness,
+        depots: Depots,
         calls: Calls,
         clock: Clock,
         secret: bytes,
     ) -> None:
         self._backend = backend
         self._state = state
-        self._completeness = completeness
+        self._depots = depots
         self._calls = calls
         self._clock = clock
         self._secret = secret
@@ -109,10 +109,14 @@ class Workloads:
         for workload in self._workloads.values():
             workload.pods_changed()
 
-    async def close(self) -> None:
-        """The controller stops; the backend decides about the pods."""
+    async def close(self, *, pods: bool) -> None:
+        """The controller stops.
+
+        Args:
+            pods: Whether the pods stop too: then nobody goes on with their deploys.
+        """
         for workload in self._workloads.values():
-            workload.close("the controller stops")
+            workload.close("the controller stops", goes_on=not pods)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -175,7 +179,12 @@ class Workloads:
             VersionMismatchError: The client is too old or too new.
             SpecError: The spec is impossible.
         """
-        versions.check(deploy.protocol, peer=f"this client, version {deploy.version},")
+        versions.check(
+            deploy.protocol,
+            peer=f"this client, version {deploy.version},",
+            fix_peer=versions.FIX_CLIENT,
+            fix_self=versions.FIX_CONTROLLER[self._backend.name],
+        )
         spec = deploy.spec
         if (spec.namespace, spec.name) != (namespace, name):
             raise SpecError(
@@ -208,7 +217,8 @@ class Workloads:
             key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
             progress = self._deploys.get(key)
             if progress is None:
-                missing = self._completeness.missing(deploy.spec)
+                completeness = self._depots.of(deploy.spec.namespace).completeness
+                missing = completeness.missing(deploy.spec)
                 if missing:
                     return _only(Missing(blobs=tuple(missing)))
                 progress = await self._deploy(deploy.spec)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from kubetorch.errors import KubernetesNotFoundError
+from kubetorch.errors import KubernetesError, KubernetesNotFoundError
 from kubetorch.k8s.resources import Object, Resource, group_path
 
 #: Gets the document at a path.
@@ -51,17 +52,41 @@ class Discovery:
         """
         return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
 
+    async def everything(self, *verbs: str) -> list[Resource]:
+        """All kinds of the cluster, each in the version that its group prefers.
+
+        A group whose server does not answer is left out.
+
+        Args:
+            verbs: What must be possible with them.
+        """
+        groups = (await self._fetch("/apis")).get("groups") or []
+        versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+        documents = await asyncio.gather(*map(self._resources, versions))
+        return [
+            found
+            for version, document in zip(versions, documents, strict=True)
+            for found in parse(version, document, verbs).values()
+        ]
+
+    async def _resources(self, api_version: str) -> Object:
+        try:
+            return await self._fetch(group_path(api_version))
+        except KubernetesError:
+            return {}
+
     def forget(self, api_version: str) -> None:
         """A path of this version is not served any more."""
         self._known.pop(api_version, None)
 
 
-def parse(api_version: str, document: Object) -> dict[str, Resource]:
-    """The kinds in an `APIResourceList`."""
+def parse(api_version: str, document: Object, verbs: Iterable[str] = ()) -> dict[str, Resource]:
+    """The kinds in an `APIResourceList`, those with which all of the verbs are possible."""
     group, _, version = api_version.rpartition("/")
     found = {}
     for entry in document.get("resources") or []:
-        if "/" not in entry["name"]:  # a subresource may have another kind
+        is_able = set(verbs) <= set(entry.get("verbs") or [])
+        if "/" not in entry["name"] and is_able:  # a subresource may have another kind
             resource = Resource(group, version, entry["name"], entry["kind"], entry["namespaced"])
             found[resource.kind] = resource
     return found

@@ -85,6 +85,11 @@ class Informer:
         """All objects by namespace and name; not to be changed."""
         return self._state.objects
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether all objects were known once; until then, none of them means nothing."""
+        return self._state.is_listed
+
     def get(self, name: str, namespace: str = "") -> Object | None:
         """One object, if it is there."""
         return self._state.objects.get((namespace, name))

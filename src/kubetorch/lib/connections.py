@@ -296,7 +296,7 @@ class _Upgrade(Connection):
             _answer(transport, Refusal(500, b'{"error_type":"ControllerError"}'))
         else:
             self._begin(transport, key, endpoint)
-            # Before anything is read: what the peer says at once is not to be lost.
+            # At once: what the client sends to this answer may be read before anything else runs.
             self.start(transport)
             transport.resume_reading()
 

@@ -136,6 +136,7 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
         self._idle: asyncio.TimerHandle | None = None
         self._is_closing = False
+        self._peer: Any = None
         # Of the request that is being parsed.
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -147,6 +148,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
+        self._peer = transport.get_extra_info("peername")
         self._server.connections.add(self)
         self._watch_idle()
 
@@ -240,6 +242,7 @@ class _Connection(asyncio.Protocol):
             "query_string": parsed.query or b"",
             "root_path": "",
             "headers": self._headers,
+            "client": self._peer,
         }
 
     def _is_websocket(self) -> bool:

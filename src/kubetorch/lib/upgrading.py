@@ -35,8 +35,17 @@ async def connect(
     headers: Mapping[str, str],
     max_message: int,
     timeout: float = 10.0,
+    dial_timeout: float | None = None,
 ) -> Connection:
     """Open a WebSocket to `url` (`http://` or `ws://`).
+
+    Args:
+        url: Where.
+        endpoint: Told of the messages.
+        headers: Of the request.
+        max_message: Longest message that is taken, in bytes.
+        timeout: Seconds until the answer.
+        dial_timeout: Seconds until the connection is there, if that is to be noticed earlier.
 
     Raises:
         UpgradeRefusedError: The server said no.
@@ -51,6 +60,7 @@ async def connect(
         headers=headers.items(),
         max_message=max_message,
         timeout=timeout,
+        dial_timeout=dial_timeout,
     )
 
 
@@ -89,6 +99,7 @@ async def upgrade(
     headers: Iterable[tuple[str, str]],
     max_message: int,
     timeout: float,
+    dial_timeout: float | None = None,
 ) -> Connection:
     """Open a WebSocket on a new connection.
 
@@ -99,6 +110,7 @@ async def upgrade(
         headers: Of the request.
         max_message: Longest message that is taken, in bytes.
         timeout: Seconds until the connection is there, and then until its answer.
+        dial_timeout: Seconds until the connection is there, instead.
 
     Raises:
         UpgradeRefusedError: The server said no.
@@ -106,7 +118,7 @@ async def upgrade(
         OSError, TimeoutError, WebSocketError: There is no answer.
     """
     request, accept = websocket.upgrade_request(dialing.host_header(route), target, headers)
-    transport, protocol = await dialing.dial(route, _Handshake, timeout=timeout)
+    transport, protocol = await dialing.dial(route, _Handshake, timeout=dial_timeout or timeout)
     transport.write(request)
     try:
         async with deadlines.timeout(timeout):

@@ -18,6 +18,7 @@ from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.volume_folders import VolumeFolders
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.errors import KubetorchError
 from kubetorch.lib.clock import SystemClock
@@ -100,7 +101,7 @@ class _Service:
         return Controller(
             backend=backend,
             state=Kept(state, state),
-            blobs=begun.place.blobs,
+            depots=Depots(begun.place.blobs, is_shared=True),
             clock=clock,
             secret=begun.secret,
             new_access=lambda workloads: LocalAccess(

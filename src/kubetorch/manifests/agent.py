@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
-from kubetorch.manifests import labels, locating, pod, serving, trainjob
+from kubetorch.manifests import labels, locating, pod, raycluster, serving, trainjob
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.place import Place, entry, items, named
 from kubetorch.wire import podenv, routes
@@ -89,6 +89,21 @@ def equip(
     return digest
 
 
+def beside(manifest: Manifest, base: Manifest, *, runtime: Runtime) -> Manifest:
+    """The runtime that an equipped TrainJob runs on, which has what the job itself cannot say.
+
+    The job is changed to refer to it.
+
+    Args:
+        manifest: The TrainJob.
+        base: The runtime that the user's manifest refers to.
+        runtime: Where the agent comes from.
+    """
+    volumes = trainjob.template(manifest)["spec"].get("volumes") or []
+    is_brought = named(volumes, RUNTIME) is not None
+    return trainjob.runtime(manifest, base, [_copying(runtime)] if is_brought else [])
+
+
 def _bring(place: Place, runtime: Runtime) -> None:
     """Have the runtime at `FOLDER`."""
     container = place.container
@@ -100,6 +115,11 @@ def _bring(place: Place, runtime: Runtime) -> None:
     items(container, "volumeMounts").append(
         {"name": RUNTIME, "mountPath": FOLDER, "readOnly": True}
     )
+    # First: other init containers may wait for things that only come later.
+    items(place.pod, "initContainers").insert(0, _copying(runtime))
+
+
+def _copying(runtime: Runtime) -> Manifest:
     copying: Manifest = {
         "name": RUNTIME,
         "image": runtime.image,
@@ -114,8 +134,7 @@ def _bring(place: Place, runtime: Runtime) -> None:
         },
     }
     _pull(copying, runtime)
-    # First: other init containers may wait for things that only come later.
-    items(place.pod, "initContainers").insert(0, copying)
+    return copying
 
 
 def _pull(container: Manifest, runtime: Runtime) -> None:
@@ -126,7 +145,8 @@ def _pull(container: Manifest, runtime: Runtime) -> None:
 def _start(place: Place, workload: str, runtime: Runtime) -> None:
     """Have the container run the agent, which learns from its environment who it is."""
     container = place.container
-    container["command"] = [AGENT]
+    is_ray = place.kind == raycluster.KIND
+    container["command"] = raycluster.beside(AGENT) if is_ray else [AGENT]
     container.pop("args", None)
     _volume(place, {"name": _STATE, "emptyDir": {}})
     _volume(place, {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": _token()}]}})
@@ -139,6 +159,13 @@ def _start(place: Place, workload: str, runtime: Runtime) -> None:
     variables = items(container, "env")
     for name, value in _variables(container, workload, runtime).items():
         _replace(variables, name, {"value": value})
+    if isinstance(grace := place.pod.get("terminationGracePeriodSeconds"), int):
+        _replace(variables, podenv.GRACE, {"value": str(grace)})
+    if place.kind.is_autoscaled:
+        # Knative takes no fields of pods; an agent finds out the rest.
+        namespace = place.manifest["metadata"]["namespace"]
+        _replace(variables, podenv.NAMESPACE, {"value": namespace})
+        return
     for name, field in _FIELDS.items():
         _replace(variables, name, {"valueFrom": {"fieldRef": {"fieldPath": field}}})
 

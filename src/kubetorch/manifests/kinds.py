@@ -50,6 +50,8 @@ class Kind:
             labels of our own do not reach them.
         suspend: Where a queue's controller holds the object back, if it has to begin held back.
         queued: Where the object that a queue's controller admits lies, if it is not this one.
+        replaces_pods: Whether its controller replaces pods when their template changes; if not, the
+            object has to be made anew.
         has_service: Whether its controller makes a Service of the object's name, by which its pods
             find each other.
         has_template: Whether it has a pod template; see `kubetorch.manifests.trainjob` if not.
@@ -71,6 +73,7 @@ class Kind:
     pool: str | None = None
     suspend: Path | None = None
     queued: Path | None = None
+    replaces_pods: bool = True
     has_service: bool = False
     has_template: bool = True
     has_selector: bool = False
@@ -91,7 +94,15 @@ _REPLICAS = ("spec", "replicas")
 def _replicated(kind: str, plural: str, replicas: Path | None = _REPLICAS) -> Kind:
     """A kind of the group `apps`."""
     group = Group(_TEMPLATE, replicas)
-    return Kind(kind, "apps", ("v1",), plural, group, has_selector=True)
+    return Kind(
+        kind,
+        "apps",
+        ("v1",),
+        plural,
+        group,
+        has_selector=True,
+        replaces_pods=kind != "ReplicaSet",
+    )
 
 
 def _training(kind: str, plural: str, specs: str, primary: str, container: str) -> Kind:
@@ -111,6 +122,7 @@ def _training(kind: str, plural: str, specs: str, primary: str, container: str) 
         container=container,
         routing=(("training.kubeflow.org/replica-type", primary.lower()),),
         suspend=("spec", "runPolicy", "suspend"),
+        replaces_pods=False,
         is_job=True,
     )
 
@@ -134,6 +146,7 @@ _KINDS = (
             ("spec", "jobTemplate", "spec", "parallelism"),
         ),
         queued=("spec", "jobTemplate"),
+        replaces_pods=False,
     ),
     # https://knative.dev/docs/serving/reference/serving-api/
     Kind(
@@ -159,6 +172,7 @@ _KINDS = (
             ),
         ),
         routing=(("ray.io/node-type", "head"),),
+        replaces_pods=False,
     ),
     # https://www.kubeflow.org/docs/components/trainer/legacy-v1/
     _training("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs", "Master", "pytorch"),
@@ -179,6 +193,7 @@ _KINDS = (
         routing=(("jobset.sigs.k8s.io/replicatedjob-name", "node"),),
         pool="jobset.sigs.k8s.io/jobset-name",
         suspend=("spec", "suspend"),
+        replaces_pods=False,
         has_service=True,
         has_template=False,
         is_job=True,
@@ -195,6 +210,7 @@ _KINDS = (
         ),
         factor=("spec", "replicatedJobs", "0", "replicas"),
         suspend=("spec", "suspend"),
+        replaces_pods=False,
         has_service=True,
         is_job=True,
     ),

@@ -30,6 +30,7 @@ _RAY = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html
 _SERVICES = "https://kubernetes.io/docs/concepts/services-networking/service/"
 _HEADLESS = f"{_SERVICES}#headless-services"
 _STATEFUL = "https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/"
+_CRON = "https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/"
 _OWN = "the user's manifest"
 _OURS = "Kubetorch"
 
@@ -69,6 +70,7 @@ CONSTANTS = (
     Constant(("env", "<KT_APP_PORT>", "*"), "port of the app", _OURS),
     Constant(("env", "<KT_APP_HEALTHCHECK>", "*"), "health check of the app", _OURS),
     Constant(("strategy", "type"), "no call reaches pods of two templates", _OURS),
+    Constant(("concurrencyPolicy",), "pods that serve do not end", _CRON),
     Constant(("podManagementPolicy",), "one call goes to all pods", _STATEFUL),
     Constant(("serviceName",), "gives each pod a name", _STATEFUL),
     Constant(("spec", "replicas"), "replicas"),

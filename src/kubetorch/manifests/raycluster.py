@@ -14,8 +14,9 @@ TEMPLATE_LABEL = "raycluster"
 RAY_VERSION = "2.8.0"
 
 #: The operator joins a container's command with its own unless this says "true"; what it would
-#: have run is in a variable of the container then, and the agent runs that.
+#: have run is in a variable of the container then.
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
+_START = "KUBERAY_GEN_RAY_START_CMD"
 GCS_PORT = 6379
 #: Ports of Ray's head.
 PORTS = {"gcs": GCS_PORT, "dashboard": 8265, "client": 10001}
@@ -49,6 +50,15 @@ def skeleton() -> Manifest:
             "workerGroupSpecs": [],
         },
     }
+
+
+def beside(agent: str) -> list[str]:
+    """The command of a container that starts Ray, as the operator would have, and an agent.
+
+    Ray is a child of the agent, which stays the first process. The operator takes it for granted
+    that its images have bash.
+    """
+    return ["/bin/bash", "-c", f'ulimit -n 65536; bash -c "${_START}" & exec {agent}']
 
 
 def fill(place: Place) -> None:

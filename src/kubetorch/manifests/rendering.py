@@ -44,6 +44,7 @@ from kubetorch.specs.workload import WorkloadSpec
 
 _DEPLOYMENT = KINDS["Deployment", "apps"]
 _STATEFUL_SET = KINDS["StatefulSet", "apps"]
+_CRON_JOB = KINDS["CronJob", "batch"]
 # The level is said, since the default is that of the environment.
 _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
@@ -111,6 +112,9 @@ def render(
         manifest["spec"].setdefault("strategy", {"type": "Recreate"})
     if kind == _STATEFUL_SET:
         _name_pods(manifest)
+    if kind == _CRON_JOB:
+        # Pods that serve do not end, so each run would add to those of all before it.
+        manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
     if not kind.has_template:
         trainjob.write(manifest, places[0].template)
     return _overlaid(manifest, kind, compute)

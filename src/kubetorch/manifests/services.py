@@ -95,6 +95,17 @@ def render(
     return found
 
 
+def url(
+    compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, namespace: str, name: str
+) -> str:
+    """Where programs in the cluster call a workload. The arguments are those of `render`."""
+    if compute.endpoint is not None and compute.endpoint.base_url is not None:
+        return compute.endpoint.base_url
+    found = render(compute, manifest, namespace=namespace, name=name)
+    called_name = found[0]["metadata"]["name"] if found else name
+    return f"http://{called_name}.{namespace}.svc.cluster.local"
+
+
 def headless_name(name: str) -> str:
     """Name of the headless Service: `<name>-headless`, or the most of it that names allow."""
     return _with(name, _HEADLESS)

@@ -9,6 +9,7 @@ each. A manifest that has neither gets the former.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from kubetorch.errors import SpecError
@@ -26,6 +27,10 @@ UNSAYABLE = (
     "server_port",
     "working_dir",
 )
+
+GROUP = "trainer.kubeflow.org"
+#: Kind of the runtimes of one namespace.
+RUNTIME_KIND = "TrainingRuntime"
 
 _OLD, _NEW = "podSpecOverrides", "podTemplateOverrides"
 _OF_TRAINER = ("image", "command", "args", "env")
@@ -73,7 +78,11 @@ def write(manifest: Manifest, template: Manifest) -> None:
         assign(spec, key, template.get("metadata", {}).get(key))
     override = _override(spec, is_made=True)
     for key in _OF_POD:
-        assign(override, key, pod.get(key))
+        value = pod.get(key)
+        if key == "initContainers":
+            # It changes those of its runtime, and has no images of its own: see `runtime`.
+            value = [one for one in value or () if "image" not in one]
+        assign(override, key, value)
     if container.get("volumeMounts"):
         containers = items(override, "containers")
         changed = named(containers, NODE)
@@ -81,6 +90,59 @@ def write(manifest: Manifest, template: Manifest) -> None:
             containers.append({"name": NODE, "volumeMounts": container["volumeMounts"]})
         else:
             changed["volumeMounts"] = container["volumeMounts"]
+
+
+def base_of(manifest: Manifest) -> tuple[str, str]:
+    """Kind and name of the runtime that a TrainJob refers to."""
+    ref = manifest["spec"]["runtimeRef"]
+    return str(ref.get("kind") or "ClusterTrainingRuntime"), str(ref["name"])
+
+
+def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Manifest:
+    """A runtime like the one that a TrainJob refers to, with what a TrainJob cannot say.
+
+    That is further init containers, and labels and annotations of its pods. It refers to the new
+    one from then on.
+
+    Args:
+        manifest: The TrainJob.
+        base: Its runtime.
+        initial: The init containers, which go first.
+
+    Raises:
+        SpecError: The runtime has no job in which the TrainJob's pods are.
+    """
+    metadata = manifest["metadata"]
+    spec = copy.deepcopy(base["spec"])
+    jobs = spec.get("template", {}).get("spec", {}).get("replicatedJobs") or []
+    node = named(jobs, NODE)
+    if node is None:
+        raise SpecError(
+            f"the runtime {base['metadata']['name']!r} has no job {NODE!r}, so the TrainJob "
+            f"{metadata['name']!r} would have no pods",
+            hint=f"its jobs are {', '.join(one['name'] for one in jobs) or 'none'}",
+        )
+    pods = node["template"]["spec"]["template"]
+    pods["spec"]["initContainers"] = [*initial, *(pods["spec"].get("initContainers") or ())]
+    for key in ("labels", "annotations"):
+        # Those of the job itself end at its JobSet, and do not reach its pods.
+        entry(entry(pods, "metadata"), key).update(manifest["spec"].get(key) or {})
+    name = f"{metadata['name']}-kubetorch"
+    manifest["spec"]["runtimeRef"] = {
+        "apiGroup": GROUP,
+        "kind": RUNTIME_KIND,
+        "name": name,
+    }
+    return {
+        "apiVersion": base["apiVersion"],
+        "kind": RUNTIME_KIND,
+        "metadata": {
+            "name": name,
+            "namespace": metadata["namespace"],
+            "labels": {**(base["metadata"].get("labels") or {}), **(metadata.get("labels") or {})},
+        },
+        "spec": spec,
+    }
 
 
 def _override(spec: Manifest, *, is_made: bool = False) -> Manifest:

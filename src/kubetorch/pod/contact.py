@@ -79,3 +79,15 @@ class ClusterContact:
         if not self._token_file:
             return self._token
         return Path(self._token_file).read_text().strip()
+
+
+def contact_of(pod: PodEnv, session: str) -> Contact:
+    """How a pod reaches its controller.
+
+    Args:
+        pod: What it was started with.
+        session: The token that came with its credentials.
+    """
+    if pod.backend == "local":
+        return LocalContact(pod.controller_file, session)
+    return ClusterContact(pod)

@@ -75,6 +75,8 @@ def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> d
             BACKEND: pod.backend,
         }
     )
+    if pod.controller_url:
+        env["KT_CONTROLLER_URL"] = pod.controller_url
     return env
 
 

@@ -121,7 +121,7 @@ class Interpreters:
         seen: list[str] = []
         try:
             async with deadlines.timeout(_TOTAL):
-                for path in _candidates(wanted, self._environ, self._own):
+                for path in candidates(wanted, self._environ, self._own):
                     found = await _probe(path, self._environ)
                     if found is not None and found.version >= OLDEST:
                         return found
@@ -132,7 +132,7 @@ class Interpreters:
         return seen
 
 
-def _candidates(wanted: str, environ: Mapping[str, str], own: str | None) -> Iterator[str]:
+def candidates(wanted: str, environ: Mapping[str, str], own: str | None) -> Iterator[str]:
     """Where to look, the best first, each interpreter once."""
     if wanted:
         paths = iter([wanted] if Path(wanted).is_file() else [f"{wanted}/{n}" for n in NAMES])

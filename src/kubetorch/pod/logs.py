@@ -10,6 +10,8 @@ processes. A full disk costs lines, never a call: they are counted and dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -224,3 +226,24 @@ def _last_lines(path: Path, count: int) -> list[bytes]:
     # What a process that was killed wrote last may be cut.
     whole = [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
     return whole[-count:] if count else []
+
+
+class AgentLines(logging.Handler):
+    """Puts the agent's own lines into the pod's log too."""
+
+    def __init__(self, log: PodLog, pod_name: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._log = log
+        self._pod_name = pod_name
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called in any thread."""
+        line = LogLine(
+            record.created, self._pod_name, record.getMessage(), "agent", record.levelname
+        )
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._write, line)
+
+    def _write(self, line: LogLine) -> None:
+        self._log.write(line, echo=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -21,6 +20,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.connections import Endpoint
+from kubetorch.pod import identity
 from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
@@ -30,14 +30,14 @@ from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.calls.results import Results
 from kubetorch.pod.calls.streams import Streams
 from kubetorch.pod.code import Code
-from kubetorch.pod.contact import ClusterContact, LocalContact
+from kubetorch.pod.contact import contact_of
 from kubetorch.pod.environment import given
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.http.server import Server, bind
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.interpreters import Interpreters, of_agent
-from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.logs import AgentLines, LogLine, PodLog
 from kubetorch.pod.making import Maker
 from kubetorch.pod.orphans import Orphans
 from kubetorch.pod.session import Session
@@ -65,8 +65,9 @@ from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
 EVERYWHERE = ("0.0.0.0", "::")
-#: Seconds that calls have to end after SIGTERM; Kubernetes kills a pod after 30.
-TERM_GRACE = 25.0
+#: Seconds from SIGTERM to SIGKILL that Kubernetes gives unless it is told otherwise, and those of
+#: them that are for what comes after the calls: workers, outcomes, the last answers.
+KILL_GRACE, LAST_WORDS = 30.0, 5.0
 #: Seconds that workers have to end after their calls.
 WORKER_GRACE = 2.0
 #: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
@@ -91,7 +92,7 @@ def main(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
-        pod = PodEnv.read(environ)
+        pod = PodEnv.read(identity.complete(environ))
         is_local = pod.backend == "local"
         credentials = Credentials.read(pod.credentials_file) if is_local else Credentials()
         if not is_local:
@@ -99,13 +100,17 @@ def main(
         view = PodView(pod, refusal)
         view.attach(pod.attachments_file)
         # A container is reached at its address, by probes, and through port-forwards at loopback.
-        sock = bind(pod.host if is_local else EVERYWHERE[":" in pod.host], pod.port)
+        everywhere = EVERYWHERE[":" in pod.host]
+        sock = bind(pod.host if is_local else pod.listen or everywhere, pod.port)
     except (KubetorchError, OSError) as error:
         _log.error("agent not started error=%s", error)
         return 1
     processes.become_subreaper()
     with sock:
-        uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+        is_to_go_on = uvloop.run(_run(pod, credentials, environ, view, zygote, sock))
+    if is_to_go_on:
+        # As new, for a service that is deployed to this pod later.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0
 
 
@@ -121,12 +126,16 @@ async def _run(
     view: PodView,
     zygote: Launched | None,
     sock: socket.socket,
-) -> None:
+) -> bool:
+    """Whether the pod goes on afterwards."""
     agent = Agent(pod, credentials, given(environ), view, zygote)
     loop = asyncio.get_running_loop()
+    grace = KILL_GRACE if pod.grace is None else pod.grace
+    calls = max(grace - LAST_WORDS, grace / 4)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, TERM_GRACE)
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
+    return agent.is_dismissed and pod.is_joined
 
 
 class Agent:
@@ -148,6 +157,8 @@ class Agent:
         view: PodView,
         zygote: Launched | None = None,
     ) -> None:
+        #: Whether the controller ended it, not who made the pod.
+        self.is_dismissed = False
         self._pod = pod
         self._view = view
         self._incarnation = os.urandom(8).hex()
@@ -157,11 +168,7 @@ class Agent:
         root = Path(pod.root)
         store = BlobStore(root / "blobs")
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno())
-        contact = (
-            LocalContact(pod.controller_file, credentials.session)
-            if pod.backend == "local"
-            else ClusterContact(pod)
-        )
+        contact = contact_of(pod, credentials.session)
         self._transfers = Transfers(store, contact)
         self._session = Session(
             contact=contact,
@@ -278,7 +285,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         orphans = Orphans()
         orphans.start()
-        lines = _AgentLines(self._log, self._pod.pod, loop)
+        lines = AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
         # The session is opened while the port is: the socket takes connections already.
         session = loop.create_task(self._session.run())
@@ -344,6 +351,7 @@ class Agent:
             case Reload():
                 self._supervisor.on_reload(message)
             case Terminate(grace=grace, reason=reason):
+                self.is_dismissed = not self._stopped.done()
                 self.stop(reason, grace)
             case CancelCall(id=call_id, reason=reason):
                 call = self._calls.find(call_id)
@@ -354,7 +362,7 @@ class Agent:
             case Welcome():
                 self._guard.take_key(bytes.fromhex(message.key))
             case SendBlobs():
-                self._transfers.send_later(message.blobs)
+                self._transfers.send_later(message.blobs, message.trees)
 
     def _on_settled(self, call_id: str) -> None:
         self._results.forget(call_id)
@@ -383,24 +391,3 @@ class Agent:
 
     def _on_app_exit(self, app: AppProcess) -> None:
         self._supervisor.on_app_exit(app)
-
-
-class _AgentLines(logging.Handler):
-    """Puts the agent's own lines into the pod's log too."""
-
-    def __init__(self, log: PodLog, pod_name: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._log = log
-        self._pod_name = pod_name
-        self._loop = loop
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called in any thread."""
-        line = LogLine(
-            record.created, self._pod_name, record.getMessage(), "agent", record.levelname
-        )
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._write, line)
-
-    def _write(self, line: LogLine) -> None:
-        self._log.write(line, echo=False)

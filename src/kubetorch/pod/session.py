@@ -39,6 +39,8 @@ EDGE_INTERVAL = 0.2
 DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
 CONNECT_TIMEOUT = 10.0
+#: The same for its connection alone: packets to a controller that is gone may just be dropped.
+DIAL_TIMEOUT = 1.5
 #: Seconds after which a report that was written to a session has certainly arrived.
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
@@ -150,17 +152,17 @@ class Session:
 
     async def run(self) -> None:
         """Keep a session until this is cancelled, or there can be none any more."""
-        delays = _delays()
+        delays, refusal = _delays(), ""
         while not self._contact.is_lost:
             try:
                 await self._run_once()
-                delays = _delays()
+                delays, refusal = _delays(), ""
             except upgrading.UpgradeRefusedError as error:
-                _log.warning(
-                    "session refused status=%s body=%s",
-                    error.status,
-                    error.body[:500].decode("utf-8", "replace"),
-                )
+                said = error.body[:500].decode("utf-8", "replace")
+                # A pod may wait for days until a service is deployed that it is one of.
+                level = logging.DEBUG if said == refusal else logging.WARNING
+                _log.log(level, "session refused status=%s body=%s", error.status, said)
+                refusal = said
             except (OSError, TimeoutError, asyncio.TimeoutError, websocket.WebSocketError) as error:
                 _log.info("no session error=%s", error)
             await asyncio.sleep(next(delays))
@@ -178,6 +180,7 @@ class Session:
             },
             max_message=MESSAGE_LIMIT,
             timeout=CONNECT_TIMEOUT,
+            dial_timeout=DIAL_TIMEOUT,
         )
         link.send(self._hello())
         if self._observed is not None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar, cast
 
-from kubetorch.datastore import transfer
+from kubetorch.datastore import transfer, trees
 from kubetorch.datastore.blobs import BlobStore, Source, digest_of
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
 from kubetorch.lib.answers import Response
@@ -66,10 +66,17 @@ class Transfers:
         """
         return await _in_thread(lambda: self._upload(data))
 
-    def send_later(self, digests: tuple[str, ...]) -> None:
-        """Give the controller back what it lost, as far as it is here."""
+    def send_later(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
+        """Give the controller back what it lost, as far as it is here.
+
+        Args:
+            digests: The blobs.
+            of_trees: Trees, which are wanted with their files.
+        """
         if self._returning is None or self._returning.done():
-            self._returning = asyncio.get_running_loop().create_task(self._return(digests))
+            self._returning = asyncio.get_running_loop().create_task(
+                self._return(digests, of_trees)
+            )
 
     def close(self) -> None:
         """Close connections."""
@@ -118,15 +125,23 @@ class Transfers:
         self._post([digest], lambda _digest: (len(data), _pieces(data)))
         return digest
 
-    async def _return(self, digests: tuple[str, ...]) -> None:
+    async def _return(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
         try:
-            missing = set(await _in_thread(lambda: self._store.missing(digests)))
-            here = [digest for digest in digests if digest not in missing]
+            here = await _in_thread(lambda: self._here(digests, of_trees))
             if here:
                 await self._persistently(lambda: self._post(here, self._store.stream))
-            _log.info("blobs returned to the controller wanted=%s sent=%s", len(digests), len(here))
+            _log.info("blobs returned to the controller sent=%s", len(here))
         except (KubetorchError, OSError) as error:
             _log.warning("blobs not returned to the controller error=%s", error)
+
+    def _here(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
+        wanted = dict.fromkeys(digests)
+        for tree in of_trees:
+            if self._store.has(tree):
+                files = trees.decode(self._store.read(tree)).digests()
+                wanted |= dict.fromkeys([tree, *files])
+        missing = set(self._store.missing(wanted))
+        return [digest for digest in wanted if digest not in missing]
 
     def _post(self, digests: list[str], source: Source) -> None:
         with self._http().request(

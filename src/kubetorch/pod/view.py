@@ -30,12 +30,13 @@ class PodView:
     """
 
     def __init__(self, pod: PodEnv, refusal: str | None) -> None:
-        self._is_container = pod.backend != "local"
+        #: Whether that is a container's, whose files are the pod's own.
+        self.is_container = pod.backend != "local"
         self._refusal = refusal
         self._home = Path(pod.controller_file).parent
         self._lock = asyncio.Lock()
         folder = Path(pod.root) / "view"
-        if not self._is_container:
+        if not self.is_container:
             # What an agent before this one had; the mounts ended with it.
             shutil.rmtree(folder, ignore_errors=True)
         self._view = mounts.View(folder)
@@ -82,7 +83,7 @@ class PodView:
         Raises:
             ResourceNotAvailableError: The machine cannot do that.
         """
-        if self._is_container:
+        if self.is_container:
             return
         self._check()
         shared = [str(self._home), str(environment.cache_dir())]

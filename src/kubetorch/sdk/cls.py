@@ -65,9 +65,8 @@ class Cls(Module[T], Generic[T]):
         super()._accept(view)
         digest = view.spec.init_args
         if digest is not None and self._init_args is None:
-            from kubetorch.sdk import services  # noqa: PLC0415  # see `kubetorch.sdk.module`
-
-            stored = services.session().ask(lambda controller: controller.get_blob(digest))
+            namespace = view.spec.namespace
+            stored = self._session().ask(lambda asked: asked.get_blob(digest, namespace))
             self._init_args = json.loads(stored)
 
     def _defines(self, name: str) -> bool:

@@ -162,6 +162,7 @@ class Compute(Syncing, Doors):
         self._secrets = ()
         self._unsaid = unsaid
         self._url = None
+        self._is_found = False
         self._is_whole = False
 
     def _finish(self) -> None:
@@ -248,6 +249,7 @@ class Compute(Syncing, Doors):
         compute = cls.__new__(cls)
         compute._begin(spec, namespace=namespace)
         compute._service_name = service_name
+        compute._is_found = True
         compute._is_whole = True
         return compute
 

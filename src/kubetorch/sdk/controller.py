@@ -159,20 +159,21 @@ class Controller:
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
         return EventStream(self._request("POST", path, body=body, headers=headers, timeout=silence))
 
-    def upload(self, packed: Iterable[bytes]) -> None:
-        """Store blobs, as `datastore.transfer.compressed` has them."""
+    def upload(self, packed: Iterable[bytes], namespace: str) -> None:
+        """Store blobs of a namespace, as `datastore.transfer.compressed` has them."""
         headers = {"Content-Type": blobs.CONTENT_TYPE}
-        self._call("POST", routes.BLOBS, body=packed, headers=headers)
+        path = _of(routes.BLOBS, namespace)
+        self._call("POST", path, body=packed, headers=headers)
 
-    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
-        """Those of these blobs that the controller lacks."""
+    def missing_blobs(self, digests: Iterable[str], namespace: str) -> list[str]:
+        """Those of these blobs that the controller lacks in a namespace."""
         body = json.dumps({"blobs": list(digests)}).encode()
-        answer = self._call("POST", routes.BLOBS_MISSING, body=body)
+        answer = self._call("POST", _of(routes.BLOBS_MISSING, namespace), body=body)
         missing: list[str] = json.loads(answer)["missing"]
         return missing
 
-    def get_blob(self, digest: str) -> bytes:
-        """A small blob.
+    def get_blob(self, digest: str, namespace: str) -> bytes:
+        """A small blob of a namespace.
 
         Raises:
             DataStoreError: It is not there.
@@ -180,7 +181,7 @@ class Controller:
         import zstandard  # noqa: PLC0415  # few programs ask for one
 
         body = json.dumps({"blobs": [digest]}).encode()
-        packed = self._call("POST", routes.BLOBS_FETCH, body=body)
+        packed = self._call("POST", _of(routes.BLOBS_FETCH, namespace), body=body)
         records = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
         return b"".join(piece for _, _, piece in blobs.Unpacker().feed(records))
 
@@ -285,6 +286,10 @@ class EventStream:
     def abort(self) -> None:
         """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
         self._response.abort()
+
+
+def _of(path: str, namespace: str) -> str:
+    return f"{path}?{urlencode({'namespace': namespace})}"
 
 
 def _chain(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from kubetorch.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.session import Session
 
 
 _KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
@@ -63,6 +64,14 @@ class Declaration:
         """Look the service up again before the next call."""
         self._found = None
         self._callers.clear()
+
+    def _session(self) -> Session:
+        """The way to the controller, in the cluster that the compute names."""
+        if self._compute is not None:
+            return self._compute.session()
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+
+        return services.session()
 
     # ------------------------------------------------------------------------------------ names
 

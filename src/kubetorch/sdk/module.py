@@ -208,7 +208,7 @@ class Module(Declaration, Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            services.delete(self.namespace, self.service_name)
+            services.delete(self._session(), self.namespace, self.service_name)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -225,9 +225,8 @@ class Module(Declaration, Generic[HandleT]):
                 f"{self.name} is the handle of a service, whose code is not here",
                 hint="give the function or class too: kt.fn(train, name=...).to(compute)",
             )
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
-        services.session().warm()
+        session = self._session()
+        session.warm()
         from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 
         spec = WorkloadSpec(
@@ -245,7 +244,8 @@ class Module(Declaration, Generic[HandleT]):
                 stream_logs=self.stream_logs,
                 existing=self._candidates() if get_if_exists or self._takes_existing else (),
                 secrets=self._compute.secrets,
-            )
+            ),
+            session,
         )
 
     # ---------------------------------------------------------------------------------- look-up
@@ -302,10 +302,8 @@ class Module(Declaration, Generic[HandleT]):
         return module
 
     def _search(self) -> WorkloadView:
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
         names = self._candidates()
-        found = services.session().find(self.namespace, names)
+        found = self._session().find(self.namespace, names)
         if found is None:
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(
@@ -331,7 +329,7 @@ class Module(Declaration, Generic[HandleT]):
         self._found = spec.callable
         self._view = view
         self._callers.clear()
-        services.remember(view)
+        services.remember(self._session(), view)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -350,7 +348,7 @@ class Module(Declaration, Generic[HandleT]):
                 raise target.failure_of(view, self._source)
         caller = Caller(
             target.describe(view.spec, method, self._source, self.logging_config),
-            services.route(view.spec.namespace, view.spec.name),
+            services.route(self._session(), view.spec.namespace, view.spec.name),
             replace(self._options, stream_logs=self.stream_logs),
         )
         self._callers[method] = caller
@@ -370,9 +368,9 @@ class Module(Declaration, Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        view = self._known()
-        own = view.spec.compute.endpoint
-        return (None if own is None else own.base_url) or view.url
+        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
+
+        return services.base_url(self._session(), self._known())
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.

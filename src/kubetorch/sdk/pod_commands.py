@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from kubetorch.config import environment
 from kubetorch.datastore import transfer
 from kubetorch.errors import ControllerUnavailableError, ImageStepError
-from kubetorch.sdk import services
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.deploys import copies
 from kubetorch.sdk.reach import way
+from kubetorch.sdk.session import Session
 from kubetorch.specs.image import ImageSpec, Step
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import PodView, WorkloadView
@@ -59,10 +59,13 @@ class Done:
             raise error
 
 
-def run(view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0) -> Done:
+def run(
+    session: Session, view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0
+) -> Done:
     """Run a step in a pod.
 
     Args:
+        session: The way to its controller.
         view: The workload.
         pod: The pod.
         step: The step.
@@ -74,7 +77,6 @@ def run(view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0
     """
     body = messages.encode(RunStepNow(step, timeout))
     texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    session = services.session()
     url = session.address(view, pod)
     client = way.client(session.way, url, session.own_token(view))
     with client, client.request("POST", routes.RUN, body=body, timeout=timeout + _MARGIN) as answer:
@@ -88,17 +90,17 @@ def run(view: WorkloadView, pod: PodView, step: Step, *, timeout: float = 3600.0
     raise ControllerUnavailableError(f"{pod.name} did not say how the command ended")
 
 
-def uploaded(image: ImageSpec) -> ImageSpec:
-    """The image with the digests of what it copies, which the controller has now.
+def uploaded(session: Session, image: ImageSpec, namespace: str) -> ImageSpec:
+    """The image with the digests of what it copies, which the controller has now in a namespace.
 
     Raises:
         SpecError: A source is gone, or cannot be read.
     """
     image, scans = copies.scan(image, cache=environment.cache_dir())
-    controller = services.session().controller()
+    controller = session.controller()
     for scan in scans:
         wanted = [scan.digest, *scan.tree.digests()]
-        missing = controller.missing_blobs(wanted)
+        missing = controller.missing_blobs(wanted, namespace)
         if missing:
-            controller.upload(transfer.compressed(missing, scan.stream))
+            controller.upload(transfer.compressed(missing, scan.stream), namespace)
     return image

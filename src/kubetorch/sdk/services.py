@@ -50,13 +50,16 @@ class _Registry:
 _registry = _Registry()
 
 
-def session() -> Session:
+def session(kubeconfig: str | None = None) -> Session:
     """The way to the controller of the configured backend.
+
+    Args:
+        kubeconfig: The kubeconfig that a `kt.Compute` of this program names.
 
     Raises:
         KubetorchError: The cluster that is meant cannot be used.
     """
-    cluster = choosing.choose()
+    cluster = choosing.choose(kubeconfig)
     key = environment.local_dir() if cluster is None else cluster
     found = _registry.sessions.get(key)
     if found is None:
@@ -128,9 +131,8 @@ def service_url() -> str:
 # ------------------------------------------------------------------------------------- workloads
 
 
-def route(namespace: str, name: str) -> Route:
+def route(opened: Session, namespace: str, name: str) -> Route:
     """The way to the pods of a workload, which all handles in this process share."""
-    opened = session()
     key = (opened, namespace, name)
     found = _registry.routes.get(key)
     if found is None:
@@ -143,9 +145,8 @@ def route(namespace: str, name: str) -> Route:
     return found
 
 
-def port_of(namespace: str, name: str) -> int:
+def port_of(opened: Session, namespace: str, name: str) -> int:
     """A port of this machine that leads to the pods of a workload, from the first question on."""
-    opened = session()
     key = (opened, namespace, name)
     found = _registry.forwardings.get(key)
     if found is None:
@@ -160,9 +161,20 @@ def port_of(namespace: str, name: str) -> int:
     return found.port
 
 
-def remember(view: WorkloadView) -> None:
+def base_url(opened: Session, view: WorkloadView) -> str:
+    """Where other programs of this machine call a workload."""
+    own, spec = view.spec.compute.endpoint, view.spec
+    if own is not None and own.base_url is not None:
+        return own.base_url
+    found = opened.way.base_url(spec.namespace, spec.name)
+    if found is None:
+        return f"http://localhost:{port_of(opened, spec.namespace, spec.name)}"
+    return found or view.url
+
+
+def remember(opened: Session, view: WorkloadView) -> None:
     """Take note of where a workload is."""
-    route(view.spec.namespace, view.spec.name).locate(_location_of(session(), view))
+    route(opened, view.spec.namespace, view.spec.name).locate(_location_of(opened, view))
 
 
 def _location_of(opened: Session, view: WorkloadView) -> Location:
@@ -179,19 +191,19 @@ def _location_of(opened: Session, view: WorkloadView) -> Location:
     )
 
 
-def forget(namespace: str, name: str) -> None:
+def forget(opened: Session, namespace: str, name: str) -> None:
     """Close the connections to the pods of a workload."""
-    key = (session(), namespace, name)
-    for opened in (_registry.routes.pop(key, None), _registry.forwardings.pop(key, None)):
-        if opened is not None:
-            opened.close()
+    key = (opened, namespace, name)
+    for way in (_registry.routes.pop(key, None), _registry.forwardings.pop(key, None)):
+        if way is not None:
+            way.close()
 
 
-def delete(namespace: str, name: str) -> None:
+def delete(opened: Session, namespace: str, name: str) -> None:
     """Stop a workload and forget it.
 
     Raises:
         ServiceNotFoundError: There is none of that name.
     """
-    session().ask(lambda asked: asked.delete_workload(namespace, name))
-    forget(namespace, name)
+    opened.ask(lambda asked: asked.delete_workload(namespace, name))
+    forget(opened, namespace, name)

@@ -29,6 +29,7 @@ class Session:
         way: How its pods are reached.
         patience: Seconds for which a question is asked again while the controller is away; it is
             asked twice at least.
+        is_local: Whether its pods run on this machine.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class Session:
         way: Way = DIRECT,
         *,
         patience: float = 0.0,
+        is_local: bool = True,
     ) -> None:
         self.way = way
+        self.patience = patience
+        self.is_local = is_local
         self._begin = begin
-        self._patience = patience
         self._lock = threading.Lock()
         self._controller: Controller | None = None
 
@@ -103,7 +106,7 @@ class Session:
         try:
             return question(controller)
         except ControllerUnavailableError:
-            deadline, delay = time.monotonic() + self._patience, _FIRST_DELAY
+            deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
         while True:
             controller = self.reconnect(controller)
             try:

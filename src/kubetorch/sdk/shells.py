@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from kubetorch.errors import AgentDiedError
 from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
-from kubetorch.sdk import services
+from kubetorch.sdk.session import Session
 from kubetorch.sdk.streams import dial
 from kubetorch.wire import failures, messages, routes, shells
 from kubetorch.wire.messages import PodView, WorkloadView
@@ -27,10 +27,11 @@ _PIECE = 64 * 1024
 _TIMEOUT = 10.0
 
 
-def run(view: WorkloadView, pod: PodView, command: str | None = None) -> int:
+def run(session: Session, view: WorkloadView, pod: PodView, command: str | None = None) -> int:
     """Run a shell in a pod on this program's standard streams; its exit code.
 
     Args:
+        session: The way to its controller.
         view: The workload.
         pod: The pod.
         command: What it runs; without one it is interactive, if this program has a terminal.
@@ -40,7 +41,6 @@ def run(view: WorkloadView, pod: PodView, command: str | None = None) -> int:
         AgentDiedError: The pod ended.
         OSError: It cannot be reached.
     """
-    session = services.session()
     token = session.own_token(view)
     url = session.address(view, pod)
     if not url:

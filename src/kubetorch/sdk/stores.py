@@ -104,11 +104,12 @@ class VolumeRequests:
         answer: bool = json.loads(self._controller.ask("DELETE", path))["gone"]
         return answer
 
-    def storage_class(self, access_mode: str) -> str:
-        """The class of a volume for which nobody names one.
+    def storage_class(self, access_mode: str, namespace: str) -> str:
+        """The class of a volume of a namespace for which nobody names one.
 
         Raises:
             SpecError: There is none for this access mode.
         """
-        path = f"{routes.STORAGE_CLASS}?{urlencode({'access_mode': access_mode})}"
+        query = urlencode({"access_mode": access_mode, "namespace": namespace})
+        path = f"{routes.STORAGE_CLASS}?{query}"
         return messages.decode(StorageClass, self._controller.ask("GET", path)).storage_class

@@ -169,7 +169,10 @@ class Volume:
         found = None if spec.claim is None else self._view()
         if found is not None:
             return found.storage_class
-        return _session().ask(lambda asked: asked.volumes.storage_class(spec.access_mode))
+        namespace = self.namespace
+        return _session().ask(
+            lambda asked: asked.volumes.storage_class(spec.access_mode, namespace)
+        )
 
     def exists(self) -> bool:
         """Whether it is there."""
@@ -258,7 +261,7 @@ class Volume:
         found = self._view()
         if found is None:
             raise missing(self.pvc_name, self.namespace)
-        volume_shell.run(found, mount_path=self.mount_path, image=image)
+        volume_shell.run(_session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
         return _get(_session(), self.namespace, self.pvc_name)

@@ -197,9 +197,11 @@ class SendBlobs(Message, tag="send_blobs", frozen=True):
 
     Attributes:
         blobs: Digests; those that the pod does not have are none of its business.
+        trees: Digests of trees, which are wanted with all files that they name.
     """
 
-    blobs: tuple[str, ...]
+    blobs: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
 
 
 FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport

@@ -30,6 +30,12 @@ ENVIRONMENTS = "KT_POD_ENVIRONMENTS"
 #: Where the controller answers, and the file with the token for it, in pods of a cluster.
 CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
 TOKEN_FILE = "KT_POD_TOKEN_FILE"
+#: That token itself, for pods that cannot mount it.
+TOKEN = "KT_POD_TOKEN"
+#: `true` in a pod that somebody else made, which goes on when its service is torn down.
+JOINED = "KT_POD_JOINED"
+#: Seconds from the order to end until Kubernetes kills what is left.
+GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
@@ -40,7 +46,8 @@ _FIELDS = {
     "KT_POD_CREDENTIALS_FILE": "credentials_file",
     CONTROLLER_URL: "controller_url",
     TOKEN_FILE: "token_file",
-    "KT_POD_TOKEN": "token",
+    TOKEN: "token",
+    "KT_POD_LISTEN": "listen",
 }
 #: Those that a pod must have.
 _NEEDED = {
@@ -56,7 +63,7 @@ class PodEnv:
     Attributes:
         namespace, workload, pod: Who it is.
         host, port: Where it is reached. On the local backend it listens there, in a cluster at all
-            addresses of the pod.
+            addresses of the pod, unless `listen` says otherwise.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
         environments: Folder with environments that pods of this machine share.
@@ -72,6 +79,9 @@ class PodEnv:
         controller_url: In a cluster, the controller's base URL.
         token_file: There too, the file with the token for the session, read again at each connect.
         token: That token itself, where a pod that somebody else made has no such file.
+        listen: Address to listen on.
+        is_joined: Whether somebody else made the pod, who ends it too.
+        grace: Seconds from SIGTERM to SIGKILL, if the container's are not the usual ones.
     """
 
     namespace: str
@@ -90,6 +100,9 @@ class PodEnv:
     controller_url: str = ""
     token_file: str = ""
     token: str = ""
+    listen: str = ""
+    is_joined: bool = False
+    grace: float | None = None
 
     def write(self) -> dict[str, str]:
         """As environment variables."""
@@ -105,6 +118,8 @@ class PodEnv:
             BACKEND: self.backend,
             **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
+            **({JOINED: "true"} if self.is_joined else {}),
+            **({} if self.grace is None else {GRACE: str(self.grace)}),
         }
 
     @classmethod
@@ -123,7 +138,7 @@ class PodEnv:
         port = value(PORT)
         if not port.isdigit():
             raise ConfigError(f"{PORT} is {port!r}; it must be a number")
-        limit = environ.get(MEMORY_LIMIT, "")
+        limit, grace = environ.get(MEMORY_LIMIT, ""), environ.get(GRACE, "")
         backend = environ.get(BACKEND, "local")
         if backend not in _NEEDED:
             raise ConfigError(f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED)}")
@@ -140,5 +155,7 @@ class PodEnv:
             environments=value(ENVIRONMENTS),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
+            is_joined=environ.get(JOINED) == "true",
+            grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
             **{field: environ.get(name, "") for name, field in _FIELDS.items()},
         )

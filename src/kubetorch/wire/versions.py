@@ -11,9 +11,25 @@ from kubetorch.errors import VersionMismatchError
 PROTOCOL = 1
 OLDEST = 1
 
+#: What makes a client newer.
+FIX_CLIENT = "pip install -U kubetorch"
+#: What makes the pods of a service newer: their agent is that of the controller that made them.
+FIX_PODS = "deploy the service again"
+#: What makes a controller newer, by the name of its backend.
+FIX_CONTROLLER = {
+    "kubernetes": "kt upgrade",
+    "local": "kt local stop; the next use starts a new one",
+}
 
-def check(theirs: int | None, *, peer: str) -> int:
+
+def check(theirs: int | None, *, peer: str, fix_peer: str, fix_self: str) -> int:
     """The version to speak with `peer`.
+
+    Args:
+        theirs: What the peer speaks; `None` when it did not say.
+        peer: What it is called in the message.
+        fix_peer: What makes the peer newer, for who reads the message.
+        fix_self: What makes this side newer.
 
     Raises:
         VersionMismatchError: Theirs is missing, older than `OLDEST`, or newer than ours.
@@ -21,8 +37,9 @@ def check(theirs: int | None, *, peer: str) -> int:
     if theirs is not None and OLDEST <= theirs <= PROTOCOL:
         return theirs
     said = "no protocol version" if theirs is None else f"protocol {theirs}"
-    older = theirs is None or theirs < OLDEST
+    is_older = theirs is None or theirs < OLDEST
+    who, how = (peer, fix_peer) if is_older else ("this side", fix_self)
     raise VersionMismatchError(
         f"{peer} speaks {said}; this side speaks {OLDEST} to {PROTOCOL}",
-        hint=f"upgrade {peer if older else 'this side'}: pip install -U kubetorch",
+        hint=f"make {who} newer: {how}",
     )

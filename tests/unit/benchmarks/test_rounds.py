@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import figures
-from benchmarks.figures import Figure, Limit, Row
+from benchmarks.figures import Figure, Limit, Margin, Row
 from benchmarks.rounds import Side, compare
 from benchmarks.venvs import UnavailableError
 
@@ -78,7 +78,25 @@ def test_the_table_marks_what_missed_its_budget() -> None:
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.59, False), (0.6, True), (3.0, True)])
 def test_a_rate_has_to_reach_its_budget(ratio: float, kept: bool) -> None:
-    assert Limit(0.6, at_least=True).allows(ratio) is kept
+    assert Limit(0.6, at_least=True).allows(ratio, 1.0) is kept
+
+
+@pytest.mark.parametrize(("ours", "kept"), [(0.0006, True), (0.0016, False), (0.0001, True)])
+def test_a_budget_may_say_how_much_more_than_the_floor_is_allowed(ours: float, kept: bool) -> None:
+    figure = Figure("call", "p50", "ms", {"echo": Margin(0.5)}, scale=1e3)
+    sides = [side("ours", "ours", [ours]), side("echo", "floor", [0.0002])]
+    [row] = compare([figure], sides, 1)
+    assert row.kept is kept
+    assert row.budget == "≤ +0.5 ms"
+
+
+def test_the_table_says_how_much_above_a_margin_is_measured() -> None:
+    figure = Figure("call", "p50", "ms", {"echo": Margin(0.5)}, scale=1e3)
+    for ours, shown in ((0.0005, "+0.3 ms"), (0.0001, "-0.1 ms")):
+        [row] = compare(
+            [figure], [side("ours", "ours", [ours]), side("echo", "floor", [0.0002])], 1
+        )
+        assert shown in figures.table([row])
 
 
 def test_a_check_of_few_rounds_is_refused() -> None:
@@ -89,3 +107,13 @@ def test_a_check_of_few_rounds_is_refused() -> None:
 def test_an_unknown_benchmark_is_refused() -> None:
     with pytest.raises(SystemExit):
         command.main(["colours"])
+
+
+def test_a_cluster_that_is_not_there_is_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert command.main(["cluster"]) == 1
+    said = capsys.readouterr()
+    assert "cluster cannot be measured here: no KUBECONFIG" in said.err
+    assert said.out == ""

@@ -81,11 +81,20 @@ def test_a_class_whose_methods_are_unknown_has_a_placeholder():
 
 def test_the_curl_line_is_one_shell_command_whose_body_is_json():
     call = usage.Operation(None, "train(mode)", {"mode": "it's", "steps": 1})
-    line = usage.curl("train", "research", "http://127.0.0.1:4000", FUNCTION, call)
+    place = usage.Place("train", "research", "http://127.0.0.1:4000")
+    line = usage.curl(place, FUNCTION, call)
     words = shlex.split(line)
     assert words[:4] == ["curl", "-X", "POST", "http://127.0.0.1:4000/train"]
     assert "Authorization: Bearer $(kt token train -n research)" in words
     assert json.loads(words[words.index("-d") + 1]) == {"args": [], "kwargs": dict(call.example)}
+
+
+def test_where_a_port_has_to_be_forwarded_the_curl_line_waits_for_it():
+    forward = "kt port-forward train 8080 -n research &"
+    place = usage.Place("train", "research", "http://localhost:8080", (forward,))
+    lines = usage.curl(place, FUNCTION, usage.Operation(None, "train()", {})).splitlines()
+    assert lines[0] == forward
+    assert lines[1].startswith("curl --retry 9 --retry-connrefused -X POST http://localhost:8080/")
 
 
 @pytest.mark.parametrize("namespace", [None, "research"])
@@ -105,8 +114,9 @@ def test_a_service_whose_name_is_no_identifier_gets_one(service):
 @pytest.mark.parametrize("public", [True, False])
 def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
     app = AppSpec("uvicorn main:app", port=8000, health_check="/health", public=public)
-    words = shlex.split(usage.app_curl("web", "default", "http://here", app))
-    program = usage.app_python("http://here", app, "web", "default")
+    place = usage.Place("web", "default", "http://here")
+    words = shlex.split(usage.app_curl(place, app))
+    program = usage.app_python(place, app)
 
     assert words[:2] == ["curl", "http://here/http/health"]
     assert ("-H" in words) is not public
@@ -116,5 +126,6 @@ def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
 
 def test_the_lines_for_a_script_show_what_it_writes():
     app = AppSpec("python train.py")
-    assert usage.app_curl("work", "default", "", app) == "kt logs work -n default -f"
-    ast.parse(usage.app_python("", app, "work", "default"))
+    place = usage.Place("work", "default", "")
+    assert usage.app_curl(place, app) == "kt logs work -n default -f"
+    ast.parse(usage.app_python(place, app))

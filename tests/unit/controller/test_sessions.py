@@ -64,12 +64,14 @@ class Case:
         self.world = Recorder()
         self.clock = ManualClock()
         self.ended: list[Session] = []
+        self.begun: list[Session] = []
         self.session = Session(
             principal,
             access=LocalAccess(
                 user="", secret=b"", clock=self.clock.time, is_known=lambda pod: True
             ),
             registry=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
+            on_begin=lambda _workload, session: self.begun.append(session),
             clock=self.clock,
             on_end=self.ended.append,
         )
@@ -109,7 +111,7 @@ def test_hello_of_a_stranger_is_refused(principal: Principal, pod: str) -> None:
 def test_an_agent_of_another_protocol_is_refused() -> None:
     case = Case(hello=msgspec.structs.replace(HELLO, protocol=99))
     assert case.world.closed is not None
-    assert "upgrade" in case.world.closed[1]
+    assert "make this side newer" in case.world.closed[1]
 
 
 @pytest.mark.parametrize(

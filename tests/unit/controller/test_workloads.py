@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from kubetorch.controller import database
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.completeness import Completeness
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
 from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import Workloads
-from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
 from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
@@ -58,6 +57,9 @@ class OneThatBreaks:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
+    def news(self, namespace: str, name: str) -> list[News]:
+        return []
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         pass
 
@@ -69,6 +71,9 @@ class OneThatBreaks:
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
@@ -134,11 +139,11 @@ def run(
     async def main() -> None:
         backend, clock = OneThatBreaks(), ManualClock()
         path = folder / "state.sqlite"
-        state, blobs = SqliteState(path, database.open_database(path)), BlobStore(folder / "blobs")
+        state, blobs = SqliteState(path, database.open_database(path)), Depots(folder / "blobs")
         workloads = Workloads(
             backend=backend,
             state=kept or state,
-            completeness=Completeness(blobs),
+            depots=blobs,
             calls=Calls(state, blobs, clock),
             clock=clock,
             secret=b"secret",
@@ -147,7 +152,7 @@ def run(
         try:
             await body(workloads, backend)
         finally:
-            await workloads.close()
+            await workloads.close(pods=True)
             state.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
@@ -170,6 +175,23 @@ def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_pa
             assert isinstance(error, StartupError)
             assert "the manifest of f could not be applied: KeyError: 'spec'" in str(error)
         assert [view.status for view in workloads.list()] == ["Failed"]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("pods", "error"), [(True, "StartupError"), (False, "ControllerUnavailableError")]
+)
+def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods_stay(
+    tmp_path: Path, pods: bool, error: str
+) -> None:
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        events = await workloads.deploy(deploy("d1"))
+        await anext(events)
+        await workloads.close(pods=pods)
+        *_, last = [event async for event in events]
+        assert isinstance(last, Failed)
+        assert last.failure["error_type"] == error
 
     run(tmp_path, body)
 

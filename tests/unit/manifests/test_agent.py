@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
-from kubetorch.manifests import agent, deployment, labels
+from kubetorch.errors import SpecError
+from kubetorch.manifests import agent, deployment, labels, reading
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.frozen import freeze
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -104,3 +108,59 @@ def test_the_digest_on_pods_changes_with_what_pods_are_made_from(other, is_same)
     assert (before == after) is is_same
     annotations = manifest["spec"]["template"]["metadata"]["annotations"]
     assert annotations[labels.TEMPLATE_DIGEST] == after
+
+
+def test_a_train_job_gets_its_agent_by_a_runtime_of_its_own():
+    job = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "train"},
+        "spec": {"runtimeRef": {"name": "torch"}},
+    }
+    pods = {"spec": {"initContainers": [{"name": "own"}], "containers": [{"name": "node"}]}}
+    node = {"name": "node", "template": {"spec": {"template": pods}}}
+    base = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "torch"},
+        "spec": {"mlPolicy": {"numNodes": 1}, "template": {"spec": {"replicatedJobs": [node]}}},
+    }
+    before = copy.deepcopy(base)
+
+    manifest, digest = equipped(reading.declared(job))
+    runtime = agent.beside(manifest, base, runtime=RUNTIME)
+
+    (override,) = manifest["spec"]["podSpecOverrides"]
+    assert "initContainers" not in override
+    assert manifest["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert runtime["metadata"]["namespace"] == "team"
+    (made,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template = made["template"]["spec"]["template"]
+    names = [one["name"] for one in template["spec"]["initContainers"]]
+    assert names == ["kubetorch-runtime", "own"]
+    assert template["metadata"]["labels"][labels.SERVICE] == "train"
+    assert template["metadata"]["annotations"][labels.TEMPLATE_DIGEST] == digest
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 1}
+    assert base == before
+
+
+def test_a_train_job_whose_runtime_has_no_such_job_is_refused():
+    job = {"metadata": {"name": "train"}, "spec": {"runtimeRef": {"name": "odd"}}}
+    jobs = [{"name": "launcher"}]
+    base = {"metadata": {"name": "odd"}, "spec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    with pytest.raises(SpecError, match="no job 'node'") as error:
+        agent.beside(job, base, runtime=RUNTIME)
+    assert "launcher" in (error.value.hint or "")
+
+
+def test_pods_of_a_ray_cluster_start_ray_beside_the_agent():
+    distribution = DistributionSpec("ray", workers=2)
+    manifest, _ = equipped(ComputeSpec(distribution=distribution))
+
+    head = manifest["spec"]["headGroupSpec"]["template"]
+    worker = manifest["spec"]["workerGroupSpecs"][0]["template"]
+    for template in (head, worker):
+        bash, option, line = template["spec"]["containers"][0]["command"]
+        assert (bash, option) == ("/bin/bash", "-c")
+        assert '"$KUBERAY_GEN_RAY_START_CMD" &' in line
+        assert line.endswith("exec /kubetorch/bin/kt-agent")

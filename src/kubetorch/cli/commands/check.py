@@ -1,13 +1,15 @@
-"""`kt check`: whether a service works, from its pods to its logs."""
+"""`kt check`: whether a service works, from its pods to its logs, or the cluster itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, Namespace, ServiceName
+from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.completing import service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import KubetorchError, PodContainerError, ServiceHealthError
@@ -22,8 +24,24 @@ Check = Callable[[Services, WorkloadView], None]
 
 
 @app.command()
-def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Check that a service works, from its pods to its logs."""
+def run(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A service.", autocompletion=service_names),
+    ] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a service works, or without a name, the cluster.
+
+    A service is checked from its pods to its logs, a cluster from its kubeconfig to the answer of
+    the controller; each fault comes with the next step.
+    """
+    if name is None:
+        from kubetorch.cli import checking  # noqa: PLC0415  # what reaches clusters takes a while
+
+        checking.check(namespace, as_json=as_json)
+        return
     output = Output(as_json=as_json)
     services = Services(namespace, output)
     service = services.find(name)

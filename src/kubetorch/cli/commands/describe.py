@@ -20,6 +20,8 @@ from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+# A port of this machine, where one is needed.
+_PORT = 8080
 # What follows the first line of a fact stands below it.
 _NEXT_LINE = "\n" + " " * 12
 
@@ -35,13 +37,14 @@ def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False)
     service = services.find(name)
     spec, app = service.spec, service.spec.callable.app
     operations: list[usage.Operation] = []
+    place = _place(services, service)
     if app is not None:
-        curl = usage.app_curl(spec.name, spec.namespace, _url(service), app)
-        python = usage.app_python(_url(service), app, spec.name, spec.namespace)
+        curl = usage.app_curl(place, app)
+        python = usage.app_python(place, app)
     else:
         operations = _operations(services, service, output)
         call = operations[0]
-        curl = usage.curl(spec.name, spec.namespace, _url(service), spec.callable, call)
+        curl = usage.curl(place, spec.callable, call)
         elsewhere = None if spec.namespace == config.namespace else spec.namespace
         python = usage.python(spec.name, elsewhere, spec.callable, call)
     if as_json:
@@ -75,9 +78,14 @@ def _operations(services: Services, service: WorkloadView, output: Output) -> li
     return [usage.unknown(callable_)]
 
 
-def _url(service: WorkloadView) -> str:
-    ready = [pod.url for pod in service.pods if pod.is_ready]
-    return service.url or (ready[0] if ready else "http://SERVICE_IS_NOT_READY")
+def _place(services: Services, service: WorkloadView) -> usage.Place:
+    """Where the service is called from this machine."""
+    name, namespace = service.spec.name, service.spec.namespace
+    url = services.base_url(service)
+    if url is not None:
+        return usage.Place(name, namespace, url or "http://SERVICE_IS_NOT_READY")
+    forwarding = f"kt port-forward {name} {_PORT} -n {namespace} &"
+    return usage.Place(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
 
 
 def _access(app: AppSpec | None) -> str | None:

@@ -39,4 +39,4 @@ def run(
     command = None
     if words:
         command = words[0] if len(words) == 1 else shlex.join(words)
-    raise typer.Exit(shells.run(service, chosen, command))
+    raise typer.Exit(shells.run(services.session, service, chosen, command))

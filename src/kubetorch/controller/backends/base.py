@@ -34,6 +34,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
         uid: Identity that no other pod ever has, where there are such.
+        is_called: Whether calls go to it, or it only helps those that they go to.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     started: float = 0.0
     is_down: bool = False
     uid: str = ""
+    is_called: bool = True
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -60,6 +62,20 @@ class Trouble(msgspec.Struct, frozen=True):
 
     reason: str = ""
     failure: dict[str, Any] | None = None
+
+
+class News(msgspec.Struct, frozen=True):
+    """Something happened on the way to the pods of a workload.
+
+    Attributes:
+        message: As one line.
+        pod: What it happened to.
+        is_warning: Whether it should not have.
+    """
+
+    message: str
+    pod: str = ""
+    is_warning: bool = False
 
 
 class Backend(Protocol):
@@ -116,6 +132,9 @@ class Backend(Protocol):
     def trouble(self, namespace: str, name: str) -> Trouble:
         """What keeps a workload from having its pods, if anything does."""
 
+    def news(self, namespace: str, name: str) -> list[News]:
+        """What happened to its pods since this was asked the last time, from its last apply on."""
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end.
 
@@ -127,6 +146,9 @@ class Backend(Protocol):
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """What whoever deploys a manifest should be told at once, one sentence each."""
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Where all pods of a workload are called together; empty where each is called alone."""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """What the backend cannot honour of a compute and its manifest, one sentence each."""

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from kubetorch.controller.backends import container, honouring, spare
 from kubetorch.controller.backends.agents import Pod
 from kubetorch.controller.backends.attaching import Attaching, Given
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.devices import Devices
 from kubetorch.controller.backends.site import Site
 from kubetorch.controller.backends.spares import Spares
@@ -203,6 +203,9 @@ class ProcessBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         return Trouble()
 
+    def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
+        return []
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         workload = self._workloads.get((namespace, name))
         if workload is None:
@@ -233,6 +236,9 @@ class ProcessBackend:
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return honouring.warnings(manifest)
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return ""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         attached = self._attaching.notes(deployment.read(manifest).attached)

@@ -26,6 +26,8 @@ from kubetorch.controller.access import (
     User,
     bearer,
 )
+from kubetorch.controller.backends.stores import SecretStore
+from kubetorch.controller.cluster import deputy
 from kubetorch.controller.cluster.answers import Answer, Answers
 from kubetorch.controller.cluster.reviews import (
     ALLOWED_SECONDS,
@@ -36,8 +38,11 @@ from kubetorch.controller.cluster.reviews import (
     claims,
     grant,
 )
-from kubetorch.errors import ForbiddenError, ForeignOriginError, UnauthorizedError
+from kubetorch.errors import ForbiddenError, ForeignOriginError, SpecError, UnauthorizedError
+from kubetorch.manifests import labels
+from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import names
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import Welcome
 
@@ -90,6 +95,7 @@ class ClusterAccess:
         reviews: Asks.
         pods: The pods of workloads.
         tokens_of_namespaces: Tokens of pods that somebody else made.
+        secrets: Secrets of the cluster.
         secret: Secret of the installation.
         clocks: Say what is over.
     """
@@ -100,12 +106,14 @@ class ClusterAccess:
         *,
         pods: Pods,
         tokens_of_namespaces: NamespaceTokens,
+        secrets: SecretStore,
         secret: bytes,
         clocks: Clocks,
     ) -> None:
         self._reviews = reviews
         self._pods = pods
         self._namespaces = tokens_of_namespaces
+        self._secrets = secrets
         self._secret = secret
         self._time = clocks.time
         self._users: Answers[bytes, User | None] = Answers(clocks.steady)
@@ -165,6 +173,49 @@ class ClusterAccess:
         verdict = await self._reviews.verdict(user, need)
         seconds = ALLOWED_SECONDS if verdict.is_allowed else DENIED_SECONDS
         return Answer(verdict, verdict.is_allowed, seconds)
+
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+        """See `Access`: beyond our own kind of pods, users need the right to make the object."""
+        manifest = deputy.rendered(spec)
+        if manifest is None:
+            return
+        why = deputy.beyond(spec)
+        if not why:
+            named = deputy.secrets(spec, manifest)
+            foreign = [one for one in named if not await self._is_ours(spec.namespace, one)]
+            if not foreign:
+                return
+            why = f"its pods see the secret {foreign[0]!r}, which Kubetorch did not make"
+        for verb in deputy.VERBS:
+            await self._authorize_object(principal, verb, manifest, why)
+
+    async def _authorize_object(
+        self, principal: Principal, verb: str, manifest: Manifest, why: str
+    ) -> None:
+        resource = await self._reviews.resource_of(manifest)
+        if not resource.is_namespaced:
+            raise SpecError(f"a {resource.kind} lies in no namespace, so it can be no service")
+        metadata = manifest["metadata"]
+        need = Need(
+            verb,
+            metadata["namespace"],
+            metadata["name"],
+            group=resource.group,
+            resource=resource.plural,
+        )
+        try:
+            await self.authorize(principal, need)
+        except ForbiddenError as error:
+            error.hint = (
+                f"{why}, and for that you need the right to {verb} {resource} yourself; let an "
+                f"administrator bind you the ClusterRole edit in namespace {need.namespace}"
+            )
+            raise
+
+    async def _is_ours(self, namespace: str, secret: str) -> bool:
+        """Whether a secret was made by Kubetorch, or is not there."""
+        found = await self._secrets.get(namespace, secret)
+        return found is None or labels.MOUNT_TYPE in found.labels
 
     # ------------------------------------------------------------------------------------- pods
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -11,21 +12,29 @@ from kubetorch.controller.access import BoundPod, Need, User
 from kubetorch.errors import (
     ControllerUnavailableError,
     KubernetesForbiddenError,
+    KubernetesNotFoundError,
     KubetorchError,
     UnauthorizedError,
 )
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import Object
+from kubetorch.k8s.resources import Object, Resource
+from kubetorch.manifests import kinds
+from kubetorch.manifests.kinds import Manifest
 
 #: Audience of tokens that are meant for the controller alone.
 AUDIENCE = "kubetorch"
 #: Characters that a token may have.
 TOKEN_LIMIT = 32 * 1024
+#: Reviews at one time: fewer than the client has turns, so that strangers with many tokens hold up
+#: each other and nothing else that the controller asks of the API server.
+AT_ONCE = 12
 #: Seconds in which the same answer is given without asking again.
 ALLOWED_SECONDS, DENIED_SECONDS = 10.0, 2.0
 
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
+# Parts of workloads that the role kubetorch-view shows.
+_VIEWED = ("", "logs", "status", "volumes")
 _ACCOUNT = "system:serviceaccount:"
 
 
@@ -76,6 +85,7 @@ class Reviews:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
         """Whose token this is; `None` when it is nobody's.
@@ -124,10 +134,26 @@ class Reviews:
         is_allowed = status.get("allowed") is True and status.get("denied") is not True
         return Verdict(is_allowed, reason)
 
+    async def resource_of(self, manifest: Manifest) -> Resource:
+        """How the kind of an object is served; a guess where it is not, as nothing is made then.
+
+        Raises:
+            ControllerUnavailableError: The API server does not say.
+        """
+        try:
+            return await self._client.discovery.resource_of(manifest)
+        except KubernetesNotFoundError:
+            kind = kinds.find(manifest) or kinds.custom(manifest, ())
+            version = manifest["apiVersion"].rpartition("/")[2]
+            return Resource(kind.group, version, kind.plural, kind.kind)
+        except KubetorchError as error:
+            raise _unavailable() from error
+
     async def _review(self, api_version: str, kind: str, spec: dict[str, Any]) -> Object:
         manifest: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}, "spec": spec}
         try:
-            status = (await self._client.create(manifest)).get("status")
+            async with self._turns:
+                status = (await self._client.create(manifest)).get("status")
         except KubernetesForbiddenError as error:
             raise ControllerUnavailableError(
                 f"the controller cannot check who asks: it may not create a {kind}",
@@ -135,16 +161,21 @@ class Reviews:
                 "kt check names what is missing",
             ) from error
         except KubetorchError as error:
-            raise ControllerUnavailableError(
-                "the controller cannot check who asks: the cluster's API server does not answer",
-                hint="try again when it does; calls go on meanwhile with the tokens that they have",
-            ) from error
+            raise _unavailable() from error
         return status if isinstance(status, dict) else {}
+
+
+def _unavailable() -> ControllerUnavailableError:
+    return ControllerUnavailableError(
+        "the controller cannot check who asks: the cluster's API server does not answer",
+        hint="try again when it does; calls go on meanwhile with the tokens that they have",
+    )
 
 
 def grant(user: User, need: Need) -> str:
     """The command with which an administrator lets somebody do something."""
-    role = "kubetorch-view" if need.verb in ("get", "list") else "kubetorch-edit"
+    is_view = need.verb in ("get", "list") and need.subresource in _VIEWED
+    role = "kubetorch-view" if is_view else "kubetorch-edit"
     namespace, _, account = user.name.removeprefix(_ACCOUNT).partition(":")
     if user.name.startswith(_ACCOUNT) and account:
         who, name = f"--serviceaccount={namespace}:{account}", account

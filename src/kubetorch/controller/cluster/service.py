@@ -42,6 +42,7 @@ from kubetorch.controller.cluster.settings import NAME, Settings
 from kubetorch.controller.cluster.standby import Standby
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError
@@ -150,6 +151,7 @@ class _Service:
                 Reviews(client),
                 pods=KnownPods(workloads),
                 tokens_of_namespaces=pod_tokens,
+                secrets=attaching.stores.secrets,
                 secret=secret,
                 clocks=clocks,
             )
@@ -158,14 +160,14 @@ class _Service:
             client,
             runtime=settings.runtime,
             stores=attaching.stores,
-            preparing=Preparing(Namespaces(client), attaching),
+            preparing=Preparing(Namespaces(client), attaching, pod_tokens.ensure),
             owner=lambda namespace, name: _reference(state, namespace, name),
             watched=settings.watched,
         )
         return Controller(
             backend=backend,
             state=Kept(state, calls),
-            blobs=settings.blobs,
+            depots=Depots(settings.blobs / "blobs"),
             clock=clock,
             secret=secret,
             new_access=new_access,

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 import msgspec
 
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.exchange import Exchange, with_status
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.datastore.blobs import BlobStore, check_digest
@@ -37,11 +38,11 @@ class BlobRoutes:
     """Handlers.
 
     Args:
-        blobs: The store.
+        depots: The stores.
     """
 
-    def __init__(self, blobs: BlobStore) -> None:
-        self._blobs = blobs
+    def __init__(self, depots: Depots) -> None:
+        self._depots = depots
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -53,24 +54,30 @@ class BlobRoutes:
 
     async def store(self, exchange: Exchange) -> None:
         """Store blobs."""
-        stored = await receive(exchange.chunks(), self._blobs)
+        stored = await receive(exchange.chunks(), self._store(exchange))
         await exchange.respond_message({"stored": stored})
 
     async def missing(self, exchange: Exchange) -> None:
         """Which of some blobs are not here."""
         names = await self._names(exchange)
-        await exchange.respond_message({"missing": self._blobs.missing(names)})
+        await exchange.respond_message({"missing": self._store(exchange).missing(names)})
 
     async def fetch(self, exchange: Exchange) -> None:
         """Some blobs."""
         names = await self._names(exchange)
-        missing = self._blobs.missing(names)
+        blobs = self._store(exchange)
+        missing = blobs.missing(names)
         if missing:
             raise with_status(
                 DataStoreError(f"{len(missing)} blobs are not here, such as {missing[0]}"), 404
             )
-        pieces = in_thread(compressed(dict.fromkeys(names), self._blobs.stream))
+        pieces = in_thread(compressed(dict.fromkeys(names), blobs.stream))
         await exchange.respond_stream(pieces, content_type=records.CONTENT_TYPE)
+
+    def _store(self, exchange: Exchange) -> BlobStore:
+        """The store that is asked: that of the pod's own namespace, or of `?namespace=`."""
+        namespace = exchange.asker.pod_namespace or exchange.query("namespace")
+        return self._depots.of(namespace).blobs
 
     async def _names(self, exchange: Exchange) -> tuple[str, ...]:
         body = await exchange.body(NAMES_LIMIT)

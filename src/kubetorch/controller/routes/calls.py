@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kubetorch.controller.calls import Calls, unknown
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.blobs import in_thread
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workloads import Workloads
-from kubetorch.datastore.blobs import BlobStore
 from kubetorch.wire import routes
 from kubetorch.wire.messages import CallView
 
@@ -25,13 +25,13 @@ class CallRoutes:
     Args:
         calls: What is known of calls.
         workloads: Reaches the pods that run them.
-        blobs: Where results lie.
+        depots: Where results lie.
     """
 
-    def __init__(self, calls: Calls, workloads: Workloads, blobs: BlobStore) -> None:
+    def __init__(self, calls: Calls, workloads: Workloads, depots: Depots) -> None:
         self._calls = calls
         self._workloads = workloads
-        self._blobs = blobs
+        self._depots = depots
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -61,9 +61,9 @@ class CallRoutes:
 
     async def result(self, exchange: Exchange, call_id: str) -> None:
         """How a call ended: its packed outcome."""
-        await self._find(exchange, call_id, _CALL)
+        call = await self._find(exchange, call_id, _CALL)
         digest = self._calls.result(call_id)
-        _, pieces = self._blobs.stream(digest)
+        _, pieces = self._depots.of(call.namespace).blobs.stream(digest)
         await exchange.respond_stream(in_thread(iter(pieces)), content_type=OUTCOME)
 
     async def _find(

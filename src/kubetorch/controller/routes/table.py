@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Literal
 from urllib.parse import quote
 
@@ -95,18 +95,27 @@ class Table:
         Raises:
             ProtocolError: There is none, or none for this method.
         """
-        given = exchange.path.split("/")
-        methods = []
-        for parts, route in self._by_length.get(len(given), ()):
-            parameters = _match(parts, given)
-            if parameters is not None and route.method == exchange.method:
-                return route, parameters
-            if parameters is not None:
-                methods.append(route.method)
+        found = self.look(exchange)
+        if found is not None:
+            return found
+        methods = [route.method for route, _ in self._at(exchange.path)]
         shown = quote(exchange.path[:200])
         if methods:
             raise refusal(405, f"{shown} answers {' and '.join(methods)}, not {exchange.method}")
         raise refusal(404, f"there is nothing at {shown}")
+
+    def look(self, exchange: Exchange) -> tuple[Route, dict[str, str]] | None:
+        """The same, or nothing."""
+        at_path = self._at(exchange.path)
+        return next((found for found in at_path if found[0].method == exchange.method), None)
+
+    def _at(self, path: str) -> Iterator[tuple[Route, dict[str, str]]]:
+        """The routes of all methods for a path."""
+        given = path.split("/")
+        for parts, route in self._by_length.get(len(given), ()):
+            parameters = _match(parts, given)
+            if parameters is not None:
+                yield route, parameters
 
 
 def refusal(status: int, message: str) -> KubetorchError:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.access import Asker
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.exchange import NDJSON, Exchange
 from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
 from kubetorch.controller.routes.blobs import receive
@@ -21,7 +22,6 @@ from kubetorch.controller.workloads import (
     TOKEN_MOST,
     Workloads,
 )
-from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import ProtocolError
 from kubetorch.wire import messages, routes, tokens
 from kubetorch.wire.messages import Deploy, DeployEvent, Ready
@@ -61,12 +61,12 @@ class WorkloadRoutes:
 
     Args:
         workloads: What they work on.
-        blobs: Where blobs of deploys go.
+        depots: Where blobs of deploys go.
     """
 
-    def __init__(self, workloads: Workloads, blobs: BlobStore) -> None:
+    def __init__(self, workloads: Workloads, depots: Depots) -> None:
         self._workloads = workloads
-        self._blobs = blobs
+        self._depots = depots
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -127,7 +127,8 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
-        await receive(_joined(rest, chunks), self._blobs)
+        await exchange.asker.check_deploy(deploy.spec)
+        await receive(_joined(rest, chunks), self._depots.of(namespace).blobs)
         events = await self._workloads.deploy(deploy)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
 
@@ -164,7 +165,11 @@ class WorkloadRoutes:
         reader = PodLogs(
             workload,
             self._workloads.backend,
-            token=lambda: self._workloads.token(*workload.key, ttl=60.0, subject="logs").token,
+            token=lambda: (
+                self._workloads.token(
+                    *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
+                ).token
+            ),
             pod=pod,
         )
         found = await reader.tail(count)

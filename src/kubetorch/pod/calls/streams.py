@@ -60,7 +60,12 @@ class Streams:
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.CALL)
             if path != routes.STREAM:
                 raise refusal(404, f"there is no stream at {path[:200]!r}")
-            versions.check(_protocol(headers), peer="the client")
+            versions.check(
+                _protocol(headers),
+                peer="the client",
+                fix_peer=versions.FIX_CLIENT,
+                fix_self=versions.FIX_PODS,
+            )
             client, resume_at = self._identify(headers)
             return self._stream(client, resume_at)
         except KubetorchError as error:

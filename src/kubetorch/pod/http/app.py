@@ -14,7 +14,7 @@ from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.calls.members import Membership
-from kubetorch.pod.http import calling
+from kubetorch.pod.http import calling, table
 from kubetorch.pod.http.asgi import (
     NDJSON,
     ClientGoneError,
@@ -30,7 +30,7 @@ from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, routes, tokens
+from kubetorch.wire import failures, routes
 
 #: Lines of the log that `GET /v1/logs` begins with, when it is not told.
 TAIL = 100
@@ -116,8 +116,8 @@ class App:
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
-        if request.path not in ("/", routes.HEALTH, routes.SERVING):
-            opens = _opened_by(request.method, request.path)
+        if request.path not in table.OPEN:
+            opens = table.opened_by(request.method, request.path)
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *opens)
         if request.path == routes.RUN and request.method == "POST":
             await commands.run(request, respond, self._images)
@@ -277,15 +277,6 @@ class App:
         if spec.callable.app is not None:
             raise self._apps.no_call(spec)
         return spec
-
-
-def _opened_by(method: str, path: str) -> tuple[str, ...]:
-    """What a token must open for a request, one of these; anything if there are none."""
-    if path == routes.RUN:
-        return (tokens.EXEC,)
-    if path == routes.LOGS:
-        return (tokens.LOGS, tokens.CALL)
-    return (tokens.CALL,) if method == "POST" else ()
 
 
 def _target(path: str) -> tuple[str, str | None]:

@@ -9,6 +9,8 @@ or an agent that is killed, leaves the environments of earlier generations as th
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +133,7 @@ class Preparation:
                     step, ["/bin/mkdir", "-p", self._folder], place, self._progress
                 )
             elif number >= shared and self._is_run(step):
+                self._check_rights(step)
                 own = await self._run_in_copy(number, step, self._own(own) or venv)
             records.ran = Ran(self._base, steps[: number + 1], own)
         self._find_packages()
@@ -181,6 +184,20 @@ class Preparation:
     def _is_run(self, step: Step) -> bool:
         return isinstance(step, (PipStep, RunStep)) and self._refused(step) is None
 
+    def _check_rights(self, step: Step) -> None:
+        """Say what is wrong better than a package manager does, which only cannot open its lock."""
+        if not (self._tools.view.is_container and isinstance(step, RunStep) and os.geteuid()):
+            return
+        manager = recipes.package_manager(step.command)
+        if manager is not None and not re.search(r"\bsudo\b", step.command):
+            error = running.failure(
+                step,
+                f"cannot be run: {manager} needs root, and the container runs as user "
+                f"{os.geteuid()}",
+            )
+            error.hint = "let the container run as root, or have the package in its image"
+            raise error
+
     def _announce(self, number: int, step: Step) -> None:
         text = f"{recipes.describe(step)} ({number + 1}/{len(self._image.steps)})"
         refused = self._refused(step)
@@ -190,7 +207,9 @@ class Preparation:
                 "KT_PACKAGE_MANAGERS=true allows it in the pod's own view of the machine's files"
             )
         elif isinstance(step, UserStep):
-            text = f"USER {step.user} has no effect: pods of this machine run as its user"
+            is_container = self._tools.view.is_container
+            whose = "its container says" if is_container else "the user of this machine"
+            text = f"USER {step.user} has no effect: the pod runs as {whose}"
         elif isinstance(step, EnvStep):
             return
         is_warning = refused is not None or isinstance(step, UserStep)

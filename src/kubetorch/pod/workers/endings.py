@@ -9,6 +9,8 @@ from pathlib import Path
 from kubetorch.errors import OutOfMemoryError, WorkerDiedError
 
 _HIERARCHY = Path("/sys/fs/cgroup")
+# Version 1 says "no limit" by the largest number of pages that there could be.
+_UNLIMITED = 1 << 60
 
 
 class MemoryKills:
@@ -25,6 +27,25 @@ class MemoryKills:
     def has_risen(self) -> bool:
         """Whether it happened since this object was made."""
         return self._now() > self._before
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the cgroup may use, if it has a limit."""
+        return self._beside("memory.max", "memory.limit_in_bytes")
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes that it used at most."""
+        return self._beside("memory.peak", "memory.max_usage_in_bytes")
+
+    def _beside(self, *names: str) -> int | None:
+        """A number in the folder of the counter, whichever version of cgroups it is of."""
+        for file in self._files:
+            for name in names:
+                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    found = int((file.parent / name).read_text())
+                    return found if found < _UNLIMITED else None
+        return None
 
     def _now(self) -> int:
         return sum(_count(file) or 0 for file in self._files)
@@ -80,6 +101,7 @@ def died(
             hint="a limit in the manifest, or in service_template (resources.limits.memory), is "
             "what a pod may use; without one the machine had no more",
         )
+        error.limit_bytes, error.used_bytes = kills.limit, kills.peak
     else:
         error = WorkerDiedError(
             f"the worker in {pod_name} {describe(status)}{doing}", exit_code=status

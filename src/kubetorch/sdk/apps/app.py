@@ -119,7 +119,7 @@ class App(Module["App"]):
         """
         from kubetorch.sdk.apps import following  # noqa: PLC0415  # for this alone
 
-        return following.follow(self._known(), on_line or following.printer())
+        return following.follow(self._session(), self._known(), on_line or following.printer())
 
     def _declared_ref(self) -> CallableRef:
         if self._source is None:

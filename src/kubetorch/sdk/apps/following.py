@@ -15,9 +15,10 @@ from kubetorch.errors import (
     StartupError,
 )
 from kubetorch.lib import backoff
-from kubetorch.sdk import logs, services
+from kubetorch.sdk import logs
 from kubetorch.sdk.following import Known
 from kubetorch.sdk.reach import way
+from kubetorch.sdk.session import Session
 from kubetorch.wire import failures, routes
 from kubetorch.wire.messages import DeployLog, PodView, WorkloadView
 
@@ -36,7 +37,7 @@ def printer() -> Callable[[str], None]:
     return screen.line
 
 
-def follow(view: WorkloadView, on_line: Callable[[str], None]) -> int:
+def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None]) -> int:
     """Tell of the lines of all pods until their apps have ended; the first exit code but 0.
 
     Raises:
@@ -50,7 +51,7 @@ def follow(view: WorkloadView, on_line: Callable[[str], None]) -> int:
     def run(number: int, pod: PodView) -> None:
         prefix = f"({pod.name}) " if prefixed else ""
         try:
-            ends[number] = _Follower(view, pod, lambda text: on_line(prefix + text)).run()
+            ends[number] = _Follower(session, view, pod, lambda text: on_line(prefix + text)).run()
         except KubetorchError as error:
             ends[number] = error
 
@@ -69,12 +70,20 @@ class _Follower:
     """One pod.
 
     Args:
+        session: The way to its controller.
         view: The workload.
         pod: The pod.
         on_line: Told of each line.
     """
 
-    def __init__(self, view: WorkloadView, pod: PodView, on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        view: WorkloadView,
+        pod: PodView,
+        on_line: Callable[[str], None],
+    ) -> None:
+        self._session = session
         self._view = view
         self._pod = pod
         self._on_line = on_line
@@ -106,7 +115,7 @@ class _Follower:
     def _look_up(self) -> None:
         """Ask where the pod is now."""
         spec, generation = self._view.spec, self._view.generation
-        found = services.session().get_workload(spec.namespace, spec.name)
+        found = self._session.get_workload(spec.namespace, spec.name)
         if found.generation != generation:
             raise StartupError(f"another {spec.name} was deployed meanwhile")
         pod = next((pod for pod in found.pods if pod.name == self._pod.name), None)
@@ -116,7 +125,7 @@ class _Follower:
 
     def _attempt(self) -> int | None:
         """Show lines until the end of the app or of the connection; the exit code, if it ended."""
-        session = services.session()
+        session = self._session
         url = session.address(self._view, self._pod)
         if not url:
             return None

@@ -86,7 +86,8 @@ class Commands(Pods):
         from kubetorch.sdk import pod_commands  # noqa: PLC0415  # few programs run commands
         from kubetorch.sdk.image import Image  # noqa: PLC0415
 
-        image = pod_commands.uploaded(Image().sync_package(package).to_spec())
+        found = Image().sync_package(package).to_spec()
+        image = pod_commands.uploaded(self.session(), found, self._view().spec.namespace)
         for step in image.steps:
             for done in self._run(step, node):
                 done.check()
@@ -115,16 +116,19 @@ class Commands(Pods):
     def _run(self, step: Step, node: str | Iterable[str] | None) -> list[Done]:
         from kubetorch.sdk import pod_commands  # noqa: PLC0415  # few programs run commands
 
-        view = self._view()
+        view, session = self._view(), self.session()
         pods = {pod.name: pod for pod in view.pods}
-        return [pod_commands.run(view, pods[name], step) for name in self._chosen(view, node)]
+        names = self._chosen(view, node)
+        return [pod_commands.run(session, view, pods[name], step) for name in names]
 
     def _chosen(self, view: WorkloadView, node: str | Iterable[str] | None) -> list[str]:
         running = [pod.name for pod in view.pods if pod.phase == "Running"]
         if node in (None, "all"):
             if not running:
                 raise ControllerUnavailableError(f"{view.spec.name} has no pod that runs")
-            return running
+            # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
+            serving = [pod.name for pod in view.pods if pod.name in running and pod.generation]
+            return serving or running
         names = [node] if isinstance(node, str) else list(node or ())
         for name in names:
             if name not in running:

@@ -22,7 +22,7 @@ class Doors(Pods):
         view = self._view()
         from kubetorch.sdk import services  # noqa: PLC0415  # loaded by a deploy, not by an import
 
-        return services.port_of(view.spec.namespace, view.spec.name)
+        return services.port_of(self.session(), view.spec.namespace, view.spec.name)
 
     def ssh(self, pod_name: str | None = None) -> None:
         """A shell in a pod, on this program's terminal, until it is left.
@@ -39,4 +39,4 @@ class Doors(Pods):
         view = self._view()
         if not any(pod.url for pod in view.pods):
             raise RuntimeError(f"{view.spec.name} has no pod that runs")
-        shells.run(view, forwarding.choose(view, pod_name))
+        shells.run(self.session(), view, forwarding.choose(view, pod_name))

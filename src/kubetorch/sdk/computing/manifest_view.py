@@ -15,6 +15,8 @@ class ManifestView(Scaling):
     """The manifest, to be looked at. Changing what these properties return changes nothing."""
 
     _service_name: str | None
+    # Whether it is that of a service that exists, and not declared by this program.
+    _is_found: bool
 
     @property
     def namespace(self) -> str:

@@ -9,6 +9,7 @@ from kubetorch.sdk.computing.attachments import Attachments
 
 if TYPE_CHECKING:
     from kubetorch.sdk.computing.pod_objects import Attributes
+    from kubetorch.sdk.session import Session
     from kubetorch.wire.messages import WorkloadView
 
 
@@ -27,10 +28,15 @@ class Pods(Attachments):
                 "this Compute has no pods: nothing was deployed to it",
                 hint="kt.fn(train).to(compute) deploys a function",
             )
+        return self.session().get_workload(self.namespace, self._service_name)
+
+    def session(self) -> Session:
+        """The way to the controller: in the cluster of its kubeconfig, if it names one."""
         # What deploys and calls need is loaded by programs that do.
         from kubetorch.sdk import services  # noqa: PLC0415
 
-        return services.session().get_workload(self.namespace, self._service_name)
+        # That of a service that was found is a path of another machine, perhaps.
+        return services.session(None if self._is_found else self._spec.kubeconfig_path)
 
     def pods(self) -> list[Attributes]:
         """Its pods as Kubernetes describes them; their keys are attributes, too.
@@ -39,7 +45,7 @@ class Pods(Attachments):
         """
         if self._service_name is None:
             return []
-        from kubetorch.sdk.computing import pod_objects  # noqa: PLC0415  # as in `_view`
+        from kubetorch.sdk.computing import pod_objects  # noqa: PLC0415  # as in `session`
 
         try:
             view = self._view()
@@ -49,7 +55,7 @@ class Pods(Attachments):
 
     def pod_names(self) -> list[str]:
         """Names of the pods that run, but for those that are about to end."""
-        from kubetorch.sdk.computing import pod_objects  # noqa: PLC0415  # as in `_view`
+        from kubetorch.sdk.computing import pod_objects  # noqa: PLC0415  # as in `session`
 
         return [pod.metadata.name for pod in self.pods() if pod_objects.is_running(pod)]
 
@@ -80,12 +86,12 @@ class Pods(Attachments):
                 f"pod is {pod!r}; {view.spec.name} has no such pod",
                 hint=f"it has {', '.join(names) or 'none'}",
             )
-        from kubetorch.sdk import service_logs, services  # noqa: PLC0415  # as in `_view`
-        from kubetorch.sdk.logs import Screen  # noqa: PLC0415  # as in `_view`
+        from kubetorch.sdk import service_logs  # noqa: PLC0415  # as in `session`
+        from kubetorch.sdk.logs import Screen  # noqa: PLC0415  # as in `session`
 
         screen = Screen()
         found = service_logs.ServiceLogs(
-            services.session(), view.spec.namespace, view.spec.name, pod=pod
+            self.session(), view.spec.namespace, view.spec.name, pod=pod
         )
         for line in found.lines(tail=tail, follow=follow):
             screen.line(f"({line.pod}) {service_logs.text(line)}")

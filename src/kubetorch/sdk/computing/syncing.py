@@ -47,8 +47,8 @@ class Syncing(Commands):
         image = Image()
         for path in _paths(source):
             image.copy(path, dest, contents, filter_options, force)
-        self._view()
-        for step in pod_commands.uploaded(image.to_spec()).steps:
+        namespace = self._view().spec.namespace
+        for step in pod_commands.uploaded(self.session(), image.to_spec(), namespace).steps:
             for done in self._run(step, None):
                 done.check()
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
+# Pauses between attempts while a controller is away, in seconds.
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 2.0
 #: Seconds beyond the `launch_timeout` after which a silent controller is given up.
 MARGIN = 30.0
 
@@ -113,8 +115,8 @@ class _Bundle:
         raise AssertionError(f"no blob {digest} belongs to this deploy")
 
 
-def begin(order: Order) -> Deployment:
-    """A deploy to the controller of this process.
+def begin(order: Order, session: Session) -> Deployment:
+    """A deploy to a controller.
 
     Raises:
         SpecError: The service cannot be launched.
@@ -123,8 +125,8 @@ def begin(order: Order) -> Deployment:
     launchable.check(spec.name, spec.compute)
     if spec.compute.freeze:
         order = _frozen(order)
-    screen = services.route(spec.namespace, spec.name).screen
-    return Deployment(order, services.session(), screen)
+    screen = services.route(session, spec.namespace, spec.name).screen
+    return Deployment(order, session, screen)
 
 
 def _frozen(order: Order) -> Order:
@@ -141,6 +143,34 @@ def _frozen(order: Order) -> Order:
         remote_dir=there.remote_dir,
     )
     return replace(order, source=source, spec=replace(order.spec, callable=callable_ref))
+
+
+class _Outage:
+    """Waiting for a controller that is away, or that cannot be reached.
+
+    Args:
+        patience: Seconds for which it may be away at a time.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._begun = self._since = time.monotonic()
+        self._delay = _FIRST_DELAY
+
+    def attempt(self) -> None:
+        """An attempt begins."""
+        self._begun = time.monotonic()
+
+    def pause(self) -> bool:
+        """Wait before the next attempt; false when the controller was away for too long."""
+        now = time.monotonic()
+        if now - self._begun > _LONGEST_DELAY:  # it was there until now
+            self._since, self._delay = now, _FIRST_DELAY
+        if now + self._delay - self._since > self._patience:
+            return False
+        time.sleep(self._delay)
+        self._delay = min(2 * self._delay, _LONGEST_DELAY)
+        return True
 
 
 class Deployment:
@@ -201,20 +231,28 @@ class Deployment:
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
         controller = self._session.controller()
         fresh = bundle.fresh()
-        for attempts_left in reversed(range(ATTEMPTS)):
+        outage = _Outage(0.0 if self._session.is_local else self._session.way.patience)
+        attempts_left = ATTEMPTS
+        while attempts_left:
+            attempts_left -= 1
+            outage.attempt()
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
                     return last.workload
                 fresh = []
-                controller.upload(bundle.packed(last.blobs))
+                controller.upload(bundle.packed(last.blobs), bundle.spec.namespace)
             except FileChangedError:
                 if not attempts_left:
                     raise
                 bundle = self._bundle()
                 fresh = bundle.fresh()
             except ControllerUnavailableError:
-                if not attempts_left or self._is_cancelled or time.monotonic() > deadline:
+                if self._is_cancelled or time.monotonic() > deadline:
+                    raise
+                if outage.pause():
+                    attempts_left += 1
+                elif not attempts_left:
                     raise
                 controller = self._session.reconnect(controller)
         raise ControllerError(
@@ -275,7 +313,7 @@ class Deployment:
             compute=compute,
             tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
-            runtime=runtime.describe(where.folder, preload),
+            runtime=runtime.describe(where.folder, preload, is_local=self._session.is_local),
             instance=self._id if _is_always_new(order.spec) else None,
         )
         return _Bundle(spec, tuple(scans), init_args)

@@ -1,4 +1,8 @@
-"""The interpreter that this program runs in, as the pods of the local backend use it too."""
+"""The interpreter that this program runs in, as the pods of the local backend use it too.
+
+Pods of a cluster have their own, so nothing of this machine is part of what is deployed there: the
+same code from two machines is one generation.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,16 @@ from kubetorch.config.settings import config
 from kubetorch.specs.workload import RuntimeSpec
 
 
-def describe(project: Path | None, preload: Iterable[str]) -> RuntimeSpec:
+def describe(project: Path | None, preload: Iterable[str], *, is_local: bool) -> RuntimeSpec:
     """What of this process the pods need.
 
     Args:
         project: Folder that is synced; what lies in it is not the interpreter's.
         preload: Third-party modules that the project imports.
+        is_local: Whether the pods run on this machine.
     """
+    if not is_local:
+        return RuntimeSpec(preload=tuple(preload))
     own = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]  # noqa: PTH120
     return RuntimeSpec(
         python=sys.executable or None,

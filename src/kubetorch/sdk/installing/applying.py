@@ -65,11 +65,14 @@ async def apply(
     """
     objects = chart.render(values, namespace=namespace)
     former = await releases.load(client, namespace)
-    there = await asyncio.gather(*(_get(client, one) for one in objects))
+    there = await asyncio.gather(*(get(client, Item.of(one)) for one in objects))
     verb = "upgrade" if former else "install"
     for found in there:
         if found is not None:
             ownership.check(found, namespace, verb=verb)
+    await _check_namespaces(client, objects, namespace)
+    if not chart.values(values)["watchNamespaces"]:
+        await _check_alone(client, namespace, verb)
     release = Release(
         namespace,
         str(chart.about["version"]),
@@ -90,6 +93,24 @@ async def apply(
             report(f"deleted {item}")
     await releases.save(client, release)
     return Applied(release, changes)
+
+
+async def _check_alone(client: Client, namespace: str, verb: str) -> None:
+    """Refuse to work in all namespaces beside another installation."""
+    definition = await get(client, releases.DEFINITION)
+    if definition is not None:
+        ownership.check(definition, namespace, verb=verb)
+
+
+async def _check_namespaces(client: Client, objects: list[Object], namespace: str) -> None:
+    """Refuse values that name a namespace which is not there, before anything is applied."""
+    named = {one["metadata"].get("namespace") for one in objects} - {None, namespace}
+    for other in sorted(named):
+        if await get(client, Item("v1", "Namespace", "", other)) is None:
+            raise InstallError(
+                f"there is no namespace {other!r}",
+                hint=f"kubectl create namespace {other}, or take it out of watchNamespaces",
+            )
 
 
 async def _apply(client: Client, manifest: Object, before: Object | None) -> Change:
@@ -121,7 +142,7 @@ def namespace_manifest(namespace: str) -> Object:
 async def ensure_namespace(client: Client, namespace: str, report: Report) -> None:
     """Make a namespace if there is none; one that is there is left as it is."""
     manifest = namespace_manifest(namespace)
-    found = await _get(client, manifest)
+    found = await get(client, Item.of(manifest))
     if found is None:
         await client.create(manifest)
         report(f"created Namespace {namespace}")
@@ -183,8 +204,9 @@ async def find(client: Client, item: Item) -> Ref | None:
     return Ref(resource, item.name, item.namespace or None)
 
 
-async def _get(client: Client, manifest: Object) -> Object | None:
-    ref = await find(client, Item.of(manifest))
+async def get(client: Client, item: Item) -> Object | None:
+    """An object; `None` when it is not there."""
+    ref = await find(client, item)
     if ref is None:
         return None
     try:

@@ -18,10 +18,15 @@ def labels(found: Object) -> Mapping[str, str]:
     return found["metadata"].get("labels") or {}
 
 
+def owner(found: Object) -> str | None:
+    """The namespace of the installation that an object belongs to."""
+    return labels(found).get(releases.INSTALL_NAMESPACE)
+
+
 def is_of(found: Object, namespace: str) -> bool:
     """Whether `kt install` made an object, for the installation in that namespace."""
-    owner = labels(found).get(releases.INSTALL_NAMESPACE)
-    return labels(found).get(releases.MANAGED_BY) == releases.OURS and owner == namespace
+    is_ours = labels(found).get(releases.MANAGED_BY) == releases.OURS
+    return is_ours and owner(found) == namespace
 
 
 def check(found: Object, namespace: str, *, verb: str) -> None:
@@ -44,10 +49,10 @@ def check(found: Object, namespace: str, *, verb: str) -> None:
             f"{item} belongs to the helm release {release} in namespace {where}",
             hint=f"use helm {verb} {release} --namespace {where}",
         )
-    owner = labels(found).get(releases.INSTALL_NAMESPACE)
-    if owner is not None and owner != namespace:
+    other = owner(found)
+    if other is not None and other != namespace:
         raise InstallError(
-            f"{item} belongs to the Kubetorch in namespace {owner}",
-            hint=f"kt {verb} --namespace {owner} works on that one; one more beside it needs "
+            f"{item} belongs to the Kubetorch in namespace {other}",
+            hint=f"kt {verb} --namespace {other} works on that one; one more beside it needs "
             "--set crd.create=false,rbac.userRoles=false and watchNamespaces of its own",
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kubetorch.errors import ImagePullError, InstallError, KubetorchError
@@ -14,18 +13,13 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.manifests import labels
 
 NAME = "kubetorch-controller"
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
 #: Reasons of a waiting container with which it will never run.
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _PULLING = ("ErrImagePull", "ImagePullBackOff")
-#: What a registry that is only away looks like in the message of a pull.
-_AWAY = re.compile(
-    r"timeout|timed out|refused|reset by peer|no such host|no route|unreachable|EOF|"
-    r"TLS handshake|temporar|\b(429|500|502|503|504)\b",
-    re.IGNORECASE,
-)
 #: Restarts after which a controller that ends counts as one that always ends.
 _RESTARTS = 2
 _LAST_LINES = 15
@@ -37,6 +31,7 @@ _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
+_WATCHED = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
 
@@ -74,15 +69,16 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
         InstallError: The controller will not run, or the seconds are over.
     """
     async with _watching(client, namespace) as watch:
-        said = ""
+        said: set[str] = set()
         try:
             async with deadlines.timeout(timeout):
                 while not watch.is_ready:
                     doom = watch.doom()
                     if doom is not None:
                         raise await _error(client, namespace, doom)
-                    if (now := watch.progress()) != said:
-                        said = now
+                    # States that come and go are told once.
+                    if (now := watch.progress()) not in said:
+                        said.add(now)
                         report(now)
                     await watch.changed()
         except TimeoutError as error:
@@ -97,8 +93,8 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
 async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
     changes = Changes()
 
-    def informer(resource: Resource, labels: str = "", fields: str = "") -> Informer:
-        selection = Selection(resource, namespace, labels, fields)
+    def informer(resource: Resource, selector: str = "", fields: str = "") -> Informer:
+        selection = Selection(resource, namespace, selector, fields)
         return Informer(client, selection, lambda change: changes.notify())
 
     watch = _Watch(
@@ -132,7 +128,10 @@ class _Watch:
 
     @property
     def is_ready(self) -> bool:
-        return self._deployment is not None and is_rolled_out(self._deployment)
+        """Whether all run, and one of them has taken the lead and answers clients."""
+        if self._deployment is None or not is_rolled_out(self._deployment):
+            return False
+        return any(_leads(pod) and state_of(pod) == "ready" for pod in self.pods.objects.values())
 
     @property
     def _deployment(self) -> Object | None:
@@ -145,7 +144,7 @@ class _Watch:
             return None
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         for pod in self._pods(newest):
-            if (found := doom_of(pod)) is not None:
+            if (found := doom_of(pod, self._told(pod, "Failed"))) is not None:
                 return found
         return refusal_of(deployment)
 
@@ -158,6 +157,8 @@ class _Watch:
         ready = (deployment.get("status") or {}).get("readyReplicas", 0)
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
+        leads = any(map(_leads, self.pods.objects.values()))
+        states += [] if leads or not ready else ["none leads yet"]
         return f"{ready} of {wanted} controllers ready" + "".join(f"; {one}" for one in states)
 
     def _pods(self, template: str | None) -> list[Object]:
@@ -172,14 +173,24 @@ class _Watch:
         state = state_of(pod)
         if state in ("running", "ready"):
             return state
+        told = self._told(pod)
+        return f"{state} ({told[-1]})" if told else state
+
+    def _told(self, pod: Object, reason: str | None = None) -> list[str]:
+        """What events say about a pod, the latest last."""
         uid = pod["metadata"]["uid"]
-        told = [
+        found = [
             event
             for event in self.events.objects.values()
             if (event.get("involvedObject") or {}).get("uid") == uid
+            and reason in (None, event.get("reason"))
         ]
-        latest = max(told, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-        return f"{state} ({latest['message']})" if latest else state
+        found.sort(key=lambda event: str(event.get("lastTimestamp") or ""))
+        return [str(event.get("message")) for event in found]
+
+
+def _leads(pod: Object) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(labels.LEADS) == "true"
 
 
 def is_rolled_out(deployment: Object) -> bool:
@@ -193,6 +204,13 @@ def is_rolled_out(deployment: Object) -> bool:
 def _is_observed(deployment: Object) -> bool:
     seen = (deployment.get("status") or {}).get("observedGeneration", 0)
     return bool(seen >= deployment["metadata"].get("generation", 0))
+
+
+def watched(deployment: Object) -> list[str]:
+    """The namespaces that a controller is told to keep to; none if it works in all of them."""
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    variables = {one["name"]: one.get("value") for one in container.get("env") or []}
+    return [name for name in (variables.get(_WATCHED) or "").split(",") if name]
 
 
 def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:
@@ -226,19 +244,27 @@ def state_of(pod: Object) -> str:
     return str(status.get("phase") or "Pending")
 
 
-def doom_of(pod: Object) -> Doom | None:
-    """Why a pod of the controller will never run, if that is certain."""
+def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
+    """Why a pod of the controller will never run, as far as can be known.
+
+    A pull that failed counts at once, whatever the reason: whoever installs sits there and waits,
+    and can install again.
+
+    Args:
+        pod: The pod.
+        told: What events say failed.
+    """
     name = pod["metadata"]["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason"), str(waiting.get("message") or "")
-        if reason in _PULLING and not _AWAY.search(message) and "Back-off" not in message:
-            image = container["image"]
+        if reason in _PULLING:
+            causes = [one for one in told if one.startswith("Failed to pull")]
             return Doom(
                 name,
-                f"the image {image} cannot be pulled: {message}",
-                "give an image that the nodes can pull with --image, and a secret for its "
-                "registry with --set imagePullSecrets in a values file",
+                f"the image {container['image']} cannot be pulled: {(causes or [message])[-1]}",
+                "give an image that the nodes have or can pull with --image; a private registry "
+                "needs imagePullSecrets, in a file with -f",
                 ImagePullError,
             )
         if reason in _HOPELESS:

@@ -60,6 +60,12 @@ class Item:
         return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
 
 
+#: What defines the kind of workloads.
+DEFINITION = Item(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubetorchworkloads.kubetorch.com"
+)
+
+
 @dataclass(frozen=True)
 class Release:
     """What is installed in one namespace.

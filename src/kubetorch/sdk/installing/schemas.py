@@ -64,7 +64,7 @@ class _Check:
             return
         wanted = schema.get("type")
         if wanted is not None and not _is_a(value, wanted):
-            yield f"{path or 'the values'} is {value!r}; it must be of type {wanted}"
+            yield f"{path or 'values'} is {value!r}; it must be of type {wanted}"
             return
         if "enum" in schema and value not in schema["enum"]:
             yield f"{path} is {value!r}; it must be one of {', '.join(map(str, schema['enum']))}"
@@ -103,7 +103,7 @@ def _is_a(value: object, wanted: str) -> bool:
 
 def _text(schema: Schema, value: str, path: str) -> Iterator[str]:
     if len(value) < schema.get("minLength", 0):
-        yield f"{path} must not be empty"
+        yield f"{path} is {value!r}; it must be longer"
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{path} is {value!r}; it must match {schema['pattern']}"
 

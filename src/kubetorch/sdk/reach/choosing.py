@@ -64,9 +64,13 @@ def choose(kubeconfig: str | None = None) -> Cluster | None:
     backend = config.backend
     if backend == "local":
         return None
-    cluster = Cluster(
-        kubeconfig or environment.kubeconfig_list(), config.install_namespace, config.api_url
-    )
+    if kubeconfig is not None:
+        file = Path(kubeconfig).expanduser()
+        is_elsewhere = environment.kubernetes_service() is not None and not file.exists()
+        # In a pod the declaration is of the machine that deployed it.
+        kubeconfig = None if is_elsewhere else str(file)
+    listed = kubeconfig or environment.kubeconfig_list()
+    cluster = Cluster(listed, config.install_namespace, config.api_url)
     if backend == "kubernetes" or kubeconfig is not None or cluster.api_url is not None:
         return cluster
     with _choices.lock:

@@ -8,6 +8,7 @@ ready. Where the user may not forward ports of pods, calls go through the contro
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -21,12 +22,14 @@ from kubetorch.errors import (
     KubernetesForbiddenError,
     KubernetesNotFoundError,
     KubernetesRequestError,
+    KubetorchError,
 )
 from kubetorch.k8s.resources import PODS, SERVICES, Ref, Selection
+from kubetorch.lib.http import IDLE_SECONDS
 from kubetorch.manifests import labels
+from kubetorch.sdk.reach.addresses import NAME, PORT, pod_headers, relay_url
 from kubetorch.sdk.reach.login import Login
-from kubetorch.sdk.reach.relayed import pod_headers, relay_url
-from kubetorch.sdk.reach.tunnel import Tunnel
+from kubetorch.sdk.reach.tunnel import ANSWER, Tunnel
 from kubetorch.sdk.reach.way import DIRECT
 
 if TYPE_CHECKING:
@@ -35,8 +38,7 @@ if TYPE_CHECKING:
     from kubetorch.k8s.resources import Object
     from kubetorch.wire.messages import PodView
 
-#: Name of the controller's Service and Deployment, its port, and the labels of its pods.
-NAME, PORT = "kubetorch-controller", 8080
+#: Labels of the controller's pods.
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
 #: Seconds for which calls wait: an API server that restarts is away for a while.
 PATIENCE = 90.0
@@ -68,7 +70,8 @@ class Cluster:
         self._avoided: str | None = None
         #: Whether pods' ports may be forwarded, by namespace, and until when that is known.
         self._may_forward: dict[str, tuple[bool, float]] = {}
-        self._lock = threading.Lock()
+        #: A connection to the controller that nobody has used yet, and when it was made.
+        self._spare: tuple[socket.socket, float] | None = None
 
     # -------------------------------------------------------------------------- the controller
 
@@ -132,6 +135,31 @@ class Cluster:
         except KubernetesNotFoundError as error:
             raise ConnectionRefusedError(f"{name} is gone") from error
 
+    def prepare(self) -> None:
+        """Log in and connect to the controller at the same time, before either is needed.
+
+        What does not succeed is said to whoever needs it.
+        """
+        opening = threading.Thread(target=self._open_spare, name="kubetorch-open", daemon=True)
+        opening.start()
+        with contextlib.suppress(KubetorchError):
+            self.login.token("")
+        opening.join()
+
+    def _open_spare(self) -> None:
+        with contextlib.suppress(KubetorchError, OSError):
+            self._spare = self._dial_controller(ANSWER), time.monotonic()
+
+    def _take_spare(self) -> socket.socket | None:
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        connection, since = spare
+        if time.monotonic() - since < IDLE_SECONDS:
+            return connection
+        connection.close()
+        return None
+
     def forget_controller(self) -> None:
         """The pod that was the controller did not answer: look again which is."""
         self._avoided, self._controller_pod = self._controller_pod, None
@@ -154,7 +182,7 @@ class Cluster:
         if not host.endswith(_SUFFIX):
             return DIRECT.connect(url, timeout)
         if url.startswith(self.controller_url):
-            return self._dial_controller(timeout)
+            return self._take_spare() or self._dial_controller(timeout)
         pod, _, namespace = host.removesuffix(_SUFFIX).rpartition(".")
         try:
             return self.tunnel.dial(namespace, pod, parts.port or 80, timeout)
@@ -172,8 +200,15 @@ class Cluster:
             return {}
         return {"Host": f"localhost:{parts.port}", **pod_headers(url)}
 
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """None: a port has to be forwarded."""
+        del namespace, service
+        return None
+
     def close(self) -> None:
         """Close the tunnel."""
+        if self._spare is not None:
+            self._spare[0].close()
         self.tunnel.close()
 
     def _forwards(self, namespace: str) -> bool:

@@ -1,7 +1,6 @@
 """The way to pods through the controller's own URL: `URL/namespace/service/…`.
 
-Which pod of the service is meant stands behind `#` in the URL, which is not sent, and in a header,
-which is.
+See `kubetorch.sdk.reach.addresses` for how a pod of the service is named.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from kubetorch.errors import ConfigError
+from kubetorch.sdk.reach.addresses import pod_headers, relay_url, service_url
 from kubetorch.sdk.reach.background import Background
 from kubetorch.sdk.reach.pipe import Pipe
 from kubetorch.sdk.reach.way import DIRECT
-from kubetorch.wire import routes
 
 if TYPE_CHECKING:
     from kubetorch.wire.messages import PodView
@@ -67,6 +66,10 @@ class Relayed:
     def headers(self, url: str) -> Mapping[str, str]:
         """The pod, for the relay."""
         return pod_headers(url)
+
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """Below the controller's URL."""
+        return service_url(self._base_url, namespace, service)
 
     def close(self) -> None:
         """Close every connection inside TLS."""
@@ -150,15 +153,3 @@ class _TlsEnd(asyncio.Protocol):
         self._on_lost(self)
         if self._pipe is not None:
             self._pipe.end()
-
-
-def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
-    """What stands for a pod behind a controller."""
-    path = f"/{quote(namespace, safe='')}/{quote(service, safe='')}"
-    return f"{base_url.rstrip('/')}{path}#{quote(pod, safe='')}"
-
-
-def pod_headers(url: str) -> Mapping[str, str]:
-    """What tells the relay which pod is meant."""
-    pod = unquote(urlsplit(url).fragment)
-    return {routes.POD: pod} if pod else {}

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ConfigError, KubetorchError
-from kubetorch.k8s import kubeconfig as kubeconfigs
-from kubetorch.k8s import locating
-from kubetorch.k8s.access import Access
 from kubetorch.lib.http import Credential, Dialler, HttpClient
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.reach import choosing, podtoken
-from kubetorch.sdk.reach.cluster import NAME, PORT, Cluster
+from kubetorch.sdk.reach.addresses import NAME, PORT
 from kubetorch.sdk.reach.podtoken import PodToken
-from kubetorch.sdk.reach.relayed import Relayed
 from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.session import Session
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.reach.cluster import Cluster
 
 #: Seconds for which a question is asked again while a controller is away.
 _PATIENCE = 15.0
@@ -62,7 +60,14 @@ def open_session(cluster: choosing.Cluster) -> Session:
         return _session(found.url, found.credential, DIRECT, None)
     way = _take(cluster)
     dialler = functools.partial(way.connect, way.controller_url)
-    return _session(way.controller_url, way.login, way, dialler, way.forget_controller)
+    return _session(
+        way.controller_url,
+        way.login,
+        way,
+        dialler,
+        prepare=way.prepare,
+        forget=way.forget_controller,
+    )
 
 
 def inside(cluster: choosing.Cluster) -> Inside | None:
@@ -87,27 +92,29 @@ def way_to(cluster: choosing.Cluster) -> Cluster:
     Raises:
         KubernetesCredentialsError: There is no kubeconfig, or it cannot be used.
     """
-    way = Cluster(_access(cluster.kubeconfig), cluster.install_namespace, config.namespace)
-    _tried[cluster] = way
+    way = _tried[cluster] = _make(cluster)
     return way
 
 
 def _take(cluster: choosing.Cluster) -> Cluster:
-    found = _tried.pop(cluster, None)
-    if found is not None:
-        return found
-    return Cluster(_access(cluster.kubeconfig), cluster.install_namespace, config.namespace)
+    return _tried.pop(cluster, None) or _make(cluster)
 
 
-def _access(listed: str | None) -> Access:
-    if listed is None or listed == environment.kubeconfig_list():
-        return locating.find()
-    return kubeconfigs.load(kubeconfigs.paths(listed, Path.home())).access()
+def _make(cluster: choosing.Cluster) -> Cluster:
+    from kubetorch.k8s import locating  # noqa: PLC0415  # a program in a pod does without
+    from kubetorch.sdk.reach.cluster import Cluster  # noqa: PLC0415  # as above
+
+    listed = cluster.kubeconfig
+    is_usual = listed is None or listed == environment.kubeconfig_list()
+    access = locating.find(None if is_usual else listed)
+    return Cluster(access, cluster.install_namespace, config.namespace)
 
 
 def _relayed(cluster: choosing.Cluster, url: str) -> Session:
     found = inside(cluster)
     _check(url, is_inside=found is not None)
+    from kubetorch.sdk.reach.relayed import Relayed  # noqa: PLC0415  # as in `_make`
+
     way = Relayed(url)
     credential: Credential
     credential = _take(cluster).login if found is None else found.credential
@@ -131,9 +138,12 @@ def _session(
     credential: Credential,
     way: Way,
     dialler: Dialler | None,
+    *,
+    prepare: Callable[[], None] = lambda: None,
     forget: Callable[[], None] = lambda: None,
 ) -> Session:
     def connect() -> Controller:
+        prepare()
         headers = way.headers(url)
         http = HttpClient(url, credential, hint=_HINT, headers=headers, dialler=dialler)
         return Controller(http)
@@ -147,4 +157,4 @@ def _session(
         is_again = True
         return connect
 
-    return Session(begin, way, patience=_PATIENCE)
+    return Session(begin, way, patience=_PATIENCE, is_local=False)

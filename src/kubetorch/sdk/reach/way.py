@@ -49,6 +49,12 @@ class Way(Protocol):
     def headers(self, url: str) -> Mapping[str, str]:
         """What requests to the URL need to get there."""
 
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """Where other programs of this machine call a service.
+
+        Empty where the controller's own word counts, `None` where it takes a forwarded port.
+        """
+
     def close(self) -> None:
         """Close every connection."""
 
@@ -76,6 +82,11 @@ class Direct:
         """None."""
         del url
         return {}
+
+    def base_url(self, namespace: str, service: str) -> str | None:
+        """As the controller has it."""
+        del namespace, service
+        return ""
 
     def close(self) -> None:
         """Whoever has a connection closes it."""

@@ -11,7 +11,10 @@ from typing import NamedTuple
 from kubetorch.errors import (
     AgentDiedError,
     CallLostError,
+    ConfigError,
     ControllerError,
+    KubernetesError,
+    KubernetesForbiddenError,
     KubetorchError,
     ProtocolError,
     ServiceNotFoundError,
@@ -26,6 +29,8 @@ from kubetorch.wire import failures, routes, versions
 
 #: Seconds for one attempt.
 _ATTEMPT = 5.0
+#: Seconds for which a refusal may be that of a server that starts.
+_DOUBT = 3.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 
 
@@ -66,6 +71,8 @@ class UnavailableError(Exception):
 
 #: What no further attempt can help; some of them are an `OSError` too.
 FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
+#: What the user has to mend: rights, credentials, settings. A cluster that restarts may say so too.
+MISTAKES = (KubernetesForbiddenError, ConfigError)
 #: What an attempt fails with when the next one may succeed.
 TRANSIENT = (OSError, websocket.WebSocketError, UnavailableError)
 
@@ -78,13 +85,19 @@ class Backoff:
     """
 
     def __init__(self, patience: float) -> None:
-        self.deadline = time.monotonic() + patience
+        self._begun = time.monotonic()
+        self.deadline = self._begun + patience
         self._delay = _FIRST_DELAY
 
     @property
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what was said again and again is no passing trouble."""
+        return time.monotonic() - self._begun > _DOUBT
 
     @property
     def attempt(self) -> float:
@@ -109,9 +122,9 @@ def ask(resolve: Resolver) -> Location:
     """
     try:
         return Location(*resolve())
-    except (UnauthorizedError, VersionMismatchError):
+    except FINAL:
         raise
-    except ControllerError as error:
+    except (ControllerError, KubernetesError, ConfigError) as error:
         raise UnavailableError(str(error)) from error
 
 

@@ -241,7 +241,12 @@ class Stream:
         connection, self._candidate = self._candidate, None
         if connection is None:
             raise ProtocolError("a second WELCOME on one connection")
-        versions.check(welcome.protocol, peer="the pod's agent")
+        versions.check(
+            welcome.protocol,
+            peer="the pod's agent",
+            fix_peer=versions.FIX_PODS,
+            fix_self=versions.FIX_CLIENT,
+        )
         is_known = welcome.incarnation == self.incarnation
         if not (is_known and welcome.resumed):
             self._lose_written(is_known=is_known)

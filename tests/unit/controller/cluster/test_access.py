@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,10 +23,19 @@ from kubetorch.errors import (
     ControllerUnavailableError,
     ForbiddenError,
     ForeignOriginError,
+    SpecError,
     UnauthorizedError,
 )
+from kubetorch.k8s.resources import Resource
 from kubetorch.lib.clock import ManualClock
+from kubetorch.manifests import labels
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
+from kubetorch.wire.secrets import SecretView
 from tests.unit.controller.cluster.test_reviews import jwt
 
 ANN = User("ann", groups=("devs",))
@@ -46,6 +56,12 @@ class ApiServer(Reviews):
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
         self._ask((token, audiences))
         return self.users.get(token)
+
+    async def resource_of(self, manifest: Manifest) -> Resource:
+        kind = manifest["kind"]
+        namespaced = kind not in ("Namespace", "ClusterRole")
+        group = manifest["apiVersion"].rpartition("/")[0]
+        return Resource(group, "v1", f"{kind.lower()}s", kind, is_namespaced=namespaced)
 
     async def verdict(self, user: User, need: Need) -> Verdict:
         self._ask((user.name, need))
@@ -69,6 +85,7 @@ class World:
             self.server,
             pods=self,
             tokens_of_namespaces=self,
+            secrets=self,  # type: ignore[arg-type]  # only what is asked here
             secret=SECRET,
             clocks=Clocks(self.clock.time, self.clock.time),
         )
@@ -84,6 +101,20 @@ class World:
 
     def is_selector_only(self, namespace: str, workload: str) -> bool:
         return (namespace, workload) in self.selectors
+
+    async def get(self, namespace: str, object_name: str) -> SecretView | None:
+        tagged = {"ours": {labels.MOUNT_TYPE: "env"}, "theirs": {}}
+        if object_name not in tagged:
+            return None
+        return SecretView(
+            namespace=namespace,
+            object_name=object_name,
+            name=object_name,
+            mount_type="env",
+            keys=("KEY",),
+            version="1",
+            labels=tagged[object_name],
+        )
 
     async def check(self, token: str) -> str:
         if token != "kt1.good.sig":
@@ -248,3 +279,80 @@ def test_a_pod_of_no_workload_is_a_user_like_others() -> None:
 def test_a_pod_is_welcomed_with_the_key_of_its_workload() -> None:
     welcome = World().access.welcome(PodIdentity("team", "f", "f-1"))
     assert welcome.key == tokens.workload_key(SECRET, "team/f").hex()
+
+
+# ---------------------------------------------------------------------------------------- deploys
+
+
+def spec(**compute: Any) -> WorkloadSpec:
+    return WorkloadSpec("team", "f", CallableRef("fn", "f", "m", "f"), ComputeSpec(**compute))
+
+
+def secret(name: str) -> SecretRef:
+    return SecretRef(name=name, object_name=name, mount_type="env", keys=("KEY",))
+
+
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "f", "namespace": "kube-system"},
+    "spec": {"template": {"spec": {"hostPID": True, "containers": [{"name": "c"}]}}},
+}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        spec(),
+        spec(secrets=(secret("ours"),)),
+        spec(service_account_name="kubetorch-service-account"),
+        spec(selector=(("app", "x"),)),
+    ],
+)
+def test_pods_as_kubetorch_renders_them_need_nothing_more(plain: WorkloadSpec) -> None:
+    async def body(world: World) -> None:
+        await world.access.check_deploy(ANN, plain)
+        assert world.server.asked == []
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        (spec(manifest=json.dumps(JOB)), ("batch", "jobs")),
+        (spec(service_template='{"spec": {"paused": true}}'), ("apps", "deployments")),
+        (spec(service_account_name="admin"), ("apps", "deployments")),
+        (spec(secrets=(secret("theirs"),)), ("apps", "deployments")),
+        (spec(selector=(("app", "x"),), cpus="1"), ("apps", "deployments")),
+    ],
+)
+def test_what_goes_beyond_is_done_for_who_could_do_it_themselves(
+    more: WorkloadSpec, kind: tuple[str, str]
+) -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(ForbiddenError, match="ClusterRole edit in namespace team"):
+            await world.access.check_deploy(ANN, more)
+        for verb in ("create", "patch"):
+            need = Need(verb, "team", "f", group=kind[0], resource=kind[1])
+            world.server.rights.add(("ann", need))
+        world.clock.advance(DENIED_SECONDS)
+        await world.access.check_deploy(ANN, more)
+
+    run(body)
+
+
+def test_an_object_that_lies_in_no_namespace_is_nobodys_service() -> None:
+    manifest = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "x"},
+        "x": {"spec": {"containers": [{"name": "c"}]}},
+    }
+
+    async def body(world: World) -> None:
+        sly = spec(manifest=json.dumps(manifest), pod_template_path=("x",))
+        with pytest.raises(SpecError, match="lies in no namespace"):
+            await world.access.check_deploy(ANN, sly)
+
+    run(body)

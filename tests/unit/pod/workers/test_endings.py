@@ -16,6 +16,8 @@ class Kills:
     def __init__(self, *, risen: bool) -> None:
         self._risen = risen
 
+    limit, peak = 300, 299
+
     def has_risen(self) -> bool:
         return self._risen
 

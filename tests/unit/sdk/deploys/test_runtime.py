@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from kubetorch.sdk.deploys import runtime
+from kubetorch.specs.workload import RuntimeSpec
 
 
 def test_entries_of_the_interpreter_and_of_the_project_are_left_out(tmp_path):
@@ -24,12 +25,18 @@ def test_entries_that_are_empty_repeated_or_missing_are_left_out(tmp_path):
 
 
 def test_the_interpreter_is_this_one(tmp_path):
-    spec = runtime.describe(tmp_path, ["numpy"])
+    spec = runtime.describe(tmp_path, ["numpy"], is_local=True)
 
     assert spec.python == sys.executable
     assert spec.version == ".".join(map(str, sys.version_info[:3]))
     assert spec.preload == ("numpy",)
     assert str(Path(os.__file__).parent) not in spec.path
+
+
+def test_nothing_of_this_machine_is_said_to_a_cluster(tmp_path):
+    spec = runtime.describe(tmp_path, ["numpy"], is_local=False)
+
+    assert spec == RuntimeSpec(preload=("numpy",))
 
 
 def test_entries_in_the_project_are_named_relative_to_it(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,17 +14,21 @@ from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
     KubernetesRequestError,
+    KubetorchError,
     StartupError,
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
-from kubetorch.manifests import labels
+from kubetorch.manifests import agent, kinds, labels, locating
 from kubetorch.manifests.kinds import Manifest
 
 FIELD_MANAGER = "kubetorch"
 #: Seconds until an object that has to be made anew is gone.
 GONE_TIMEOUT = 60.0
+
+#: What is there, by reference; `None` where nothing is.
+Known = dict[Ref, Object | None]
 
 _log = logging.getLogger(__name__)
 
@@ -36,21 +43,54 @@ class Applier:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def apply(self, manifest: Manifest, *, owner: Manifest | None = None) -> Object:
+    async def look(self, manifests: Iterable[Manifest]) -> Known:
+        """What is there of these objects, asked at once; what cannot be said is left out."""
+        refs: list[Ref] = []
+        for manifest in manifests:
+            with contextlib.suppress(KubetorchError):
+                refs.append(await self.ref(manifest))
+        found = await asyncio.gather(*map(self.find, refs), return_exceptions=True)
+        pairs = zip(refs, found, strict=True)
+        return {ref: one for ref, one in pairs if not isinstance(one, BaseException)}
+
+    async def apply(
+        self,
+        manifest: Manifest,
+        *,
+        owner: Manifest | None = None,
+        takes: bool = False,
+        known: Known | None = None,
+    ) -> Object:
         """Make an object what its manifest says; one that is like that already is left alone.
 
         Args:
             manifest: The object.
             owner: The object that it goes away with (`ownerReferences`).
+            takes: Whether an object that somebody else made is taken over.
+            known: What was there a moment ago; it is used up.
 
         Raises:
             KubernetesError: The API server refuses it.
+            StartupError: Somebody else made an object of that name.
         """
         wanted = _marked(manifest, owner)
         ref = await self.ref(wanted)
-        there = await self.find(ref)
+        if known is not None and ref in known:
+            there = known.pop(ref)
+        else:
+            there = await self.find(ref)
         if there is not None and _applied(there) == _applied(wanted):
             return there
+        if there is not None and not takes and not _applied(there):
+            kind, namespace, name = _names(wanted)
+            raise StartupError(
+                f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not "
+                "make, so it is left as it is",
+                hint="give the service another name, or bring that object: "
+                "kt.Compute.from_manifest(...)",
+            )
+        if there is not None and _keeps_pods(there, wanted):
+            await self._remove(ref)
         try:
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         except KubernetesRequestError as error:
@@ -78,18 +118,27 @@ class Applier:
         except KubernetesNotFoundError:
             return None
 
-    async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
-        """Delete an object and, later, what it owns; nothing happens if it is not there."""
+    async def delete(
+        self, ref: Ref, *, grace_seconds: int | None = None, propagation: str = "Background"
+    ) -> None:
+        """Delete an object and what it owns; nothing happens if it is not there."""
         try:
-            await self._client.delete(ref, grace_seconds=grace_seconds)
+            await self._client.delete(ref, grace_seconds=grace_seconds, propagation=propagation)
         except KubernetesNotFoundError:
             return
+
+    async def delete_own(self, ref: Ref) -> None:
+        """Delete an object if it was applied here; that of somebody else stays."""
+        there = await self.find(ref)
+        if there is not None and _applied(there):
+            await self.delete(ref)
 
     async def _remove(self, ref: Ref) -> None:
         """Delete an object and wait until it is gone."""
         only = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
         async with Informer(self._client, only) as informer:
-            await self.delete(ref)
+            # With all that it owns: pods of the old one may have the names of those of the new one.
+            await self.delete(ref, propagation="Foreground")
             try:
                 await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
             except TimeoutError as error:
@@ -120,13 +169,23 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
     return marked
 
 
+def _keeps_pods(there: Object, wanted: Manifest) -> bool:
+    """Whether pods of another template would stay if the object were changed in place."""
+    kind = kinds.find(wanted)
+    if kind is None or kind.replaces_pods:
+        return False
+    old, new = (agent.digest_of(locating.places(one, kind)[0].template) for one in (there, wanted))
+    return bool(old and new and old != new)
+
+
 def _applied(manifest: Manifest) -> str:
     return str((manifest["metadata"].get("annotations") or {}).get(labels.APPLIED) or "")
 
 
 def _is_immutable(error: KubernetesRequestError) -> bool:
     """Whether the object would have to be made anew."""
-    if isinstance(error, KubernetesConflictError) or error.status_code != 422:
+    # Operators refuse it by their webhooks, which answers 403.
+    if isinstance(error, KubernetesConflictError) or error.status_code not in (403, 422):
         return False
     said = error.message.lower()
     return "immutable" in said or "may not change fields" in said or "updates to" in said

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence, Set
 import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
-from kubetorch.controller.backends.kubernetes import logs, statuses
-from kubetorch.controller.backends.kubernetes.applying import Applier
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
+from kubetorch.controller.backends.kubernetes import logs, runtimes, statuses
+from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms import judging
+from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.surveying import Survey
@@ -48,11 +49,13 @@ class _Workload(msgspec.Struct):
         spec: The workload.
         main: The object whose controller makes the pods; `None` where pods are somebody else's.
         template: Digest of the template that its pods should have.
+        called: Labels of the pods that calls go to.
     """
 
     spec: WorkloadSpec
     main: Manifest | None
     template: str
+    called: dict[str, str]
 
 
 class KubernetesBackend:
@@ -90,6 +93,8 @@ class KubernetesBackend:
         self._judgements = Judgements(client, self._survey, self._watch.mark)
         self._now = now
         self._workloads: dict[Key, _Workload] = {}
+        # What those who wait for its pods were told.
+        self._told: dict[Key, Told] = {}
         # Why an object is not applied yet.
         self._refusals: dict[Key, str] = {}
         self._listener: Listener = _ignore
@@ -122,7 +127,9 @@ class KubernetesBackend:
                 with contextlib.suppress(KubernetesNotFoundError):  # as above
                     await self._survey.look_at(main)
             await self._select(spec, main)
-        self._workloads[spec.namespace, spec.name] = _Workload(spec, main, template)
+        self._workloads[spec.namespace, spec.name] = _Workload(
+            spec, main, template, _called(spec, main)
+        )
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -138,18 +145,34 @@ class KubernetesBackend:
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)
         main = _rendered(spec)
-        if main is not None:
-            await self._preparing.prepare(main, spec.compute.pod_template_path)
+        self._told[key] = Told(self._now())
+        # Meanwhile: an edit that changes no object is to wait for the API server once.
+        looking = asyncio.create_task(self._look(spec, main))
+        try:
+            if main is not None:
+                await self._preparing.prepare(main, spec.compute.pod_template_path)
+            else:
+                await self._preparing.prepare_selected(spec.namespace)
+            known = await looking
+        finally:
+            looking.cancel()
         template = self._equip(spec, main)
-        self._workloads[key] = _Workload(spec, main, template)
+        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
         await self._select(spec, main)
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
+        if main is not None:
+            wanted += await runtimes.beside(self._client, main, self._runtime)
         for manifest in (*wanted, main):
             if manifest is not None:
-                await self._apply(key, manifest)
+                await self._apply(key, manifest, known)
         self._watch.mark(key)
 
-    async def _apply(self, key: Key, manifest: Manifest) -> None:
+    async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
+        """What is there of the objects of a workload."""
+        wanted = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
+        return await self._applier.look(wanted if main is None else (*wanted, main))
+
+    async def _apply(self, key: Key, manifest: Manifest, known: Known) -> None:
         """Apply an object; one that the API server cannot take just now is applied later.
 
         Raises:
@@ -158,9 +181,15 @@ class KubernetesBackend:
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
         while True:
             try:
-                if manifest is self._workloads[key].main:
+                workload = self._workloads[key]
+                is_main = manifest is workload.main
+                if is_main:
                     await self._survey.look_at(manifest)
-                await self._applier.apply(manifest, owner=self._owner(*key))
+                # Whoever brings a manifest may have applied it already.
+                takes = is_main and workload.spec.compute.manifest is not None
+                await self._applier.apply(
+                    manifest, owner=self._owner(*key), takes=takes, known=known
+                )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is not None:
@@ -186,14 +215,15 @@ class KubernetesBackend:
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:  # noqa: D102
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
+        self._told.pop(key, None)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
         for service in services.render(spec.compute, main, namespace=namespace, name=name):
-            await self._applier.delete(await self._applier.ref(service))
+            await self._applier.delete_own(await self._applier.ref(service))
         if main is not None:
             try:
-                await self._applier.delete(await self._applier.ref(main))
+                await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
@@ -228,10 +258,12 @@ class KubernetesBackend:
         key = (namespace, name)
         workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
         wanted = "" if workload is None else workload.template
-        found = [
-            self._judged(key, pod, statuses.status(pod, ordinal=ordinals[pod_name], wanted=wanted))
-            for pod_name, pod in self._watch.of(key).items()
-        ]
+        called = None if workload is None else workload.called
+        found = []
+        for pod_name, pod in self._watch.of(key).items():
+            number = ordinals[pod_name]
+            status = statuses.status(pod, ordinal=number, wanted=wanted, called=called)
+            found.append(self._judged(key, pod, status))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
@@ -256,6 +288,16 @@ class KubernetesBackend:
         failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
         return Trouble(verdict.reason, failure)
 
+    def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
+        key = (namespace, name)
+        workload, told = self._workloads.get(key), self._told.get(key)
+        if workload is None or told is None:
+            return []
+        owners = [] if workload.main is None else self._survey.owners(workload.main)
+        events = self._judgements.events_around(self._watch.of(key).values(), owners)
+        found = [told.new(event) for event in events]
+        return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
         return None
@@ -276,7 +318,13 @@ class KubernetesBackend:
         return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
-        return ()
+        if manifest["kind"] != "CronJob":
+            return ()
+        schedule = manifest["spec"].get("schedule")
+        return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
+        return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
@@ -295,6 +343,13 @@ class KubernetesBackend:
 def _rendered(spec: WorkloadSpec) -> Manifest | None:
     """The object of a workload; `None` where pods are somebody else's."""
     return None if spec.compute.is_selector_only else deployment.of_workload(spec)
+
+
+def _called(spec: WorkloadSpec, main: Manifest | None) -> dict[str, str]:
+    """Labels of the pods that calls go to; none when each call goes to all of them."""
+    if spec.compute.broadcast is not None:
+        return {}
+    return services.called(spec.compute, main, name=spec.name)
 
 
 def _template_of(there: Manifest, spec: WorkloadSpec) -> str:

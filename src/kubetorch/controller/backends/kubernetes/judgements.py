@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import LOG_LINES, Verdict
 from kubetorch.controller.backends.kubernetes.surveying import Survey
@@ -91,6 +92,18 @@ class Judgements:
         )
         self._judge_again(key, f"{key[0]}/{key[1]}", verdict)
         return verdict
+
+    def events_around(self, pods: Iterable[Object], owners: Iterable[Object]) -> list[Object]:
+        """The events of pods, their claims and what owns them, the oldest first."""
+        found = [
+            event
+            for pod in pods
+            for event in self._survey.events(pod["metadata"]["namespace"], _names(pod))
+        ]
+        for one in owners:
+            name = (one["kind"], one["metadata"]["name"])
+            found += self._survey.events(one["metadata"]["namespace"], iter([name]))
+        return sorted(found, key=reading.began)
 
     def forget(self, pod: Object) -> None:
         """A pod is gone."""

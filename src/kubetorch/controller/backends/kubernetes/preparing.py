@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from kubetorch.controller.backends.kubernetes.attaching import Attaching
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.manifests import attached, labels, locating, trainjob
@@ -16,11 +18,26 @@ class Preparing:
     Args:
         namespaces: Makes namespaces ready.
         attaching: Looks for secrets and volumes.
+        have_token: Has a token in a namespace for the pods that somebody else made.
     """
 
-    def __init__(self, namespaces: Namespaces, attaching: Attaching) -> None:
+    def __init__(
+        self,
+        namespaces: Namespaces,
+        attaching: Attaching,
+        have_token: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._namespaces = namespaces
         self._attaching = attaching
+        self._have_token = have_token
+
+    async def prepare_selected(self, namespace: str) -> None:
+        """Prepare a namespace for pods that somebody else made.
+
+        Raises:
+            KubernetesNotFoundError: The namespace is missing.
+        """
+        await self._have_token(namespace)
 
     async def prepare(self, manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
         """Prepare a namespace for the pods of an object, and the object for the values of secrets.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
+from kubetorch.manifests import kinds
 from kubetorch.manifests.agent import digest_of
 from kubetorch.manifests.kinds import Manifest as Object
 from kubetorch.wire import podenv
@@ -16,15 +18,20 @@ _INDEXES = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
 )
+_REPLICA_TYPE = "training.kubeflow.org/replica-type"
+_JOBS, _JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
 
 
-def status(pod: Object, *, ordinal: int, wanted: str) -> PodStatus:
+def status(
+    pod: Object, *, ordinal: int, wanted: str, called: Mapping[str, str] | None = None
+) -> PodStatus:
     """What is known of a pod, but for why it cannot run.
 
     Args:
         pod: As the API server has it.
         ordinal: Its number in the workload.
         wanted: Digest of the template that pods should be made from; empty if that is not known.
+        called: Labels of the pods that calls go to; all if not given.
     """
     container = agent_status(pod)
     digest = digest_of(pod)
@@ -39,6 +46,7 @@ def status(pod: Object, *, ordinal: int, wanted: str) -> PodStatus:
         started=_started(container),
         is_down=_is_down(pod, container),
         uid=pod["metadata"].get("uid") or "",
+        is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
     )
 
 
@@ -69,11 +77,28 @@ def agent_status(pod: Object) -> Manifest:
 
 
 def index(pod: Object) -> int | None:
-    """Its number, where its owner gives it one."""
+    """Its number among the pods of its workload, where its owner gives it one."""
     metadata = pod["metadata"]
     said = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
     found = next((said[name] for name in _INDEXES if name in said), "")
-    return int(found) if found.isdigit() else None
+    if not found.isdigit():
+        return None
+    number = int(found)
+    if said.get(_REPLICA_TYPE) == "worker" and not _leads_by_workers(metadata):
+        return number + 1  # the only pod of the other type goes first
+    # Each Job of a JobSet counts its own pods.
+    jobs, job = said.get(_JOBS, ""), said.get(_JOB, "")
+    return number * int(jobs) + int(job) if jobs.isdigit() and job.isdigit() else number
+
+
+def _leads_by_workers(metadata: Manifest) -> bool:
+    """Whether workers are what is called in the kind of object that a pod is of."""
+    owners = [kinds.KINDS.get((one["kind"], "kubeflow.org")) for one in _owners(metadata)]
+    return any(kind is not None and (_REPLICA_TYPE, "worker") in kind.routing for kind in owners)
+
+
+def _owners(metadata: Manifest) -> list[Manifest]:
+    return metadata.get("ownerReferences") or []
 
 
 def _phase(pod: Object, container: Manifest) -> Phase:

@@ -8,7 +8,6 @@ workload there on. What cannot be watched is not known, and nobody is doomed by 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -18,6 +17,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Resource, Selection
 from kubetorch.k8s.watching import Change
+from kubetorch.manifests import labels
 
 #: Seconds after which a kind that the cluster does not serve is looked for again.
 ABSENT_SECONDS = 30.0
@@ -33,6 +33,9 @@ _BETWEEN = {
     ),
     "LeaderWorkerSet": (("apps/v1", "StatefulSet"),),
 }
+
+#: Labels by which objects name a queue.
+_QUEUES = {labels.KUEUE, labels.KAI}
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +99,11 @@ class Survey:
             KubernetesNotFoundError: The cluster does not serve its kind.
         """
         namespace = manifest["metadata"]["namespace"]
+        if _QUEUES & set(manifest["metadata"].get("labels") or {}):
+            # Somebody may have installed a moment ago what the last launch lacked.
+            await asyncio.gather(
+                *(self._is_served(watch) for watch in WATCHED if watch.is_optional)
+            )
         if namespace not in self._of_events:
             events = Selection(EVENTS.resource, namespace)
             informer = Informer(self._client, events, self._on_event)
@@ -121,9 +129,14 @@ class Survey:
         objects = {
             name: [one for informer in informers for one in informer.objects.values()]
             for name, informers in self._kept.items()
-            if all(informer.error is None for informer in informers)
+            if all(informer.is_listed and informer.error is None for informer in informers)
         }
-        return Cluster(now=self._time(), objects=objects, absent=frozenset(self._absent))
+        gone = {
+            name
+            for name, informers in self._kept.items()
+            if any(isinstance(one.error, KubernetesNotFoundError) for one in informers)
+        }
+        return Cluster(self._time(), objects, frozenset(self._absent | gone))
 
     def events(self, namespace: str, names: Iterator[tuple[str, str]]) -> list[Object]:
         """The events of objects, by kind and name."""
@@ -177,18 +190,25 @@ class Survey:
 
     async def _look_for(self, watch: Watch) -> None:
         """Watch a kind as soon as the cluster serves it."""
-        resource = watch.selection.resource
         while True:
-            with contextlib.suppress(KubetorchError):
-                try:
-                    await self._client.discovery.find(resource.api_version, resource.kind)
-                except KubernetesNotFoundError:
-                    self._absent.add(watch.name)
-                else:
-                    self._absent.discard(watch.name)
-                    await self._keep(watch)
-                    return
+            if await self._is_served(watch):
+                return
             await asyncio.sleep(ABSENT_SECONDS)
+
+    async def _is_served(self, watch: Watch) -> bool:
+        """Whether the cluster serves a kind; if so, it is watched."""
+        resource = watch.selection.resource
+        try:
+            await self._client.discovery.find(resource.api_version, resource.kind)
+        except KubernetesNotFoundError:
+            self._absent.add(watch.name)
+            return False
+        except KubetorchError:  # it does not say
+            return False
+        self._absent.discard(watch.name)
+        if watch.name not in self._kept:
+            await self._keep(watch)
+        return True
 
     def _on_cluster(self, change: Change) -> None:
         self.stamp += 1

@@ -150,13 +150,13 @@ class PodWatch:
 def _free(pod: Object, pods: Mapping[str, Object], ordinals: Mapping[str, int]) -> int:
     """The number of a new pod: its owner's, or the first that no pod has that stays."""
     given = statuses.index(pod)
-    if given is not None:
-        return given
     taken = {
         number
         for name, number in ordinals.items()
         if name in pods and not statuses.is_leaving(pods[name]) and not statuses.is_over(pods[name])
     }
+    if given is not None and given not in taken:
+        return given
     return next(number for number in _numbers() if number not in taken)
 
 

@@ -95,3 +95,45 @@ def test_the_number_of_a_pod_is_its_owners_where_that_counts():
     numbered["metadata"]["labels"] = {"apps.kubernetes.io/pod-index": "3"}
     assert statuses.index(numbered) == 3
     assert statuses.index(pod()) is None
+
+
+TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+JOBS, JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
+COMPLETION = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tags", "number"),
+    [
+        ("StatefulSet", {"apps.kubernetes.io/pod-index": "2"}, 2),
+        ("Job", {COMPLETION: "1"}, 1),
+        ("ReplicaSet", {}, None),
+        ("PyTorchJob", {TYPE: "master", INDEX: "0"}, 0),
+        ("PyTorchJob", {TYPE: "worker", INDEX: "0"}, 1),
+        ("TFJob", {TYPE: "worker", INDEX: "3"}, 4),
+        ("MPIJob", {TYPE: "worker", INDEX: "0"}, 0),
+        ("Job", {JOBS: "1", JOB: "0", COMPLETION: "3"}, 3),
+        ("Job", {JOBS: "3", JOB: "2", COMPLETION: "0"}, 2),
+        ("Job", {JOBS: "2", JOB: "1", COMPLETION: "1"}, 3),
+    ],
+)
+def test_the_number_of_a_pod_is_its_owners_and_no_other_pods(
+    kind: str, tags: dict, number: int | None
+):
+    made = pod()
+    made["metadata"]["labels"] = tags
+    made["metadata"]["ownerReferences"] = [{"kind": kind, "name": "train"}]
+    assert statuses.index(made) == number
+
+
+def test_calls_go_to_the_pods_with_these_labels_or_to_all():
+    made = pod()
+    made["metadata"]["labels"] = {"ray.io/node-type": "worker", "app": "train"}
+    for called, is_called in (
+        (None, True),
+        ({}, True),
+        ({"app": "train"}, True),
+        ({"app": "train", "ray.io/node-type": "head"}, False),
+    ):
+        found = statuses.status(made, ordinal=0, wanted="", called=called)
+        assert found.is_called is is_called

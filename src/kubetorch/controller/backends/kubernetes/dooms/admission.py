@@ -25,7 +25,9 @@ _QUOTA = re.compile(
 )
 _UNSAID = re.compile(r"failed quota: (\S+): must specify ([^\"\n]+)")
 _DENIED = re.compile(
-    r'admission webhook "(?P<who>[^"]+)" denied the request(?:: ?(?P<said>.*))?$', re.S
+    r'admission webhook "(?P<who>[^"]+)" denied the request'
+    r"(?:: ?(?P<said>.*)| without explanation)?$",
+    re.S,
 )
 _SILENT = re.compile(r'failed calling webhook "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
 _POLICY = re.compile(

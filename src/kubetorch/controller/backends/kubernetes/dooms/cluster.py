@@ -37,6 +37,9 @@ LOCAL_QUEUES = "local_queues"
 KUEUE_WORKLOADS = "kueue_workloads"
 KAI_QUEUES = "kai_queues"
 
+#: Labels of nodes that an autoscaler made which leaves no other trace in the cluster.
+_AUTOSCALED = ("karpenter.sh/", "provisioner.cast.ai/")
+
 #: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
 WATCHED = (
     Watch(NODES, Selection(Resource("", "v1", "nodes", "Node", is_namespaced=False))),
@@ -110,11 +113,19 @@ class Cluster:
         return None
 
     @property
+    def knows_capacity(self) -> bool:
+        """Whether it is known which nodes there are, and what adds some."""
+        return all(map(self.knows, (NODES, AUTOSCALER_STATUS, NODE_POOLS)))
+
+    @property
     def autoscaler(self) -> str | None:
         """What adds nodes to the cluster, if anything does."""
         if self.all(NODE_POOLS):
             return "Karpenter"
-        return "the cluster autoscaler" if self.all(AUTOSCALER_STATUS) else None
+        if self.all(AUTOSCALER_STATUS):
+            return "the cluster autoscaler"
+        made = (label for node in self.all(NODES) for label in node["metadata"].get("labels") or ())
+        return "the autoscaler" if any(label.startswith(_AUTOSCALED) for label in made) else None
 
 
 # ------------------------------------------------------------------------- reading plain objects
@@ -163,6 +174,20 @@ def about(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list
         and (not reasons or event.get("reason") in reasons)
     ]
     return sorted(found, key=when)
+
+
+def of_these(events: Iterable[Object], things: Iterable[Object]) -> list[Object]:
+    """Events without those of earlier objects that had the names of these."""
+    uids = {
+        (one.get("kind"), one["metadata"]["name"]): one["metadata"].get("uid") for one in things
+    }
+    found = []
+    for event in events:
+        about = event.get("involvedObject") or {}
+        uid = uids.get((about.get("kind"), about.get("name")))
+        if None in (uid, about.get("uid")) or uid == about["uid"]:
+            found.append(event)
+    return found
 
 
 def condition(manifest: Object, kind: str) -> Object:

@@ -34,6 +34,11 @@ _PASSING = re.compile(
     r"|resource temporarily unavailable|is being (?:created|removed)",
     re.I,
 )
+#: Reasons of a container that is about to be started, as far as its status knows.
+_BEGINNING = (None, "PodInitializing", "ContainerCreating")
+#: Events of an attempt to start a container, and those of them that say that it failed.
+_FAILURES = ("Failed", "InspectFailed", "ErrImageNeverPull")
+_ATTEMPTS = ("Pulling", "Pulled", "Created", "Started", *_FAILURES)
 _PROBES = ("startup", "liveness")
 #: Exit codes by which a shell says that it could not start a program.
 _NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
@@ -80,10 +85,12 @@ def _containers(pod: Object) -> Iterator[_Container]:
 def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
     state = one.status.get("state") or {}
     waits = state.get("waiting") or {}
+    if "waiting" in state and waits.get("reason") in _BEGINNING:
+        waits = _told(one, events) or waits
     reason = str(waits.get("reason") or "")
     if reason in pulling.REASONS:
         image = str(one.spec.get("image") or one.status.get("image") or "")
-        return pulling.judge(one.pod, one.status, image, events)
+        return pulling.judge(one.pod, waits, image, events)
     if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
         return _not_created(one, str(waits.get("message") or reason), events, cluster)
     if reason == "PostStartHookError":
@@ -98,6 +105,45 @@ def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdi
 # -------------------------------------------------------------------------------- cannot start
 
 
+def _told(one: _Container, events: Sequence[Object]) -> Object | None:
+    """What a kubelet has said of a container by events, as the status will have it.
+
+    The status may be 15 s behind: after init containers it is the one from before the attempt.
+    """
+    said = [event for event in _events_of(one, events) if event.get("reason") in _ATTEMPTS]
+    if not said:
+        return None
+    # Of events in one second the failure is the last: they come in the order of the attempt.
+    last = max(said, key=lambda event: (reading.when(event), event["reason"] in _FAILURES))
+    reason, text = str(last["reason"]), str(last.get("message") or "")
+    if reason not in _FAILURES:
+        return None
+    if reason == "Failed" and text.startswith("Failed to pull image"):
+        return {"reason": "ErrImagePull", "message": text.partition('": ')[2]}
+    if reason == "InspectFailed":
+        is_name = "parse image name" in text or "invalid reference" in text
+        word = "InvalidImageName" if is_name else "ImageInspectError"
+        return {"reason": word, "message": text}
+    if reason == "ErrImageNeverPull":
+        return {"reason": reason, "message": text}
+    text = text.removeprefix("Error: ")
+    if text in pulling.REASONS:  # another event has the cause
+        causes = [event for event in said if event is not last and event["reason"] in _FAILURES]
+        return _told(one, causes) if causes else None
+    return {"reason": "CreateContainerError", "message": text}
+
+
+def _events_of(one: _Container, events: Sequence[Object]) -> list[Object]:
+    """The events of the pod that are about this container."""
+    found = reading.about(events, "Pod", one.pod["metadata"]["name"])
+    field = f"{{{one.name}}}"
+    return [
+        event
+        for event in found
+        if field in str((event.get("involvedObject") or {}).get("fieldPath", ""))
+    ]
+
+
 def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
     since = _failed_since(one, events)
     error = missing.error_of(said, namespace=one.pod["metadata"].get("namespace") or "")
@@ -109,13 +155,12 @@ def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: 
 
 
 def _failed_since(one: _Container, events: Sequence[Object]) -> float | None:
-    found = reading.about(events, "Pod", one.pod["metadata"]["name"], "Failed")
-    mine = [
-        event
-        for event in found
-        if f"{{{one.name}}}" in str((event.get("involvedObject") or {}).get("fieldPath", ""))
-    ]
-    return min(map(reading.began, mine), default=None)
+    mine = [event for event in _events_of(one, events) if event.get("reason") == "Failed"]
+    if mine:
+        return min(map(reading.began, mine))
+    # Its event is on the way.
+    scheduled = reading.condition(one.pod, "PodScheduled")
+    return reading.time_of(scheduled.get("lastTransitionTime"))
 
 
 def _start_error(one: _Container, said: str) -> PodContainerError:
@@ -169,13 +214,12 @@ def _is_repeated(one: _Container, ended: Object) -> bool:
 
 
 def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """A container that runs again; what ended it a moment ago may have passed unseen."""
-    ended = _last(one)
-    at = reading.time_of(ended.get("finishedAt"))
+    """A container that runs again is not doomed, whatever ended it; that is news for a moment."""
+    at = reading.time_of(_last(one).get("finishedAt"))
     if at is None or cluster.now - at > _MOMENT:
         return NOTHING
-    verdict = _ended(one, ended, events, is_final=False)
-    return verdict if verdict.is_doomed else replace(verdict, again=_MOMENT)
+    verdict = _ended(one, _last(one), events, is_final=False)
+    return waiting(f"{verdict.reason}; it runs again", verdict.since, again=_MOMENT)
 
 
 #: Seconds after which a kubelet takes the next end of a container for the first one.
@@ -208,7 +252,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
         how = f"ended with exit code {code}"
         if probe is not None:
             how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
-        return waiting(f"{one.called} {how} and is started again", since)
+        return waiting(f"{one.called} {how}", since)
     return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
 
 

@@ -17,6 +17,8 @@ from kubetorch.k8s.resources import Object
 
 #: Owners that replace a pod that is lost, however often.
 _REPLACING = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
+#: Events by which a kubelet says that it ends a pod.
+_DECIDED = ("Evicted", "DeadlineExceeded", "Preempting")
 _HINTS = {
     "Evicted": "ask for what it needs, so that nodes keep it free: memory and disk_size of Compute",
     "DeadlineExceeded": "raise activeDeadlineSeconds, or leave it out",
@@ -33,6 +35,10 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     status = pod.get("status") or {}
     if status.get("phase") == "Failed" and status.get("reason"):
         return _ended(pod, str(status["reason"]), str(status.get("message") or ""), events)
+    said = reading.about(events, "Pod", pod["metadata"]["name"], *_DECIDED)
+    if said:
+        # The kubelet is about to end it, and says so in the status when its containers have ended.
+        return _ended(pod, str(said[-1]["reason"]), str(said[-1].get("message") or ""), events)
     return _on_lost_node(pod, events, cluster)
 
 

@@ -20,13 +20,20 @@ from kubetorch.controller.backends.kubernetes.dooms import (
     scheduling,
     volumes,
 )
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import (
     owners as owning,
 )
-from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
-from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, doomed, worst
+from kubetorch.controller.backends.kubernetes.dooms.cluster import CLAIMS, Cluster
+from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
+    Verdict,
+    doomed,
+    waiting,
+    worst,
+)
 from kubetorch.errors import (
     KubernetesRequestError,
+    KubernetesUnavailableError,
     KubetorchError,
     OperatorMissingError,
 )
@@ -45,6 +52,15 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
         events: Its events and those of its claims; others are not looked at.
         cluster: What else was watched.
     """
+    verdict = _judge_pod(pod, events, cluster)
+    if verdict.error is not None:
+        verdict.error.pod_name = pod["metadata"]["name"]
+    return verdict
+
+
+def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    claims = cluster.all(CLAIMS)
+    events = reading.of_these(events, [pod, *claims])
     ended = endings.judge(pod, events, cluster)
     if ended.reason:
         return ended
@@ -72,6 +88,7 @@ def judge_owner(
     found = [queues.judge_queue(applied, cluster)]
     uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
     found.append(queues.judge_workload(uids, cluster))
+    events = reading.of_these(events, owners)
     found += [owning.judge(one, events, cluster) for one in owners]
     return worst(found)
 
@@ -89,7 +106,8 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
         the error itself.
     """
     if not isinstance(error, KubernetesRequestError):
-        return doomed(error, now)
+        is_away = isinstance(error, KubernetesUnavailableError)
+        return waiting(error.message, now) if is_away else doomed(error, now)
     namespace = manifest["metadata"].get("namespace") or error.namespace or ""
     if error.reason == _NO_KIND or failures.is_unserved(error.message):
         kind, version = manifest.get("kind"), manifest.get("apiVersion")
@@ -99,7 +117,16 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
         )
         return doomed(unserved, now)
     verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
-    return verdict if verdict is not NOTHING else doomed(error, now)
+    if verdict.reason:
+        return verdict
+    return waiting(error.message, now) if _is_passing(error) else doomed(error, now)
+
+
+def _is_passing(error: KubernetesRequestError) -> bool:
+    """Whether the API server only cannot do it just now."""
+    if error.status_code == 409:
+        return "Apply failed with" not in error.message
+    return error.status_code == 429 or error.status_code >= 500
 
 
 def _is_same(one: Object, manifest: Object) -> bool:

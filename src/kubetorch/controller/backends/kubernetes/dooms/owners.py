@@ -45,7 +45,9 @@ def _failure(owner: Object, events: Sequence[Object]) -> tuple[str, float | None
     """Why it could not make a pod the last time, unless it could since."""
     kind, name = str(owner.get("kind")), owner["metadata"]["name"]
     said = reading.about(events, kind, name, *_FAILED_CREATE, "SuccessfulCreate")
-    failed = said[-1] if said and said[-1].get("reason") != "SuccessfulCreate" else None
+    # Of two in one second the failure is the later one: it ends a round of attempts.
+    said.sort(key=lambda event: (reading.when(event), event["reason"] in _FAILED_CREATE))
+    failed = said[-1] if said and said[-1]["reason"] in _FAILED_CREATE else None
     found = reading.condition(owner, "ReplicaFailure")
     if found.get("status") == "True":
         # The condition keeps the first message for as long as it holds; events have the last.

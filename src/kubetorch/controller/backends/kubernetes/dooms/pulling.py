@@ -49,16 +49,15 @@ _PLATFORM = re.compile(r"no match for platform|does not match the specified plat
 _LOADED = "localhost/"
 
 
-def judge(pod: Object, container: Object, image: str, events: Sequence[Object]) -> Verdict:
+def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> Verdict:
     """Judge a container that waits for its image.
 
     Args:
         pod: The pod.
-        container: The status of the container.
+        state: What its status says that it waits for.
         image: The image that it is to run.
         events: Events of the pod.
     """
-    state = container["state"]["waiting"]
     reason = state.get("reason", "")
     text = _said(pod, str(state.get("message") or ""), image, events)
     since = _since(pod, events)

@@ -20,7 +20,7 @@ from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
     settled,
     waiting,
 )
-from kubetorch.errors import OperatorMissingError, QueueUnschedulableError
+from kubetorch.errors import MissingObjectError, OperatorMissingError, QueueUnschedulableError
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests import labels
 from kubetorch.manifests.scheduling import KAI_SCHEDULER
@@ -54,8 +54,7 @@ def _kueue(name: str, namespace: str, cluster: Cluster, made: float | None) -> V
         return NOTHING
     queue = cluster.find(LOCAL_QUEUES, name, namespace)
     if queue is None:
-        verdict = doomed(missing.error("LocalQueue", name, namespace), made)
-        return settled(verdict, cluster.now, missing.SETTLE)
+        return _missing(missing.error("LocalQueue", name, namespace), cluster, made)
     active = reading.condition(queue, "Active")
     if active.get("status") == "False":
         return waiting(f"the queue {name!r} is not active: {active.get('message', '')}", made)
@@ -70,9 +69,14 @@ def _kai(name: str, cluster: Cluster, made: float | None) -> Verdict:
         )
         return doomed(error, made)
     if cluster.knows(KAI_QUEUES) and cluster.find(KAI_QUEUES, name) is None:
-        verdict = doomed(missing.error("Queue", name), made)
-        return settled(verdict, cluster.now, missing.SETTLE)
+        return _missing(missing.error("Queue", name), cluster, made)
     return NOTHING
+
+
+def _missing(error: MissingObjectError, cluster: Cluster, made: float | None) -> Verdict:
+    if made is None:  # it is not applied yet, and may be the first of several objects
+        return waiting(error.message)
+    return settled(doomed(error, made), cluster.now, missing.SETTLE)
 
 
 def judge_scheduler(pod: Object, cluster: Cluster) -> Verdict:

@@ -48,9 +48,10 @@ def _unschedulable(
     waits = waiting(f"no node takes it yet: {message}", since)
     if scheduled.get("reason") != "Unschedulable":
         return waits
-    if cluster.autoscaler is not None:
-        return _autoscaled(pod, message, events, cluster, since)
-    if not cluster.all(NODES):
+    autoscaler = cluster.autoscaler or _heard_of(pod, events)
+    if autoscaler is not None:
+        return _autoscaled(pod, message, events, autoscaler, since)
+    if not (cluster.knows_capacity and cluster.all(NODES)):
         return waits
     found = nodes.misfits(pod, cluster.all(NODES))
     if found is None:
@@ -69,8 +70,15 @@ def _hint(near: nodes.Misfit) -> str:
     return "correct node_selector or the affinity (kubectl get nodes --show-labels), or add a node"
 
 
+def _heard_of(pod: Object, events: Sequence[Object]) -> str | None:
+    """An autoscaler that has said something of a pod."""
+    said = reading.about(events, "Pod", pod["metadata"]["name"])
+    names = ("cluster-autoscaler", "karpenter")
+    return next((one for event in said for one in names if _reporter(event) == one), None)
+
+
 def _autoscaled(
-    pod: Object, message: str, events: Sequence[Object], cluster: Cluster, since: float | None
+    pod: Object, message: str, events: Sequence[Object], autoscaler: str, since: float | None
 ) -> Verdict:
     name = pod["metadata"]["name"]
     said = [
@@ -84,7 +92,7 @@ def _autoscaled(
             hint="ask for less, or let an administrator add larger instance types to a NodePool",
         )
         return doomed(error, since)
-    return waiting(f"{cluster.autoscaler} may add a node: {message}", since)
+    return waiting(f"{autoscaler} may add a node: {message}", since)
 
 
 def _reporter(event: Object) -> str:

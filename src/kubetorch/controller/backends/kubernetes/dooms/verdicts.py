@@ -56,6 +56,7 @@ NOTHING = Verdict()
 
 def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
     """It cannot succeed."""
+    error.since = since
     return Verdict(error, error.message, since)
 
 

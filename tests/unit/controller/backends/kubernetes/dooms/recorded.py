@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.cluster import (
+    AUTOSCALER_STATUS,
     CLAIMS,
     KAI_QUEUES,
     KUEUE_WORKLOADS,
@@ -22,6 +24,8 @@ from kubetorch.controller.backends.kubernetes.dooms.cluster import (
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import Verdict
 
 RECORDS = Path(__file__).with_name("records")
+#: Seconds after the last event of a record in which it is judged.
+LATER = 5.0
 #: What the cluster of the records does not serve.
 ABSENT = frozenset({NODE_POOLS, LOCAL_QUEUES, KUEUE_WORKLOADS, KAI_QUEUES})
 
@@ -31,16 +35,16 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def cluster(record: dict[str, Any], *, later: float = 5.0, **objects: Any) -> Cluster:
+def cluster(record: dict[str, Any]) -> Cluster:
     """The cluster of a record, some seconds after the last that happened in it."""
     there = read("cluster")
     given = {
         NODES: there["nodes"],
         STORAGE_CLASSES: there["storage_classes"],
         CLAIMS: record.get("claims", []),
-        **objects,
+        AUTOSCALER_STATUS: [],
     }
-    return Cluster(_last(record) + later, given, ABSENT - set(objects))
+    return Cluster(_last(record) + LATER, given, ABSENT)
 
 
 def _last(record: dict[str, Any]) -> float:
@@ -49,10 +53,12 @@ def _last(record: dict[str, Any]) -> float:
     return max([*made, *map(reading.when, record["events"])])
 
 
-def judge(name: str, *, later: float = 5.0, **objects: Any) -> Verdict:
-    """The verdict about a record."""
+def judge(name: str, *, at: float | None = None) -> Verdict:
+    """The verdict about a record, some seconds after the last that happened in it, or at a time."""
     record = read(name)
-    there = cluster(record, later=later, **objects)
+    there = cluster(record)
+    if at is not None:
+        there = replace(there, now=at)
     if "pod" in record:
         return judging.judge_pod(record["pod"], events=record["events"], cluster=there)
     owners = record["owners"]

@@ -1,0 +1,77 @@
+"""Where blobs lie: in one store, or one of each namespace.
+
+A blob is asked for by its digest, and who knows a digest need not be allowed to read what it
+stands for. So in a cluster namespaces share nothing: what nobody of a namespace brought is not
+there for it. On one machine there is one user, and what is in one namespace need not be brought
+again to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kubetorch.controller.completeness import Completeness
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.specs import names
+from kubetorch.specs.workload import WorkloadSpec
+
+
+class Depot:
+    """One store.
+
+    Args:
+        folder: Where it lies.
+        namespace: Whose it is; `None` when all namespaces share it.
+    """
+
+    def __init__(self, folder: Path, namespace: str | None) -> None:
+        self.namespace = namespace
+        self.blobs = BlobStore(folder)
+        self.completeness = Completeness(self.blobs)
+
+    def is_of(self, namespace: str) -> bool:
+        """Whether the blobs of a namespace lie here."""
+        return self.namespace in (None, namespace)
+
+    def needed(self, specs: Iterable[WorkloadSpec]) -> set[str]:
+        """The blobs of these generations that are here or should be."""
+        return self.completeness.needed(spec for spec in specs if self.is_of(spec.namespace))
+
+
+class Depots:
+    """All stores.
+
+    Args:
+        folder: Where they lie.
+        is_shared: Whether there is one for all namespaces.
+    """
+
+    def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
+        self._folder = folder
+        self._shared = Depot(folder, None) if is_shared else None
+        self._known: dict[str, Depot] = {}
+
+    def of(self, namespace: str) -> Depot:
+        """The store of a namespace.
+
+        Raises:
+            SpecError: There can be no such namespace.
+        """
+        if self._shared is not None:
+            return self._shared
+        found = self._known.get(namespace)
+        if found is None:
+            names.check_namespace(namespace)
+            found = self._known[namespace] = Depot(self._folder / namespace, namespace)
+        return found
+
+    def all(self) -> list[Depot]:
+        """Every store that there is, also those that nobody has asked for yet."""
+        if self._shared is not None:
+            return [self._shared]
+        if self._folder.is_dir():
+            for entry in self._folder.iterdir():
+                if entry.is_dir():
+                    self.of(entry.name)
+        return list(self._known.values())

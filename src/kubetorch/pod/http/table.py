@@ -1,0 +1,61 @@
+"""Which routes an agent has, and what a token must open for each of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kubetorch.wire import routes, tokens
+
+
+class Route(NamedTuple):
+    """One route.
+
+    Attributes:
+        method: `GET`, `POST`, `WebSocket`, or `any`.
+        path: Path with parameters in braces.
+        opens: What a token must open, one of these; any token of the workload if there are none.
+        about: What it does.
+        is_open: Whether it needs no token.
+    """
+
+    method: str
+    path: str
+    opens: tuple[str, ...]
+    about: str
+    is_open: bool = False
+
+
+_CALL = (tokens.CALL,)
+_EXEC = (tokens.EXEC,)
+
+TABLE = (
+    Route("GET", "/", (), "whether it answers", is_open=True),
+    Route("GET", routes.HEALTH, (), "whether it answers", is_open=True),
+    Route("GET", routes.SERVING, (), "whether it serves, for probes", is_open=True),
+    Route("GET", routes.READY, (), "which generation it serves"),
+    Route("GET", routes.METRICS, (), "figures for Prometheus"),
+    Route("GET", routes.OPENAPI, (), "what can be called"),
+    Route("GET", routes.DOCS, (), "the same as a page"),
+    Route("GET", routes.APP_STATUS, (), "whether its app runs"),
+    Route("GET", routes.LOGS, (tokens.LOGS, tokens.CALL), "its log"),
+    Route("POST", "/{callable}", _CALL, "a call"),
+    Route("POST", "/{callable}/{method}", _CALL, "a call of a method"),
+    Route("POST", routes.RUN, _EXEC, "a command in the pod"),
+    Route("WebSocket", routes.STREAM, _CALL, "calls"),
+    Route("WebSocket", routes.SHELL, _EXEC, "a shell in the pod"),
+    Route("any", f"{routes.APP}/{{path}}", _CALL, "its app; with `public=True` without a token"),
+)
+
+#: Paths that need no token.
+OPEN = frozenset(route.path for route in TABLE if route.is_open)
+_OPENED = {(route.method, route.path): route.opens for route in TABLE}
+
+
+def opened_by(method: str, path: str) -> tuple[str, ...]:
+    """What a token must open for a request, one of these; anything if there are none."""
+    if path == routes.RUN:  # whatever the method, as nobody else has any business there
+        return _EXEC
+    found = _OPENED.get(("GET" if method == "HEAD" else method, path))
+    if found is not None:
+        return found
+    return _CALL if method == "POST" else ()

@@ -1,0 +1,148 @@
+"""The chart under the real helm: installed, used, upgraded, and gone without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import remains
+from cluster.conftest import Kubectl
+from cluster.images import has_image
+from contract.chart import goldens
+from kubetorch.sdk.installing.chart import FOLDER, Chart
+from unit.sdk.installing.test_gotemplates import CASES, VALUES
+
+RELEASE, SPACE, TEAM = "kt-release", "kt-helm", "kt-helm-team"
+IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
+POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
+#: Values of an installation beside the one of the other tests.
+BESIDE = f"crd.create=false,rbac.userRoles=false,watchNamespaces={{{TEAM}}}"
+PROGRAM = f"""
+import kubetorch as kt
+
+def double(number):
+    return 2 * number
+
+compute = kt.Compute(cpus="10m", namespace="{TEAM}")
+print(kt.fn(double, name="double").to(compute)(21))
+"""
+
+
+def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    if shutil.which("helm") is None:
+        pytest.skip("no helm on the PATH")
+    done = subprocess.run(["helm", *arguments], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0 or not check, done.stderr
+    return done
+
+
+def kt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "kt"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+
+def of_helm(file: Path) -> list[dict[str, Any]]:
+    """What helm renders the chart to, without its hooks."""
+    place = ("--namespace", goldens.NAMESPACE, "--kube-version", "1.34.0")
+    text = helm("template", "kubetorch", str(FOLDER), *place, "-f", str(file), "--no-hooks").stdout
+    text = text.replace("managed-by: Helm", "managed-by: kubetorch")
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def sorted_by_name(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def key(one: dict[str, Any]) -> tuple[str, ...]:
+        metadata = one["metadata"]
+        return one["kind"], metadata.get("namespace") or "", metadata["name"]
+
+    return sorted(objects, key=key)
+
+
+@pytest.mark.parametrize("file", goldens.VALUES, ids=lambda path: path.stem)
+def test_kt_renders_what_helm_renders(file: Path) -> None:
+    values = yaml.safe_load(file.read_text())
+    ours = Chart().render(values, namespace=goldens.NAMESPACE)
+    assert sorted_by_name(ours) == sorted_by_name(of_helm(file))
+
+
+def test_helm_writes_what_the_cases_of_our_templates_say(tmp_path: Path) -> None:
+    defined = "".join(
+        f'{{{{ define "case{number}" }}}}{source}{{{{ end }}}}'
+        for number, (source, _) in enumerate(CASES)
+    )
+    lines = "".join(
+        f'c{number}: {{{{ include "case{number}" . | quote }}}}\n' for number in range(len(CASES))
+    )
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: cases, version: 1.0.0}")
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
+    (tmp_path / "templates" / "cases.yaml").write_text(defined + lines)
+    written = yaml.safe_load(helm("template", "r", str(tmp_path)).stdout)
+    assert [written[f"c{number}"] for number in range(len(CASES))] == [text for _, text in CASES]
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(FOLDER)).stdout
+
+
+@pytest.fixture
+def spaces(kubectl: Kubectl) -> Iterator[None]:
+    if not has_image(IMAGE):
+        pytest.skip(f"no node has {IMAGE}")
+    kubectl("create", "namespace", TEAM)
+    yield
+    helm("uninstall", RELEASE, "-n", SPACE, "--no-hooks", check=False)
+    kt("uninstall", "-y", "-n", SPACE, "--timeout", "60")
+    kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found")
+
+
+def test_a_release_works_is_upgraded_and_leaves_nothing(
+    spaces: None, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    repository, _, tag = IMAGE.rpartition(":")
+    pods, _, pod_tag = POD_IMAGE.rpartition(":")
+    images = f"image.repository={repository},image.tag={tag}"
+    images += f",podImage.repository={pods},podImage.tag={pod_tag}"
+    options = ("--set", BESIDE, "--set", images, "--wait", "--timeout", "120s")
+    said = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *options)
+    assert "kt config set install_namespace kt-helm" in said.stdout
+
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    environ = {**os.environ, "KT_BACKEND": "kubernetes", "KT_INSTALL_NAMESPACE": SPACE}
+    done = subprocess.run(
+        [sys.executable, str(file)], env=environ, capture_output=True, text=True, timeout=110
+    )
+    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+
+    for command in (("upgrade",), ("uninstall", "-y"), ("install",)):
+        refused = kt(*command, "-n", SPACE)
+        assert refused.returncode == 1
+        assert f"belongs to the helm release {RELEASE}" in refused.stderr or (
+            "a helm release is changed with helm upgrade" in refused.stderr
+        )
+
+    helm("upgrade", RELEASE, str(FOLDER), "-n", SPACE, *options, "--set", "logLevel=debug")
+    container = "{.spec.template.spec.containers[0].env[?(@.name=='KT_LOG_LEVEL')].value}"
+    level = kubectl(
+        "get", "deploy", "kubetorch-controller", "-n", SPACE, "-o", f"jsonpath={container}"
+    )
+    assert level == "debug"
+
+    helm("uninstall", RELEASE, "-n", SPACE, "--wait", "--timeout", "150s")
+    assert remains.of_installation(kubectl, SPACE, TEAM) == []
+
+
+def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubectl) -> None:
+    done = kt("install", "-n", SPACE, "--image", IMAGE, "--set", BESIDE, "--no-wait")
+    assert done.returncode == 0, done.stderr
+    refused = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--set", BESIDE, check=False)
+    assert refused.returncode != 0
+    assert "cannot be imported into the current release" in refused.stderr

@@ -1,0 +1,150 @@
+"""Deploys that cannot succeed, through the SDK and the controller of a cluster.
+
+`test_dooms.py` has every case and measures the judges; this is what a user sees of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.conftest import Installed, Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+#: Seconds from the fact to the error in the user's program; times of Kubernetes are whole seconds.
+BUDGET = 5.0
+PROGRAM = """
+    import concurrent.futures, json, sys, time
+    import kubetorch as kt
+
+    def hello():
+        return 1
+
+    def manifest(name, **more):
+        container = {"name": "kubetorch", "image": "localhost/python:3.11", **more}
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "doom-" + name},
+                "spec": {"selector": {"matchLabels": {"app": name}}, "template": {
+                    "metadata": {"labels": {"app": name}}, "spec": {"containers": [container]}}}}
+
+    def image(name):
+        return kt.Compute(cpus="10m", image=kt.Image(image_id=name), launch_timeout=60)
+
+    cases = {
+        "image-not-found": lambda: image("198.18.0.1:5000/nope:1"),
+        "too-large": lambda: kt.Compute(cpus=1000, launch_timeout=60),
+        "no-such-label": lambda: kt.Compute(node_selector={"disk": "ssd"}, launch_timeout=60),
+        "no-priority-class": lambda: kt.Compute(
+            cpus="10m", priority_class_name="nope", launch_timeout=60),
+        "no-kai": lambda: kt.Compute(cpus="10m", queue="nope", launch_timeout=60),
+        "no-queue": lambda: kt.Compute(cpus="10m", queue_name="nope", launch_timeout=60),
+        "out-of-memory": lambda: kt.Compute.from_manifest(manifest("out-of-memory",
+            resources={"requests": {"cpu": "10m"}, "limits": {"memory": "12Mi"}})),
+        "no-operator": lambda: kt.Compute.from_manifest(
+            manifest("no-operator") | {"apiVersion": "nope.example.com/v1", "kind": "Nope"},
+            pod_template_path="spec.template"),
+        "registry-is-away": lambda: kt.Compute(
+            cpus="10m", launch_timeout=40, image=kt.Image(image_id="198.18.0.1:5999/nope:1")),
+    }
+
+    def deploy(name):
+        begun = time.time()
+        try:
+            kt.fn(hello, name="doom-" + name).to(cases[name]())
+        except kt.KubetorchError as error:
+            at = time.time()
+            return {"error": type(error).__name__, "message": error.message, "hint": error.hint,
+                    "pod": error.pod_name, "seconds": at - (error.since or begun),
+                    "all": at - begun}
+        return {"error": None}
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = dict(zip(cases, pool.map(deploy, cases)))
+    print("FOUND" + json.dumps(found))
+"""
+DOOMED = {
+    "image-not-found": ("ImagePullError", "there is no image 198.18.0.1:5000/nope:1"),
+    "too-large": ("UnschedulableError", "cpus, 1000 are asked"),
+    "no-such-label": ("UnschedulableError", "has no label disk, ssd is asked"),
+    "no-priority-class": ("MissingObjectError", "there is no PriorityClass 'nope'"),
+    "no-kai": ("OperatorMissingError", "the cluster has n"),
+    "no-queue": (("OperatorMissingError", "MissingObjectError"), "nope"),
+    "out-of-memory": ("OutOfMemoryError", "killed for its memory"),
+    "no-operator": ("OperatorMissingError", "does not serve the kind Nope"),
+}
+
+
+def _allow_manifests(kubectl: Kubectl, namespace: str) -> None:
+    """Let the account that deploys here bring objects of its own, of any kind."""
+    rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    account = {"kind": "ServiceAccount", "name": "kubetorch-admin", "namespace": "kubetorch"}
+    group = "rbac.authorization.k8s.io"
+    metadata = {"name": "anything", "namespace": namespace}
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules}
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "anything"},
+        "subjects": [account],
+    }
+    kubectl("apply", "-f", "-", given=[role, binding])
+
+
+@pytest.fixture(scope="module")
+def found(kubectl: Kubectl, installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each deploy ended with."""
+    _allow_manifests(kubectl, installed.namespace)
+    said = installed.python(PROGRAM, tmp_path_factory.mktemp("doomed"), timeout=240)
+    results = json.loads(said.rpartition("FOUND")[2])
+    lines = [
+        f"{name:20} {one['seconds']:6.1f} s  {one['error']}: {one['message'].splitlines()[0]:.120}"
+        for name, one in results.items()
+    ]
+    table = "\n".join(lines)
+    print(f"\n{table}")
+    if os.environ.get("DOOMED_DEPLOYS_TABLE"):
+        Path(os.environ["DOOMED_DEPLOYS_TABLE"]).write_text(f"{table}\n", encoding="utf-8")
+    return results
+
+
+@pytest.mark.parametrize("case", DOOMED)
+def test_the_error_of_a_doomed_deploy_comes_in_time(found: Any, case: str) -> None:
+    kinds, words = DOOMED[case]
+    one = found[case]
+    assert one["error"] in kinds if isinstance(kinds, tuple) else one["error"] == kinds, one
+    assert words in one["message"]
+    assert one["hint"]
+    assert one["seconds"] <= BUDGET, one
+
+
+def test_a_deploy_that_may_still_come_right_lasts_until_its_time_is_over(found: Any) -> None:
+    one = found["registry-is-away"]
+    assert one["error"] == "ServiceTimeoutError", one
+    assert "connection refused" in one["message"]
+    assert one["all"] >= 40
+
+
+def test_the_next_deploy_of_a_doomed_service_succeeds(
+    installed: Installed, tmp_path: Path, kubectl: Kubectl
+) -> None:
+    said = installed.python(
+        """
+        import kubetorch as kt
+
+        def hello():
+            return "hello"
+
+        try:
+            kt.fn(hello, name="second").to(kt.Compute(cpus="10m", node_selector={"disk": "ssd"}))
+        except kt.UnschedulableError:
+            remote = kt.fn(hello, name="second").to(kt.Compute(cpus="10m"))
+            print(remote())
+        """,
+        tmp_path,
+    )
+    assert said.splitlines()[-1] == "hello"

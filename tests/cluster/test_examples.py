@@ -1,0 +1,41 @@
+"""Every example runs on a cluster as it does without one: the same files, the same output."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import Installed
+from example_programs import EXAMPLES, EXPECTED
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the examples: what they write stays there."""
+    return shutil.copytree(EXAMPLES, tmp_path / "examples")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_prints_what_it_should(name: str, folder: Path, installed: Installed) -> None:
+    printed = installed.run(sys.executable, f"examples/{name}", cwd=folder.parent)
+
+    # What a cluster says on the way, such as that a volume is being made, depends on the cluster.
+    assert re.sub(r"^\([a-z]+ events\).*\n", "", printed, flags=re.M) == EXPECTED[name]
+
+
+def test_an_example_shows_its_new_code_after_an_edit(folder: Path, installed: Installed) -> None:
+    program = folder / "hello_world.py"
+    assert "{'loss': 0.05}" in installed.run(sys.executable, "hello_world.py", cwd=folder)
+    program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
+
+    assert "{'loss': 5.0}" in installed.run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_curl_calls_what_was_deployed(folder: Path, installed: Installed) -> None:
+    installed.run(sys.executable, "hello_world.py", cwd=folder)
+
+    assert "0.05" in installed.run("bash", "curl.sh", cwd=folder)

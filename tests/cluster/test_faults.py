@@ -1,0 +1,340 @@
+"""Faults that are injected for real: what is killed is killed, what is cut is cut.
+
+Those that stop a part of the cluster itself need the kit that started it (`KT_CLUSTER_DIR`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.conftest import Installed, Kubectl
+
+#: Calls that take a while, and say which pod they ran in.
+SERVICE = """
+import os, time
+
+def slow(seconds):
+    time.sleep(seconds)
+    return os.environ["POD_NAME"]
+
+def echo(value):
+    return value
+"""
+
+
+class Client:
+    """A program of a user that runs while something breaks."""
+
+    def __init__(self, program: str, folder: Path, installed: Installed) -> None:
+        (folder / "service.py").write_text(SERVICE)
+        file = folder / "client.py"
+        file.write_text("import kubetorch as kt\nimport service\n" + textwrap.dedent(program))
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", str(file)],
+            cwd=folder,
+            env={**os.environ, **installed.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self, beginning: str) -> str:
+        """Wait for a line that begins so."""
+        assert self._process.stdout is not None
+        seen = []
+        for line in self._process.stdout:
+            seen.append(line)
+            if line.startswith(beginning):
+                return line.strip()
+        raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
+
+    def end(self, timeout: float = 60.0) -> str:
+        """What else it prints; it has to succeed."""
+        output, _ = self._process.communicate(timeout=timeout)
+        assert self._process.returncode == 0, output
+        return output
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], Client]]:
+    """Starts programs, each of them in a folder of its own."""
+    started: list[Client] = []
+
+    def start(program: str) -> Client:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Client(program, folder, installed))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def pods(kubectl: Kubectl, namespace: str, service: str) -> list[str]:
+    """The names of the pods of a service."""
+    selector = f"kubetorch.com/service={service}"
+    found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
+    return [one["metadata"]["name"] for one in found["items"]]
+
+
+def processes(*words: str) -> list[psutil.Process]:
+    """Processes of this machine, which is the cluster's node, with these words in their command."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if all(any(word in part for part in command) for word in words):
+            found.append(process)
+    return found
+
+
+def controllers() -> list[psutil.Process]:
+    """The processes of controllers."""
+    found = processes("kubetorch.controller")
+    assert found, "no controller runs on this machine"
+    return found
+
+
+@contextlib.contextmanager
+def stopped(found: list[psutil.Process]) -> Iterator[None]:
+    """As if the machine that these run on had frozen."""
+    for process in found:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in found:
+            process.send_signal(signal.SIGCONT)
+
+
+# ------------------------------------------------------------------------------------- the client
+
+
+def test_a_pod_that_is_deleted_ends_its_call_with_its_name_and_calls_go_on(
+    client, kubectl, installed
+):
+    program = client("""
+        f = kt.fn(service.slow).to(kt.Compute(cpus="0.01"))
+        print("deployed", flush=True)
+        try:
+            f(60)
+        except kt.PodTerminatedError as error:
+            print("terminated", error.pod_name, type(error).__name__)
+        print("after", f(0))
+    """)
+    program.line("deployed")
+    time.sleep(1)
+    [pod] = pods(kubectl, installed.namespace, "slow")
+    kubectl("delete", "pod", "-n", installed.namespace, pod, "--grace-period=1", "--wait=false")
+
+    assert pod in program.line("terminated")
+    assert pod not in program.line("after")
+
+
+def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(
+    client, tmp_path, installed
+):
+    big = tmp_path / "0" / "big.bin"
+    uploading = client("""
+        import os, threading, time
+        from pathlib import Path
+        Path("big.bin").write_bytes(os.urandom(80 * 1024 * 1024))
+        print("begins", flush=True)
+        f = kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))
+    """)
+    uploading.line("begins")
+    time.sleep(0.3)
+    uploading.kill()
+    assert big.exists()
+
+    again = client("""
+        print("result", kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))(1))
+    """)
+    assert again.line("result") == "result 1"
+
+
+def test_two_clients_that_deploy_one_name_end_in_one_generation(client, kubectl, installed):
+    program = """
+        import sys
+        f = kt.fn(service.echo, name="both")
+        try:
+            f.to(kt.Compute(cpus="0.01", env_vars={{"WHO": "{who}"}}))
+            print("ready")
+        except kt.StartupError as error:
+            print("superseded", "superseded" in str(error))
+        print("result", f(5))
+    """
+    first, second = (client(program.format(who=who)) for who in ("first", "second"))
+
+    assert first.line("result") == second.line("result") == "result 5"
+    view = json.loads(installed.run("kt", "describe", "both", "--json"))
+    assert view["status"] == "Ready"
+    assert view["generation"] in [pod["generation"] for pod in view["pods"]]
+
+
+# --------------------------------------------------------------------------------- the controller
+
+
+def test_calls_go_on_while_the_controller_is_away(client):
+    program = client("""
+        import time
+        f = kt.fn(service.echo, name="alone").to(kt.Compute(cpus="0.01"))
+        print("deployed", flush=True)
+        ended = time.monotonic() + 8
+        count = 0
+        while time.monotonic() < ended:
+            assert f(count) == count
+            count += 1
+            time.sleep(0.05)
+        print("calls", count)
+    """)
+    program.line("deployed")
+    time.sleep(1)
+    with stopped(controllers()):
+        time.sleep(5)
+
+    assert int(program.line("calls").split()[1]) > 50
+
+
+def test_a_controller_that_is_killed_in_a_deploy_goes_on_with_it(client):
+    program = client("""
+        print("begins", flush=True)
+        f = kt.fn(service.echo, name="killed").to(kt.Compute(cpus="0.01"))
+        print("result", f(7))
+    """)
+    program.line("begins")
+    time.sleep(0.8)
+    for process in controllers():
+        process.kill()
+
+    assert program.line("result") == "result 7"
+
+
+def test_a_controller_that_comes_back_knows_everything_again(kubectl, installed, client):
+    client("""
+        print("result", kt.fn(service.echo, name="known").to(kt.Compute(cpus="0.01"))(1))
+    """).line("result")
+    before = json.loads(installed.run("kt", "describe", "known", "--json"))
+    for process in controllers():
+        process.kill()
+    # Kubernetes waits longer before each further start of a container that ends often.
+    ended = time.monotonic() + 90
+    while True:
+        with contextlib.suppress(AssertionError):
+            after = json.loads(installed.run("kt", "describe", "known", "--json"))
+            if after["status"] == "Ready":
+                break
+        assert time.monotonic() < ended, "not ready again within 90 s"
+
+    assert after["generation"] == before["generation"]
+    assert int(after["created"]) == int(before["created"])
+    assert after["pods"][0]["name"] == before["pods"][0]["name"]
+
+
+# ------------------------------------------------------------------------------------ the cluster
+
+
+@pytest.fixture
+def kit() -> Path:
+    """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
+    folder = Path(__file__).parents[3] / "shared" / "cluster"
+    if not (folder / "node").exists() or os.environ.get("KT_TEST_BREAK_CLUSTER") != "1":
+        pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
+    return folder
+
+
+def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(client, kit):
+    calling = client("""
+        import time
+        f = kt.fn(service.echo, name="through").to(kt.Compute(cpus="0.01"))
+        print("deployed", flush=True)
+        ended = time.monotonic() + 45
+        count = 0
+        while time.monotonic() < ended:
+            assert f(count) == count
+            count += 1
+            time.sleep(0.1)
+        print("calls", count)
+    """)
+    calling.line("deployed")
+    deploying = client("""
+        import time
+        print("begins", flush=True)
+        f = kt.fn(service.echo, name="during").to(kt.Compute(cpus="0.01"))
+        print("result", f(3))
+    """)
+    deploying.line("begins")
+    time.sleep(0.7)
+    with stopped(processes("kube-apiserver", "--etcd-servers")):
+        time.sleep(30)
+
+    assert deploying.line("result") == "result 3"
+    assert int(calling.line("calls").split()[1]) > 20
+
+
+def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, kit):
+    client("""
+        print("result", kt.fn(service.echo, name="before").to(kt.Compute(cpus="0.01"))(1))
+    """).line("result")
+    with stopped(controllers()):
+        # The watches of the controller have nothing to go on from when it wakes up.
+        for number in range(20):
+            name = f"noise-{number}"
+            kubectl("create", "configmap", name, "-n", installed.namespace)
+        etcd = ["curl", "--silent", "--fail", "http://127.0.0.1:2379/v3/kv/range"]
+        found = subprocess.run(
+            [*etcd, "-d", '{"key": "AA=="}'], capture_output=True, text=True, check=True
+        )
+        revision = json.loads(found.stdout)["header"]["revision"]
+        compact = ["curl", "--silent", "--fail", "http://127.0.0.1:2379/v3/kv/compaction"]
+        body = json.dumps({"revision": revision, "physical": True})
+        subprocess.run([*compact, "-d", body], check=True, capture_output=True)
+        time.sleep(1)
+
+    after = client("""
+        print("result", kt.fn(service.echo, name="after").to(kt.Compute(cpus="0.01"))(2))
+    """)
+    assert after.line("result") == "result 2"
+
+
+def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, kubectl, installed, kit):
+    nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
+    if len(nodes) < 2:
+        pytest.skip("one node alone cannot be cut off")
+    second = nodes[1]["metadata"]["name"]
+    program = client(f"""
+        compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
+        f = kt.fn(service.slow, name="far").to(compute)
+        print("deployed", flush=True)
+        try:
+            f(120)
+        except (kt.PodTerminatedError, kt.CallLostError) as error:
+            print("lost", type(error).__name__, error)
+    """)
+    program.line("deployed")
+    time.sleep(1)
+    link = "kt-n2"
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    try:
+        assert "far" in program.line("lost")
+    finally:
+        subprocess.run(["ip", "link", "set", link, "up"], check=True)

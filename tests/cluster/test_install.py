@@ -1,0 +1,203 @@
+"""`kt install`, `kt upgrade`, `kt check` and `kt uninstall` against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import remains
+from cluster.conftest import Kubectl
+from cluster.images import has_image
+
+SPACE, TEAM = "kt-install", "kt-install-team"
+IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
+POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
+#: Values of an installation beside the one of the other tests.
+BESIDE = f"crd.create=false,rbac.userRoles=false,watchNamespaces={{{TEAM}}}"
+INSTALL = ("install", "--image", IMAGE, "--pod-image", POD_IMAGE, "--set", BESIDE)
+PROGRAM = f"""
+import kubetorch as kt
+
+def double(number):
+    return 2 * number
+
+volume = kt.Volume(name="data", size="1Gi", mount_path="/data", namespace="{TEAM}",
+                   storage_class="shared")
+secret = kt.secret(name="key", values={{"KEY": "value"}}, namespace="{TEAM}")
+compute = kt.Compute(cpus="10m", namespace="{TEAM}", volumes=[volume], secrets=[secret])
+print(kt.fn(double, name="double").to(compute)(21))
+"""
+
+
+class Kt:
+    """Runs `kt` for the installation of these tests."""
+
+    def __init__(self, kubeconfig: Path | str) -> None:
+        self.environ = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "KT_BACKEND": "kubernetes",
+            "KT_INSTALL_NAMESPACE": SPACE,
+        }
+
+    def __call__(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "kt"), *arguments]
+        done = self.run(*command)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    def json(self, *arguments: str, status: int = 0) -> Any:
+        return json.loads(self(*arguments, "--json", status=status).stdout)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, timeout=180
+        )
+
+
+@pytest.fixture
+def kt(kubectl: Kubectl) -> Iterator[Kt]:
+    if not has_image(IMAGE):
+        pytest.skip(f"no node has {IMAGE}")
+    kubectl("create", "namespace", TEAM)
+    found = Kt(os.environ["KUBECONFIG"])
+    yield found
+    found("uninstall", "-y", "--volumes", "--secrets", "--timeout", "120")
+    kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found")
+
+
+def account(kubectl: Kubectl, folder: Path, *roles: str) -> Path:
+    """A kubeconfig of a service account that has these ClusterRoles in the team's namespace."""
+    kubectl("create", "serviceaccount", "someone", "-n", TEAM)
+    for role in roles:
+        binding = ("create", "rolebinding", f"someone-{role}", "-n", TEAM, "--clusterrole", role)
+        kubectl(*binding, "--serviceaccount", f"{TEAM}:someone")
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    token = kubectl("create", "token", "someone", "-n", TEAM).strip()
+    config["users"] = [{"name": "someone", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "someone"
+    file = folder / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def changes(done: Any) -> set[str]:
+    return {one["change"] for one in done["objects"]}
+
+
+def test_it_is_installed_used_changed_and_gone(kt: Kt, kubectl: Kubectl, tmp_path: Path) -> None:
+    first = kt.json(*INSTALL)
+    assert first["ready"]
+    assert changes(first) == {"created"}
+    assert changes(kt.json("install")) == {"unchanged"}, "values that were given are kept"
+
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = kt.run(sys.executable, str(file))
+    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+    assert kt.json("check", "-n", TEAM)["ok"]
+
+    upgraded = kt.json("upgrade", "--set", "networkPolicy.enabled=false,logLevel=debug")
+    became = {one["kind"]: one["change"] for one in upgraded["objects"]}
+    assert (became["NetworkPolicy"], became["Deployment"]) == ("deleted", "changed")
+    assert upgraded["values"]["image"]["tag"] == IMAGE.rpartition(":")[2]
+    assert kt.run(sys.executable, str(file)).stdout.strip().endswith("42")
+
+    gone = kt.json("uninstall", "-y")
+    assert [one["name"] for one in gone["kept"]["volumes"]] == ["data"]
+    assert [one["namespace"] for one in gone["kept"]["secrets"]] == [TEAM]
+    left = remains.of_installation(kubectl, SPACE, TEAM)
+    volume = json.loads(kubectl("get", "pvc", "data", "-n", TEAM, "-o", "json"))
+    assert not volume["metadata"].get("deletionTimestamp")
+    assert {one.split("/")[0] for one in left} == {"PersistentVolumeClaim", "Secret"}, left
+
+    # Where nothing is installed, nothing is looked for, let alone deleted.
+    again = kt("uninstall", "-y", "--volumes", "--secrets")
+    assert f"Kubetorch is not installed in namespace {SPACE}" in again.stdout
+    assert remains.of_installation(kubectl, SPACE, TEAM) == left
+
+
+def test_an_image_that_cannot_be_pulled_fails_with_the_reason(kt: Kt) -> None:
+    begun = time.monotonic()
+    done = kt("install", "--image", "198.18.0.1:5000/nothing:1", "--set", BESIDE, status=1)
+    assert "the image 198.18.0.1:5000/nothing:1 cannot be pulled" in done.stderr
+    assert "not found" in done.stderr
+    assert time.monotonic() - begun < 20
+
+
+def test_a_controller_that_ends_again_and_again_shows_its_last_lines(
+    kt: Kt, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("extraEnv: [{name: KT_LISTEN_HOST, value: nowhere.invalid}]")
+    done = kt(*INSTALL, "-f", str(file), status=1)
+    assert "ends again and again" in done.stderr
+    assert "the controller cannot start" in done.stderr
+
+
+def test_who_may_not_install_is_told_what_is_missing(
+    kt: Kt, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    someone = Kt(account(kubectl, tmp_path))
+    done = someone(*INSTALL, status=1)
+    assert "forbidden" in done.stderr.lower()
+    assert "hint: let an administrator grant it" in done.stderr
+
+
+def test_check_names_rights_that_a_user_lacks(kt: Kt, kubectl: Kubectl, tmp_path: Path) -> None:
+    kt(*INSTALL)
+    someone = Kt(account(kubectl, tmp_path, "view"))
+    found = someone.json("check", "-n", TEAM, status=1)
+    states = {one["check"]: one for one in found["checks"]}
+    assert states["rights"]["state"] == "broken"
+    assert "create kubetorchworkloads.kubetorch.com" in states["rights"]["reason"]
+    assert "kubectl create rolebinding" in states["rights"]["hint"]
+    assert states["way to the controller"]["state"] == "ok"
+    assert states["DNS"]["state"] == "skipped"
+
+
+def test_check_says_what_to_do_where_nothing_is_installed(kt: Kt) -> None:
+    found = kt.json("check", "-n", TEAM, status=1)
+    states = {one["check"]: one for one in found["checks"]}
+    assert states["API server"]["state"] == "ok"
+    assert states["controller"]["state"] == "broken"
+    assert "kt install" in states["controller"]["hint"]
+
+
+def test_a_second_installation_does_not_take_what_belongs_to_the_first(
+    kt: Kt, kubectl: Kubectl, controller: str
+) -> None:
+    done = kt("install", "--image", IMAGE, status=1)
+    assert f"belongs to the Kubetorch in namespace {controller}" in done.stderr
+    assert "crd.create=false" in done.stderr
+    assert remains.of_installation(kubectl, SPACE) == []
+
+
+def test_prometheus_may_read_figures_and_nothing_else(kt: Kt, kubectl: Kubectl) -> None:
+    """The objects of the service monitor, without the operator that reads it."""
+    rendered = kt("install", "--dry-run", "--set", "serviceMonitor.enabled=true").stdout
+    objects = [one for one in yaml.safe_load_all(rendered) if "metrics" in one["metadata"]["name"]]
+    kt(*INSTALL)
+    kubectl("apply", "-f", "-", given=objects)
+    try:
+        token = kubectl("create", "token", "kubetorch-metrics", "-n", SPACE).strip()
+        address = kubectl(
+            "get", "svc", "kubetorch-controller", "-n", SPACE, "-o", "jsonpath={.spec.clusterIP}"
+        )
+        head = ["curl", "-s", "-m", "10", "-H", f"Authorization: Bearer {token}"]
+        url = f"http://{address}:8080"
+        text = kt.run(*head, f"{url}/metrics").stdout
+        assert 'kubetorch_controller_workloads{status="Ready"} 0' in text
+        refused = kt.run(*head, "-o", "/dev/null", "-w", "%{http_code}", f"{url}/v1/workloads")
+        assert refused.stdout == "403"
+    finally:
+        kubectl("delete", "--ignore-not-found", "-f", "-", given=objects)

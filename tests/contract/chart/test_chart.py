@@ -1,0 +1,139 @@
+"""The chart: what it renders to, what it refuses, and that it gives the rights that are needed."""
+
+import json
+
+import pytest
+import yaml
+
+from contract.chart import goldens
+from kubetorch import errors
+from kubetorch._version import __version__
+from kubetorch.manifests.kinds import KINDS
+from kubetorch.sdk.installing.chart import FOLDER, Chart
+
+
+def objects(values=None, namespace="kubetorch"):
+    return Chart().render(values or {}, namespace=namespace)
+
+
+def named(found, kind, name):
+    return next(one for one in found if (one["kind"], one["metadata"]["name"]) == (kind, name))
+
+
+@pytest.mark.parametrize("file", goldens.VALUES, ids=lambda path: path.stem)
+def test_it_renders_to_what_is_on_record(file):
+    golden = file.parents[1] / "goldens" / file.name
+    assert goldens.render(file) == golden.read_text(), "see contract/chart/goldens.py"
+
+
+def test_its_versions_are_those_of_the_package():
+    about = Chart().about
+    assert (about["version"], about["appVersion"]) == (__version__, __version__)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 2}, "replica is no value of the chart; did you mean replicas?"),
+        ({"image": {"tag": "a b"}}, "image.tag is 'a b'; it must match"),
+        ({"replicas": 0}, "replicas is 0; it must be at least 1"),
+        ({"replicas": "2"}, "replicas is '2'; it must be of type integer"),
+        ({"logLevel": "loud"}, "logLevel is 'loud'; it must be one of debug, info"),
+        ({"podLabels": {"a": 1}}, "podLabels.a is 1; it must be of type string"),
+        ({"watchNamespaces": ["Team"]}, "watchNamespaces[0] is 'Team'; it must match"),
+        ({"image": {"repository": None}}, "image.repository is missing"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(values, said):
+    with pytest.raises(errors.ConfigError, match="values of the chart cannot be used") as raised:
+        objects(values)
+    assert said in str(raised.value)
+
+
+def test_two_replicas_need_a_volume_that_both_can_mount():
+    persistence = {"enabled": True, "accessMode": "ReadWriteOnce"}
+    with pytest.raises(errors.ConfigError, match="accessMode must be ReadWriteMany"):
+        objects({"replicas": 2, "blobs": {"persistence": persistence}})
+
+
+def test_every_value_has_a_place_in_the_schema_and_is_used_by_a_template():
+    schema = json.loads((FOLDER / "values.schema.json").read_text())
+    templates = "".join(path.read_text() for path in (FOLDER / "templates").iterdir())
+    for name in Chart().defaults:
+        assert name in schema["properties"]
+        assert f".Values.{name}" in templates, f"{name} is accepted and ignored"
+    # helm itself puts `global` among the values of every chart.
+    assert set(schema["properties"]) == {*Chart().defaults, "global"}
+
+
+def test_the_controller_may_do_with_each_kind_what_a_deploy_needs():
+    rules = named(objects(), "ClusterRole", "kubetorch-controller.kubetorch")["rules"]
+    for kind in KINDS.values():
+        verbs = {
+            verb
+            for rule in rules
+            if kind.group in rule["apiGroups"] and kind.plural in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        assert {"get", "list", "watch", "create", "patch", "delete"} <= verbs, kind
+
+
+def test_it_has_no_right_over_everything_and_grants_none():
+    for one in objects():
+        if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] != "kubetorch-admin":
+            for rule in one["rules"]:
+                assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+                assert not {"escalate", "impersonate"} & set(rule["verbs"])
+    admin = named(objects(), "ClusterRole", "kubetorch-admin")
+    assert [rule["apiGroups"] for rule in admin["rules"]] == [["kubetorch.com"]]
+
+
+def test_who_may_only_look_can_neither_call_nor_read_secrets():
+    view = named(objects(), "ClusterRole", "kubetorch-view")
+    resources = {name for rule in view["rules"] for name in rule["resources"]}
+    verbs = {verb for rule in view["rules"] for verb in rule["verbs"]}
+    assert verbs == {"get", "list", "watch"}
+    assert not {"kubetorchworkloads/call", "kubetorchworkloads/exec"} & resources
+    assert "kubetorchworkloads/secrets" not in resources
+
+
+def test_with_watched_namespaces_secrets_are_readable_nowhere_else():
+    found = objects({"watchNamespaces": ["team"]})
+    rules = named(found, "ClusterRole", "kubetorch-controller.kubetorch")["rules"]
+    assert not any("secrets" in rule["resources"] for rule in rules)
+    roles = [one for one in found if one["kind"] == "Role"]
+    everything = [
+        one["metadata"]["namespace"]
+        for one in roles
+        if any("secrets" in rule["resources"] and "list" in rule["verbs"] for rule in one["rules"])
+    ]
+    assert everything == ["team"]
+
+
+def test_the_controller_runs_with_as_little_as_pod_security_restricted_allows():
+    pod = named(objects(), "Deployment", "kubetorch-controller")["spec"]["template"]["spec"]
+    container = pod["containers"][0]["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_hooks_are_for_helm_alone():
+    assert "helm.sh/hook" in (FOLDER / "templates/uninstall.yaml").read_text()
+    assert not any(one["kind"] == "Job" for one in objects())
+
+
+def test_the_notes_say_where_it_is():
+    assert "install_namespace" not in Chart().notes({}, namespace="kubetorch")
+    assert "kt config set install_namespace team" in Chart().notes({}, namespace="team")
+
+
+def test_an_object_has_the_labels_by_which_an_uninstall_knows_it():
+    for one in yaml.safe_load_all(goldens.render(goldens.VALUES[0])):
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/managed-by"] == "kubetorch"
+        assert labels["kubetorch.com/install-namespace"] == "kubetorch"

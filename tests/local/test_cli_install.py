@@ -1,0 +1,101 @@
+"""`kt install` and its like without a cluster: what they print, and what they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def kt(tmp_path):
+    """Runs `kt` where there is no kubeconfig."""
+
+    def run(*arguments, **environ):
+        inherited = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+        return subprocess.run(
+            [sys.executable, "-m", "kubetorch", *arguments],
+            env={**inherited, "HOME": str(tmp_path), "KT_BACKEND": "auto", **environ},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+
+    return run
+
+
+def test_what_would_be_installed_is_printed_without_a_cluster(kt):
+    done = kt("install", "--dry-run", "--image", "localhost/kubetorch:dev", "-n", "team")
+    assert done.returncode == 0, done.stderr
+    objects = list(yaml.safe_load_all(done.stdout))
+    assert objects[0]["kind"] == "Namespace"
+    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+    assert deployment["metadata"]["namespace"] == "team"
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "localhost/kubetorch:dev"
+    listed = json.loads(kt("install", "--dry-run", "--json").stdout)
+    assert [one["kind"] for one in listed] == [one["kind"] for one in objects]
+
+
+def test_set_goes_before_a_file_and_an_image_before_both(kt, tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text("{logLevel: debug, replicas: 3, image: {tag: file}}")
+    options = ("-f", str(file), "--set", "replicas=2,image.tag=set", "--image", "a/b:option")
+    done = kt("install", "--dry-run", "--json", *options)
+    (deployment,) = (one for one in json.loads(done.stdout) if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["KT_LOG_LEVEL"] == "debug"
+    assert deployment["spec"]["replicas"] == 2
+    assert container["image"] == "a/b:option"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--set", "replica=1"), "did you mean replicas?"),
+        (("--set", "replicas"), "is no key=value"),
+        (("--image", "a b"), "is no reference of a container image"),
+        (("-f", "/does/not/exist"), "/does/not/exist cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(kt, options, said):
+    done = kt("install", *options, "--dry-run")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", [("install",), ("upgrade",), ("uninstall", "-y")])
+def test_without_a_kubeconfig_they_say_which_file_is_missing(kt, command):
+    done = kt(*command)
+    assert done.returncode == 1
+    assert ".kube/config does not exist" in done.stderr
+    assert "hint: set KUBECONFIG" in done.stderr
+
+
+def test_check_names_the_kubeconfig_that_is_missing(kt):
+    done = kt("check", "--json")
+    assert done.returncode == 1
+    (found,) = json.loads(done.stdout)["checks"]
+    assert (found["check"], found["state"]) == ("kubeconfig", "broken")
+
+
+def test_check_says_that_services_run_here_where_they_do(kt):
+    done = kt("check", KT_BACKEND="local")
+    assert done.returncode == 0
+    assert "services run on this machine" in done.stdout
+
+
+def test_check_stops_at_an_api_server_that_does_not_answer(kt, tmp_path):
+    file = tmp_path / "config"
+    cluster = {"name": "dead", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "dead", "context": {"cluster": "dead", "user": "u"}}
+    user = {"name": "u", "user": {"token": "x"}}
+    content = {"current-context": "dead", "clusters": [cluster], "contexts": [context]}
+    file.write_text(yaml.safe_dump({**content, "users": [user]}))
+    done = kt("check", "--json", KUBECONFIG=str(file))
+    states = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, states) == (1, {"kubeconfig": "ok", "API server": "broken"})

@@ -1,0 +1,239 @@
+"""Who may ask a controller in a cluster what, by what an API server says of tokens and rights."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubetorch.controller.backends.base import PodStatus
+from kubetorch.datastore.blobs import digest_of
+from kubetorch.k8s.client import Client
+from kubetorch.wire import routes, tokens
+from tests.cluster_controller import SECRET, InCluster, open_session
+from tests.local.fake_apiserver import FakeApiServer
+from tests.local.fake_reviews import FakeReviews
+from tests.local.service_harness import pack
+
+KIND = "kubetorchworkloads"
+#: A token that says whom it is for; its signature is the API server's business.
+POD = "eyJ.eyJhdWQiOiBbImt1YmV0b3JjaCJdfQ.c2ln"
+
+
+class World(InCluster):
+    """A controller, and the API server that it asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reviews = FakeReviews()
+        self.server = FakeApiServer(self.reviews.answer)
+        super().__init__(folder, lambda: Client(self.server.access(), patience=0.5, timeout=20))
+        self.reviews.users = {
+            "ann's": ("ann", "", ""),
+            "bob's": ("bob", "", ""),
+            "root's": ("root", "", ""),
+            POD: ("system:serviceaccount:a:sa", "f-0", "uid-0"),
+        }
+        self.reviews.audiences[POD] = ["kubetorch"]
+        for user, namespace in (("ann", "a"), ("bob", "b"), ("root", "*")):
+            self.reviews.allow(user, "get list create update delete", KIND, namespace)
+            self.reviews.allow(user, "create", f"{KIND}/call", namespace)
+            self.reviews.allow(user, "get", f"{KIND}/logs", namespace)
+
+    async def _start(self) -> None:
+        await self.server.start()
+        await super()._start()
+
+    async def _stop(self) -> None:
+        await super()._stop()
+        await self.server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with World(tmp_path_factory.mktemp("controller")) as world:
+        world.backend.named["a", "f"] = [PodStatus("f-0", 0, "Running", "", uid="uid-0")]
+        assert world.deploy("ann's", "a", "f")[0] == 200
+        assert world.deploy("bob's", "b", "g")[0] == 200
+        yield world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path) as world:
+        yield world
+
+
+def workload(namespace: str, name: str, verb: str = "") -> str:
+    return routes.workload(namespace, name, verb)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", routes.WORKLOADS),
+        ("GET", routes.workloads("b")),
+        ("GET", workload("b", "g")),
+        ("GET", workload("b", "nothing")),
+        ("DELETE", workload("b", "g")),
+        ("POST", workload("b", "g", "token")),
+        ("GET", workload("b", "g", "logs")),
+        ("GET", routes.SECRETS),
+        ("GET", routes.secret("b", "s", "values")),
+        ("GET", routes.volumes("b")),
+        ("POST", routes.volumes("b")),
+        ("GET", f"{routes.CALLS}?namespace=b"),
+        ("GET", routes.CALLS),
+        ("POST", f"{routes.BLOBS_FETCH}?namespace=b"),
+        ("POST", f"{routes.BLOBS_MISSING}?namespace=b"),
+        ("POST", routes.BLOBS),
+        ("GET", routes.STATUS),
+    ],
+)
+def test_a_user_of_one_namespace_touches_no_other(shared: World, method: str, path: str) -> None:
+    status, answer = shared.request(method, path, "ann's", b"{}")
+    assert (status, answer["error_type"]) == (403, "ForbiddenError"), answer
+
+
+def test_a_spec_of_another_namespace_does_not_get_in_by_the_path_of_ones_own(
+    shared: World,
+) -> None:
+    path = workload("a", "f", "deploy")
+    status, answer = shared.deploy("ann's", "b", "g", path=path)
+    assert (status, answer["error_type"]) == (400, "SpecError")
+
+
+def test_a_namespace_in_disguise_is_none(shared: World) -> None:
+    for namespace in ("a%2Fb", "a%00", "*", "..", "A"):
+        status, _ = shared.request("GET", f"{routes.WORKLOADS}/{namespace}", "root's")
+        assert status in (400, 404), namespace
+
+
+def test_who_may_see_and_not_call_gets_no_token(shared: World) -> None:
+    shared.reviews.users["eve's"] = ("eve", "", "")
+    shared.reviews.allow("eve", "get", KIND, "a")
+    status, view = shared.request("GET", workload("a", "f"), "eve's")
+    assert (status, view.get("token", "")) == (200, "")
+    status, view = shared.request("GET", workload("a", "f"), "ann's")
+    key = tokens.workload_key(SECRET, "a/f")
+    claims = tokens.verify(key, view["token"], audience="a/f", now=0)
+    assert (claims.subject, claims.verbs) == ("ann", ("call",))
+
+
+@pytest.mark.parametrize(
+    ("verbs", "status"),
+    [(["call"], 200), (["logs"], 200), (["call", "exec"], 403), (["root"], 400), ([], 400)],
+)
+def test_a_token_is_for_what_who_asks_may_do(shared: World, verbs: list[str], status: int) -> None:
+    body = json.dumps({"verbs": verbs}).encode()
+    found, answer = shared.request("POST", workload("a", "f", "token"), "ann's", body)
+    assert found == status, answer
+    if status == 200:
+        key = tokens.workload_key(SECRET, "a/f")
+        claims = tokens.verify(key, answer["token"], audience="a/f", now=0)
+        assert claims.verbs == tuple(verbs)
+
+
+def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:
+    blob = b"the code of a"
+    named = json.dumps({"blobs": [digest_of(blob)]}).encode()
+    path = f"{routes.BLOBS}?namespace=a"
+    assert shared.request("POST", path, "ann's", pack([blob])) == (200, {"stored": 1})
+    path = f"{routes.BLOBS_FETCH}?namespace=a"
+    assert shared.request("POST", path, "ann's", named)[0] == 200
+    path = f"{routes.BLOBS_FETCH}?namespace=b"
+    assert shared.request("POST", path, "bob's", named)[0] == 404
+    path = f"{routes.BLOBS_MISSING}?namespace=b"
+    assert shared.request("POST", path, "bob's", named)[1] == {"missing": [digest_of(blob)]}
+    # A deploy that names it is asked for it too.
+    status, event = shared.deploy("bob's", "b", "thief", tree=digest_of(blob))
+    assert (status, event) == (200, {"type": "missing", "blobs": [digest_of(blob)]})
+    # Pods have the blobs of their own namespace, whatever they say.
+    path = f"{routes.BLOBS_FETCH}?namespace=b"
+    assert shared.request("POST", path, POD, named)[0] == 200
+
+
+def test_a_pod_opens_its_session_and_no_users_routes(shared: World) -> None:
+    assert open_session(shared.url, POD) == 101
+    assert open_session(shared.url, "") == 401
+    status, answer = shared.request("GET", workload("a", "f"), POD)
+    assert (status, answer["error_type"]) == (403, "ForbiddenError")
+
+
+def test_the_token_of_a_namespace_is_made_checked_and_void_with_its_secret(world: World) -> None:
+    world.run(world.pod_tokens.ensure("a"))
+    world.run(world.pod_tokens.ensure("a"))
+    (path,) = world.reviews.secrets
+    secret = world.reviews.secrets[path]
+    assert path.endswith("/namespaces/a/secrets/kubetorch-pod-token")
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    assert open_session(world.url, token) == 101
+    assert open_session(world.url, token[:-2]) == 401
+    assert world.request("GET", routes.workloads("a"), token)[0] == 401
+    del world.reviews.secrets[path]
+    world.run(world.pod_tokens.ensure("a"))
+    assert open_session(world.url, token) == 401
+
+
+def test_nobody_gets_in_while_the_api_server_is_away(world: World) -> None:
+    world.reviews.is_away = True
+    status, answer = world.request("GET", routes.workloads("a"), "ann's")
+    assert (status, answer["error_type"]) == (503, "ControllerUnavailableError")
+    assert answer["state"]["hint"]
+    assert open_session(world.url, POD) == 503
+    assert world.request("GET", routes.HEALTH, "")[0] == 200
+    world.reviews.is_away = False
+    assert world.request("GET", routes.workloads("a"), "ann's")[0] == 200
+
+
+def test_the_same_question_is_not_asked_again_at_once(world: World) -> None:
+    for _ in range(5):
+        assert world.request("GET", routes.workloads("a"), "ann's")[0] == 200
+    assert len(world.reviews.reviews) == 2
+
+
+def test_pages_are_refused_and_any_host_is_right(shared: World) -> None:
+    host = {"Host": "kubetorch-controller.kubetorch.svc"}
+    assert shared.request("GET", routes.HEALTH, "", headers=host)[0] == 200
+    for origin in ("https://evil.example", "null", "http://localhost"):
+        status, answer = shared.request("GET", routes.HEALTH, "", headers={"Origin": origin})
+        assert (status, answer["error_type"]) == (403, "ForeignOriginError")
+
+
+def test_the_service_of_one_user_alone_can_be_stopped_by_a_request(shared: World) -> None:
+    assert shared.request("POST", routes.STOP, "root's", b"{}")[0] == 404
+
+
+# ------------------------------------------------------------------------------------------ audit
+
+
+def test_what_changes_something_is_written_down(
+    shared: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kubetorch.audit")
+    shared.request("GET", workload("a", "f"), "ann's")
+    assert caplog.records == []
+    headers = {"X-Request-ID": "my-1"}
+    shared.request("POST", workload("a", "f", "token"), "ann's", b"{}", headers)
+    shared.request("DELETE", workload("b", "g"), "ann's")
+    shared.request("DELETE", workload("b", "g"), "stranger's")
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    found = [(line["user"], line["verb"], line["namespace"], line["name"]) for line in lines]
+    assert found == [
+        ("ann", "create+get", "a", "f"),
+        ("ann", "delete", "b", "g"),
+        (None, "delete", "b", "g"),
+    ]
+    assert [(line["outcome"], line["status"]) for line in lines] == [
+        ("allowed", 200),
+        ("refused", 403),
+        ("refused", 401),
+    ]
+    assert lines[0]["request_id"] == "my-1"
+    assert lines[0]["source"] == "127.0.0.1"
+    assert len(lines[1]["request_id"]) == 32
+    assert "kt1." not in caplog.text
+    assert "ann's" not in caplog.text

@@ -1,0 +1,60 @@
+import socket
+
+import pytest
+
+from kubetorch.errors import ConfigError
+from kubetorch.pod import joining
+from kubetorch.pod.joining import Options
+from kubetorch.wire.podenv import PodEnv
+
+GIVEN = {"POD_NAMESPACE": "team", "POD_IP": "10.0.0.7", "KT_POD_TOKEN": "secret"}
+
+
+TRAIN = Options("train")
+
+
+def pod(options: Options = TRAIN, **environ: str) -> PodEnv:
+    return PodEnv.read(joining.environ_of(options, {**GIVEN, **environ}))
+
+
+def test_what_a_container_says_of_itself_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = pod(Options("train", port=4000), KT_POD_ROOT="/here")
+    assert found == PodEnv(
+        namespace="team",
+        workload="train",
+        pod=socket.gethostname(),
+        host="10.0.0.7",
+        port=4000,
+        root="/here",
+        working_dir=str(tmp_path),
+        environments="/here/environments",
+        backend="kubernetes",
+        controller_url="http://kubetorch-controller.kubetorch.svc.cluster.local:8080",
+        token="secret",
+        listen="0.0.0.0",
+        is_joined=True,
+    )
+
+
+def test_the_command_line_goes_first():
+    said = {"KT_SERVICE": "other", "KT_CONTROLLER_URL": "http://there:1", "POD_NAME": "train-7"}
+    assert pod(Options(), **said).workload == "other"
+    found = pod(Options("train", "http://here:2", "::"), **said)
+    assert (found.workload, found.controller_url, found.listen) == ("train", "http://here:2", "::")
+    assert found.pod == "train-7"
+    assert pod(Options("train"), **said).controller_url == "http://there:1"
+
+
+def test_the_controller_is_where_it_is_installed():
+    url = pod(KT_INSTALL_NAMESPACE="ml").controller_url
+    assert url == "http://kubetorch-controller.ml.svc.cluster.local:8080"
+
+
+def test_what_is_missing_is_named_with_the_next_step():
+    with pytest.raises(ConfigError, match="--workload NAME"):
+        joining.environ_of(Options(), GIVEN)
+    with pytest.raises(ConfigError, match=r"metadata\.namespace"):
+        joining.environ_of(Options("train"), {"KT_POD_TOKEN": "secret"})
+    with pytest.raises(ConfigError, match="kubetorch-pod-token"):
+        joining.environ_of(Options("train"), {"POD_NAMESPACE": "team"})
