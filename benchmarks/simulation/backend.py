@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.secret_files import SecretFiles
@@ -81,7 +81,7 @@ class SimulatedBackend:
     def check(self, compute: ComputeSpec) -> None:
         """Everything can run."""
 
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """No pod is replaced."""
 
     def prepare(self) -> None:
