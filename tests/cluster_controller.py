@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from kubetorch.controller import database
 from kubetorch.controller.access import Access
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.backends.volume_folders import VolumeFolders
@@ -77,6 +77,9 @@ class MadeUp:
 
     def url(self, spec: WorkloadSpec, manifest: Manifest | None) -> str:
         return ""
+
+    def news(self, namespace: str, name: str) -> list[News]:
+        return []
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass

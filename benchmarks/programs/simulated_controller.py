@@ -24,6 +24,7 @@ from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.volume_folders import VolumeFolders
 from kubetorch.controller.cluster import service
 from kubetorch.controller.controller import Controller
+from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.lib.clock import SystemClock
 from kubetorch.wire import tokens
@@ -44,7 +45,7 @@ async def main(listener: socket.socket, folder: Path) -> None:
     controller = Controller(
         backend=SimulatedBackend(secrets, VolumeFolders(folder / "volumes", clock.time)),
         state=Kept(state, state),
-        blobs=folder / "blobs",
+        depots=Depots(folder / "blobs"),
         clock=clock,
         secret=SECRET,
         new_access=lambda workloads: LocalAccess(
@@ -60,6 +61,6 @@ async def main(listener: socket.socket, folder: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    assert service.main  # it is what a cluster runs
+    assert service.__doc__  # it is what a cluster runs
     with socket.socket(fileno=int(sys.argv[1])) as given:
         uvloop.run(main(given, Path(sys.argv[2])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubetorch.controller.backends.base import Listener, Manifest, PodStatus, Trouble
+from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.secret_files import SecretFiles
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.backends.volume_folders import VolumeFolders
@@ -70,8 +70,24 @@ class SimulatedBackend:
         """None."""
         return Trouble()
 
+    def news(self, namespace: str, name: str) -> list[News]:
+        """Nothing ever happens."""
+        return []
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Each pod is called alone."""
+        return ""
+
     def check(self, compute: ComputeSpec) -> None:
         """Everything can run."""
+
+    def news(self, namespace: str, name: str) -> list[News]:
+        """Nothing happens."""
+        return []
+
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Each pod is called alone."""
+        return ""
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         """No pod is replaced."""

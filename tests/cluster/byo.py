@@ -53,6 +53,13 @@ def _launched() -> Object:
     return found
 
 
+def _revision() -> Object:
+    """The template of a Knative Service, which has a word of its own for the time to end."""
+    found = template(timeoutSeconds=10)
+    del found["spec"]["terminationGracePeriodSeconds"]
+    return found
+
+
 _ENDING = template(restartPolicy="Never")
 
 #: What a TrainJob runs on.
@@ -147,5 +154,5 @@ KINDS: dict[str, tuple[Object, int]] = {
         ),
         1,
     ),
-    "Service": (manifest("serving.knative.dev/v1", "Service", {"template": template()}), 1),
+    "Service": (manifest("serving.knative.dev/v1", "Service", {"template": _revision()}), 1),
 }

@@ -107,8 +107,8 @@ def found(kubectl: Kubectl, installed: Installed, tmp_path_factory: pytest.TempP
     ]
     table = "\n".join(lines)
     print(f"\n{table}")
-    if os.environ.get("KT_DOOMED_DEPLOYS_TABLE"):
-        Path(os.environ["KT_DOOMED_DEPLOYS_TABLE"]).write_text(f"{table}\n", encoding="utf-8")
+    if os.environ.get("DOOMED_DEPLOYS_TABLE"):
+        Path(os.environ["DOOMED_DEPLOYS_TABLE"]).write_text(f"{table}\n", encoding="utf-8")
     return results
 
 

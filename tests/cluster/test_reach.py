@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,28 @@ def test_a_user_of_another_namespace_is_refused(
     done = run(KT, "list", "-n", "kube-system", env=user, cwd=service)
     assert done.returncode == 1
     assert "kube-system" in done.stderr
+
+
+def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
+    kubectl: Kubectl, installed: Installed, service: Path
+) -> None:
+    program = """
+    import kubetorch as kt
+    volume = kt.Volume("shelf", "100Mi", "/shelf", access_mode="ReadWriteOnce")
+    volume.create()
+    volume.ssh(image="localhost/python:3.11")
+    """
+    (service / "shell.py").write_text(textwrap.dedent(program))
+    env = {**os.environ, **installed.environ}
+    for given, said in (("echo kept > it; pwd", "/shelf"), ("cat it", "kept")):
+        done = subprocess.run(
+            [sys.executable, "shell.py"],
+            env=env,
+            cwd=service,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.stdout.strip() == said, done.stderr
+    assert "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace)

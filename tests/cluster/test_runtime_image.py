@@ -24,6 +24,9 @@ from kubetorch.specs.image import EnvStep, ImageSpec, PipStep, RunStep
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire import messages, tokens
 
+#: The first of them builds images.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 #: Address of this machine that pods reach.
 HERE = "198.18.0.1"

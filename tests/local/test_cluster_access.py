@@ -30,7 +30,7 @@ class World(InCluster):
     def __init__(self, folder: Path) -> None:
         self.reviews = FakeReviews()
         self.server = FakeApiServer(self.reviews.answer)
-        super().__init__(folder, lambda: Client(self.server.access(), patience=0.5, timeout=5))
+        super().__init__(folder, lambda: Client(self.server.access(), patience=0.5, timeout=20))
         self.reviews.users = {
             "ann's": ("ann", "", ""),
             "bob's": ("bob", "", ""),

@@ -161,6 +161,11 @@ def _start(place: Place, workload: str, runtime: Runtime) -> None:
         _replace(variables, name, {"value": value})
     if isinstance(grace := place.pod.get("terminationGracePeriodSeconds"), int):
         _replace(variables, podenv.GRACE, {"value": str(grace)})
+    if place.kind.is_autoscaled:
+        # Knative takes no fields of pods; an agent finds out the rest.
+        namespace = place.manifest["metadata"]["namespace"]
+        _replace(variables, podenv.NAMESPACE, {"value": namespace})
+        return
     for name, field in _FIELDS.items():
         _replace(variables, name, {"valueFrom": {"fieldRef": {"fieldPath": field}}})
 

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.config.settings import INSTALL_NAMESPACE
 from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.pod import identity
 from kubetorch.wire import podenv
 from kubetorch.wire.podenv import PodEnv
 
@@ -93,7 +93,7 @@ def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
         namespace=namespace,
         workload=workload,
         pod=given(podenv.POD, "POD_NAME") or socket.gethostname(),
-        host=given(podenv.HOST, "POD_IP") or _address(url),
+        host=given(podenv.HOST, "POD_IP") or identity.address(url),
         port=options.port,
         root=root,
         working_dir=given(podenv.WORKING_DIR) or str(Path.cwd()),
@@ -139,25 +139,6 @@ def _writable(folders: Sequence[str]) -> str:
         f"none of {', '.join(folders)} can be written to",
         hint=f"mount an emptyDir at {folders[0]}, or set {podenv.ROOT}",
     )
-
-
-def _address(url: str) -> str:
-    """The pod's address, as seen from the controller."""
-    parts = urlsplit(url)
-    try:
-        # No packet is sent: this only asks which way it would go.
-        family, kind, proto, _, address = socket.getaddrinfo(
-            parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, proto) as sock:
-            sock.connect(address)
-            return str(sock.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"the controller's host {parts.hostname!r} is not known here: {error.strerror}",
-            hint="kt server start --controller-url URL, or KT_INSTALL_NAMESPACE, if Kubetorch is "
-            "installed in another namespace",
-        ) from error
 
 
 def main(arguments: Sequence[str]) -> int:

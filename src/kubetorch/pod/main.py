@@ -20,6 +20,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.connections import Endpoint
+from kubetorch.pod import identity
 from kubetorch.pod.apps.gate import Gate
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
@@ -91,7 +92,7 @@ def main(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
-        pod = PodEnv.read(environ)
+        pod = PodEnv.read(identity.complete(environ))
         is_local = pod.backend == "local"
         credentials = Credentials.read(pod.credentials_file) if is_local else Credentials()
         if not is_local:

@@ -261,7 +261,7 @@ class Volume:
         found = self._view()
         if found is None:
             raise missing(self.pvc_name, self.namespace)
-        volume_shell.run(found, mount_path=self.mount_path, image=image)
+        volume_shell.run(_session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
         return _get(_session(), self.namespace, self.pvc_name)

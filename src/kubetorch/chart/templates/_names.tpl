@@ -30,15 +30,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | trunc 63 | trimSuf
 kubetorch-controller.{{ .Release.Namespace }}
 {{- end }}
 
-{{/* What the controller may do in the namespaces of workloads. */}}
-{{- define "kubetorch.workloadRules" -}}
-# Its own records.
-- apiGroups: [kubetorch.com]
-  resources: [kubetorchworkloads]
-  verbs: [get, list, watch, create, update, patch, delete]
-- apiGroups: [kubetorch.com]
-  resources: [kubetorchworkloads/status, kubetorchworkloads/finalizers]
-  verbs: [get, update, patch]
+{{- /* Rules for whatever a service may consist of. */}}
+{{- define "kubetorch.kindRules" -}}
 # What a deploy applies, and what a teardown deletes.
 - apiGroups: [""]
   resources: [pods, services, serviceaccounts, secrets, persistentvolumeclaims]
@@ -67,6 +60,18 @@ kubetorch-controller.{{ .Release.Namespace }}
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
   verbs: [get, list, watch, create, update, patch, delete]
+{{- end }}
+
+{{/* What the controller may do in the namespaces of workloads. */}}
+{{- define "kubetorch.workloadRules" -}}
+# Its own records.
+- apiGroups: [kubetorch.com]
+  resources: [kubetorchworkloads]
+  verbs: [get, list, watch, create, update, patch, delete]
+- apiGroups: [kubetorch.com]
+  resources: [kubetorchworkloads/status, kubetorchworkloads/finalizers]
+  verbs: [get, update, patch]
+{{ include "kubetorch.kindRules" . }}
 # The rights of a workload's own service account. It can grant these roles and no other.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -24,6 +25,9 @@ from kubetorch.manifests.kinds import Manifest
 AUDIENCE = "kubetorch"
 #: Characters that a token may have.
 TOKEN_LIMIT = 32 * 1024
+#: Reviews at one time: fewer than the client has turns, so that strangers with many tokens hold up
+#: each other and nothing else that the controller asks of the API server.
+AT_ONCE = 12
 #: Seconds in which the same answer is given without asking again.
 ALLOWED_SECONDS, DENIED_SECONDS = 10.0, 2.0
 
@@ -81,6 +85,7 @@ class Reviews:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
         """Whose token this is; `None` when it is nobody's.
@@ -147,7 +152,8 @@ class Reviews:
     async def _review(self, api_version: str, kind: str, spec: dict[str, Any]) -> Object:
         manifest: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}, "spec": spec}
         try:
-            status = (await self._client.create(manifest)).get("status")
+            async with self._turns:
+                status = (await self._client.create(manifest)).get("status")
         except KubernetesForbiddenError as error:
             raise ControllerUnavailableError(
                 f"the controller cannot check who asks: it may not create a {kind}",

@@ -2,7 +2,7 @@
 
 As the files of a container are, both are gone when the agent starts again: it runs the steps anew.
 
-    <root>/environments/<number>  environments of this pod alone
+    <root>/own/<number>  environments of this pod alone
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Records:
     """
 
     def __init__(self, root: Path) -> None:
-        self._environments = root / "environments"
+        self._environments = root / "own"
         shutil.rmtree(self._environments, ignore_errors=True)
         self._used: deque[Path] = deque(maxlen=_KEPT)
         self._last = 0

@@ -5,7 +5,7 @@ A, B, FORCED = PipStep("a"), PipStep("b"), RunStep("c", force=True)
 
 
 def test_a_pod_that_starts_has_run_nothing_and_has_no_environments(tmp_path):
-    left = tmp_path / "environments" / "1"
+    left = tmp_path / "own" / "1"
     left.mkdir(parents=True)
     records = Records(tmp_path)
     assert not left.exists()
@@ -33,5 +33,5 @@ def test_environments_go_when_no_worker_can_use_them_any_more(tmp_path):
         records.own(number).mkdir(parents=True)
         records.ran = Ran(own=number)
         records.use(records.own(number))
-    left = sorted(int(path.name) for path in (tmp_path / "environments").iterdir())
+    left = sorted(int(path.name) for path in (tmp_path / "own").iterdir())
     assert left == [5, 6, 7, 8]
