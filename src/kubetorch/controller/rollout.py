@@ -229,11 +229,9 @@ class Rollout(msgspec.Struct):
 
     def _decide(self) -> Iterable[Effect]:
         # Without pods nobody knows yet whether it can be served: the first that comes decides.
-        if (
-            not self.pods
-            or not self.is_served
-            or (self.failure is None and self.good == self.wanted)
-        ):
+        if not self.pods or not self.is_served:
+            return ()
+        if self.failure is None and self.good == self.wanted:
             return ()
         was_given_up = self.failure is not None
         self.good, self.failure = self.wanted, None

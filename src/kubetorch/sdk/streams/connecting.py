@@ -170,13 +170,7 @@ def attempt(stream: Stream, url: str, token: str, *, timeout: float, way: Way = 
 def begin(
     stream: Stream, url: str, token: str, resolve: Resolver, *, timeout: float, way: Way = DIRECT
 ) -> None:
-    """Connect a stream for the first time; one that cannot be connected is closed.
-
-    The arguments and what is raised are those of `attempt`.
-
-    Args:
-        resolve: Asks for a fresh token, which is tried once: the one that is known may have ended.
-    """
+    """As `attempt`, for the first time: a fresh token is tried once, the known one may have ended."""
     try:
         try:
             attempt(stream, url, token, timeout=timeout, way=way)
