@@ -170,7 +170,7 @@ def attempt(stream: Stream, url: str, token: str, *, timeout: float, way: Way = 
 def begin(
     stream: Stream, url: str, token: str, resolve: Resolver, *, timeout: float, way: Way = DIRECT
 ) -> None:
-    """As `attempt`, for the first time: a fresh token is tried once, the known one may have ended."""
+    """As `attempt`, for the first time; the token may have ended, then a fresh one is tried."""
     try:
         try:
             attempt(stream, url, token, timeout=timeout, way=way)
