@@ -220,7 +220,7 @@ def _apply(namespace: str) -> Iterator[Measure]:
 
 
 def _starts(namespace: str, rounds: int) -> list[Row]:
-    numbers = itertools.count()
+    numbers, image = itertools.count(), kubectl.default_image()
 
     def start() -> dict[str, float]:
         with _program(namespace, "kubetorch_start", f"start-{next(numbers)}") as client:
@@ -228,7 +228,7 @@ def _starts(namespace: str, rounds: int) -> list[Row]:
 
     def bare() -> dict[str, float]:
         name = f"bare-{next(numbers)}"
-        seconds = driving.clock(lambda: kubectl.start(namespace, name))
+        seconds = driving.clock(lambda: kubectl.start(namespace, name, image))
         kubectl.delete(namespace, name)
         return {"seconds": seconds, "deployed": seconds}
 

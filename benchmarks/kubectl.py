@@ -111,10 +111,10 @@ def pod(
         port: A port that it listens on once it is ready.
         node: The node that it runs on.
     """
-    changes: dict[str, Any] = {}
-    if port is not None:
-        changes["readinessProbe"] = {"tcpSocket": {"port": port}, "periodSeconds": 1}
-    run(*_new_pod(namespace, name, ["/kubetorch/bin/python", "-c", program], changes, node))
+    command = ["/kubetorch/bin/python", "-c", program]
+    probe = {"readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1}} if port else {}
+    place = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
+    run(*_new_pod(namespace, name, default_image(), command, probe, place))
     try:
         wait(namespace, name)
         yield str(get("pod", name, "-n", namespace)["status"]["podIP"])
@@ -122,9 +122,9 @@ def pod(
         delete(namespace, name)
 
 
-def start(namespace: str, name: str) -> None:
-    """Start a pod of the default image that sleeps, and wait until it is ready."""
-    run(*_new_pod(namespace, name, ["sleep", "3600"]))
+def start(namespace: str, name: str, image: str) -> None:
+    """Start a pod of an image that sleeps, and wait until it is ready."""
+    run(*_new_pod(namespace, name, image, ["sleep", "3600"]))
     wait(namespace, name)
 
 
@@ -142,16 +142,16 @@ def delete(namespace: str, name: str) -> None:
 def _new_pod(
     namespace: str,
     name: str,
+    image: str,
     command: Sequence[str],
-    changes: Mapping[str, Any] = {},
-    node: str | None = None,
+    container: Mapping[str, Any] | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    container = {"name": name, "resources": {"requests": {"cpu": CPU}}, **changes}
-    spec: dict[str, Any] = {"containers": [container]}
-    if node is not None:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    """The command that makes a pod; `container` and `spec` are what more there is to say of it."""
+    described = {"name": name, "resources": {"requests": {"cpu": CPU}}, **(container or {})}
+    overrides = {"spec": {"containers": [described], **(spec or {})}}
     options = ["--image-pull-policy=IfNotPresent", "--restart=Never", "--override-type=strategic"]
-    options += [f"--image={default_image()}", f"--overrides={json.dumps({'spec': spec})}"]
+    options += [f"--image={image}", f"--overrides={json.dumps(overrides)}"]
     return ["run", name, "-n", namespace, *options, "--command", "--", *command]
 
 

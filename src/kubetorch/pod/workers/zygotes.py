@@ -18,9 +18,10 @@ from kubetorch.lib import deadlines, processes
 from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.workers.launching import Launched
 
-#: Seconds until a preload, a fork and an exit status are given up.
+#: Seconds until a preload, a fork and an exit status are given up. The first fork waits for the
+#: start of an interpreter, which takes long in a small pod on a node that is full.
 PRELOAD_TIMEOUT = 300.0
-FORK_TIMEOUT = 5.0
+FORK_TIMEOUT = 30.0
 STATUS_TIMEOUT = 1.0
 
 # What a zygote takes over from the agent when it begins.

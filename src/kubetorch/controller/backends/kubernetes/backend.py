@@ -18,7 +18,7 @@ from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.kubernetes.surveying import Survey
+from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
@@ -192,6 +192,8 @@ class KubernetesBackend:
                 )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is error:
+                    raise
                 if verdict.error is not None:
                     raise verdict.error from error
                 self._refusals[key] = verdict.reason
@@ -306,11 +308,18 @@ class KubernetesBackend:
         self._changes.notify()
         self._listener(*key)
 
-    def _around(self, namespace: str | None) -> None:
-        """Something around the pods of a namespace, or of all, is different."""
-        for key in self._workloads:
-            if namespace in (None, key[0]):
-                self._watch.mark(key)
+    def _around(self, around: Around) -> None:
+        """Something around pods is different."""
+        for key in self._concerned(around):
+            self._watch.mark(key)
+
+    def _concerned(self, around: Around) -> list[Key]:
+        if around.namespace is not None and around.pod:
+            return self._watch.whose(around.namespace, around.pod)
+        named = (around.namespace or "", around.service)
+        if named in self._workloads:
+            return [named]
+        return [key for key in self._workloads if around.namespace in (None, key[0])]
 
     # ----------------------------------------------------------------------------------- the rest
 

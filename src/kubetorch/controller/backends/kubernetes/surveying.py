@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from kubetorch.controller.backends.kubernetes.dooms.cluster import EVENTS, WATCHED, Cluster, Watch
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError
@@ -43,13 +44,27 @@ _log = logging.getLogger(__name__)
 _About = tuple[str, str, str]
 
 
+class Around(NamedTuple):
+    """Where something is different.
+
+    Attributes:
+        namespace: The namespace; `None` is all of them.
+        service: The workload whose object it is about, if its labels say so.
+        pod: The pod that it is about.
+    """
+
+    namespace: str | None
+    service: str = ""
+    pod: str = ""
+
+
 class Survey:
     """Knows what happens around pods.
 
     Args:
         client: Asks the API server.
         time: Seconds since the epoch.
-        on_change: Told of the namespace in which something is different; `None` is all of them.
+        on_change: Told where something is different.
         namespaces: Where workloads may be; everywhere if there are none.
     """
 
@@ -58,7 +73,7 @@ class Survey:
         client: Client,
         *,
         time: Callable[[], float],
-        on_change: Callable[[str | None], None],
+        on_change: Callable[[Around], None],
         namespaces: tuple[str, ...] = (),
     ) -> None:
         self._client = client
@@ -212,10 +227,10 @@ class Survey:
 
     def _on_cluster(self, change: Change) -> None:
         self.stamp += 1
-        self._on_change(None)
+        self._on_change(Around(None))
 
     def _on_owner(self, change: Change) -> None:
-        self._on_change(change.object["metadata"]["namespace"])
+        self._on_change(_around(change.object))
 
     def _on_event(self, change: Change) -> None:
         event = change.object
@@ -230,7 +245,20 @@ class Survey:
             return
         self._events.setdefault(about, {})[name] = event
         self._stamps[about] = self._stamps.get(about, 0) + 1
-        self._on_change(namespace)
+        if about[1] == "Pod":
+            self._on_change(Around(namespace, pod=about[2]))
+        else:
+            owners = (informer.get(about[2], namespace) for informer in self._owners.values())
+            same = (one for one in owners if one is not None and one["kind"] == about[1])
+            found = next(same, None)
+            self._on_change(Around(namespace) if found is None else _around(found))
+
+
+def _around(one: Object) -> Around:
+    """Whose an object is."""
+    metadata = one["metadata"]
+    service = (metadata.get("labels") or {}).get(labels.SERVICE, "")
+    return Around(metadata["namespace"], service)
 
 
 def _is_owned(one: Object, uid: str) -> bool:

@@ -71,8 +71,12 @@ class PodWatch:
 
     def named(self, namespace: str, name: str) -> Object | None:
         """A pod, of whatever workload."""
-        found = (pods for key, pods in self._pods.items() if key[0] == namespace)
-        return next((pods[name] for pods in found if name in pods), None)
+        return next((self._pods[key][name] for key in self.whose(namespace, name)), None)
+
+    def whose(self, namespace: str, name: str) -> list[Key]:
+        """The workloads that a pod is of: more than one may select it."""
+        mine = ((key, pods) for key, pods in self._pods.items() if key[0] == namespace)
+        return [key for key, pods in mine if name in pods]
 
     def ordinals(self, key: Key) -> Mapping[str, int]:
         """The numbers of these pods."""
