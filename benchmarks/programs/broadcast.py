@@ -61,13 +61,11 @@ class Listeners:
 
 def main() -> None:
     """Start, then answer."""
-    with (
-        server("broadcast_server") as (port, _),
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    loop = uvloop.new_event_loop()
+    with server("broadcast_server") as (port, _):
         listeners = Listeners(port)
-        runner.run(listeners.start())
-        answer({"sessions": lambda: runner.run(listeners.broadcast())})
+        loop.run_until_complete(listeners.start())
+        answer({"sessions": lambda: loop.run_until_complete(listeners.broadcast())})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ kubetorch_sessions
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from contextlib import ExitStack
 
@@ -22,24 +21,25 @@ WORKLOADS, REPLICAS = 100, 2
 
 def main() -> None:
     """Start, then answer."""
-    with ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    run = uvloop.new_event_loop().run_until_complete
+    with ExitStack() as stack:
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
         many, few = [
             stack.enter_context(server("simulated_controller", folder)) for folder in folders
         ]
         swarm = Swarm(many[0], "large", PODS)
-        runner.run(swarm.start())
+        run(swarm.start())
         small = [Swarm(few[0], f"small-{number}", REPLICAS) for number in range(WORKLOADS)]
         for one in small:
-            runner.run(one.start())
+            run(one.start())
 
         def sessions() -> dict[str, float]:
-            found = runner.run(swarm.reload())
+            found = run(swarm.reload())
             return {**found, "many": resident(many[1]), "few": resident(few[1])}
 
         answer({"sessions": sessions})
         for one in (swarm, *small):
-            runner.run(one.close())
+            run(one.close())
 
 
 if __name__ == "__main__":

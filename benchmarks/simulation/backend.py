@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.secret_files import SecretFiles
@@ -26,7 +26,8 @@ class SimulatedBackend:
         secrets, volumes: What deploys would find there.
     """
 
-    name = "simulated"
+    #: It stands for a cluster.
+    name = "kubernetes"
 
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
         self.stores = Stores(secrets, volumes)
@@ -81,15 +82,7 @@ class SimulatedBackend:
     def check(self, compute: ComputeSpec) -> None:
         """Everything can run."""
 
-    def news(self, namespace: str, name: str) -> list[News]:
-        """Nothing happens."""
-        return []
-
-    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """Each pod is called alone."""
-        return ""
-
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """No pod is replaced."""
 
     def prepare(self) -> None:

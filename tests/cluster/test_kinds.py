@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,16 +42,45 @@ def called(printed: str) -> list[list[str]]:
     return found if isinstance(found[0], list) else [found]
 
 
+@pytest.fixture(scope="module")
+def bringing(
+    installed: Installed, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    """The installation, as somebody uses it who may make objects of all kinds themselves.
+
+    The account that a client certificate is exchanged for may not, and Kubetorch makes for nobody
+    what they may not make.
+    """
+    namespace = installed.namespace
+    account = f"{namespace}:bringer"
+    kubectl("create", "serviceaccount", "bringer", "-n", namespace)
+    binding = ("clusterrolebinding", f"{namespace}-bringer")
+    kubectl("create", *binding, "--clusterrole=cluster-admin", f"--serviceaccount={account}")
+    config = yaml.safe_load(Path(installed.environ["KUBECONFIG"]).read_text())
+    token = kubectl("create", "token", "bringer", "-n", namespace, "--duration=2h")
+    config["users"][0]["user"] = {"token": token.strip()}
+    file = tmp_path_factory.mktemp("bringer") / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    found = copy.copy(installed)
+    found.environ = {**installed.environ, "KUBECONFIG": str(file)}
+    yield found
+    kubectl("delete", *binding)
+
+
 @pytest.fixture
-def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> None:
+def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[None]:
     """Skips a kind that the cluster does not have, and has what it refers to."""
     manifest, _ = byo.KINDS[request.getfixturevalue("kind")]
     group = manifest["apiVersion"].rpartition("/")[0]
     served = kubectl("api-resources", "--api-group", group, "--no-headers")
     if manifest["kind"] not in [line.split()[-1] for line in served.splitlines() if line]:
         pytest.skip(f"the cluster has no {manifest['kind']} of {group or 'v1'}")
-    if manifest["kind"] == "TrainJob":
-        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    if manifest["kind"] != "TrainJob":
+        yield
+        return
+    kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    yield
+    kubectl("delete", "--wait=false", "-f", "-", given=[byo.TRAIN_RUNTIME])
 
 
 def bring(kind: str, folder: Path) -> int:
@@ -62,10 +93,10 @@ def bring(kind: str, folder: Path) -> int:
 @pytest.mark.usefixtures("_served")
 @pytest.mark.parametrize("kind", [kind for kind in byo.KINDS if kind != "Service"])
 def test_it_is_deployed_called_and_torn_down(
-    kind: str, tmp_path: Path, installed: Installed, kubectl: Kubectl
+    kind: str, tmp_path: Path, bringing: Installed, kubectl: Kubectl
 ) -> None:
     pods = bring(kind, tmp_path)
-    answers = called(installed.python(PROGRAM, tmp_path, timeout=200))
+    answers = called(bringing.python(PROGRAM, tmp_path, timeout=200))
     assert {word for word, _, _ in answers} == {"hello"}
     names = [pod for _, pod, _ in answers]
     assert len(set(names)) == len(names)
@@ -76,7 +107,7 @@ def test_it_is_deployed_called_and_torn_down(
     for _ in range(40):  # what the kind's controller deletes goes in the background
         of_service = f"kubetorch.com/service={name}"
         left = kubectl(
-            "get", "pods,services", "-n", installed.namespace, "-l", of_service, "-o", "name"
+            "get", "pods,services", "-n", bringing.namespace, "-l", of_service, "-o", "name"
         )
         if not left:
             break
@@ -86,12 +117,10 @@ def test_it_is_deployed_called_and_torn_down(
 
 @pytest.mark.usefixtures("_served")
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job", "PyTorchJob", "JobSet", "TrainJob"])
-def test_another_template_replaces_all_pods(
-    kind: str, tmp_path: Path, installed: Installed
-) -> None:
+def test_another_template_replaces_all_pods(kind: str, tmp_path: Path, bringing: Installed) -> None:
     bring(kind, tmp_path)
-    before = called(installed.python(PROGRAM, tmp_path, "one", "stay", timeout=200))
-    after = called(installed.python(PROGRAM, tmp_path, "two", timeout=200))
+    before = called(bringing.python(PROGRAM, tmp_path, "one", "stay", timeout=200))
+    after = called(bringing.python(PROGRAM, tmp_path, "two", timeout=200))
     assert {stage for *_, stage in before} == {"one"}
     assert {stage for *_, stage in after} == {"two"}
     assert len(before) == len(after)

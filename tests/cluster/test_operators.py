@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import uuid
@@ -65,6 +66,9 @@ def access() -> Iterator[Access]:
     async def remove() -> None:
         async with Client(found) as client:
             await client.delete(Ref(NAMESPACES, name))
+            with contextlib.suppress(errors.KubernetesNotFoundError):
+                kind = await client.discovery.resource_of(byo.TRAIN_RUNTIME)
+                await client.delete(Ref(kind, byo.TRAIN_RUNTIME["metadata"]["name"]))
 
     asyncio.run(make())
     yield found

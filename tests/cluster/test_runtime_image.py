@@ -7,6 +7,7 @@ with the kit (`KT_CLUSTER_KIT`), once for a cluster.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import kubetorch
 from agent_harness import SECRET, WORKLOAD, FakeController
 from cluster.conftest import Kubectl
 from cluster.images import BASE, KIT, build, has_image
@@ -34,7 +36,7 @@ SPACE = "kubetorch-runtime"
 _GENTLY = ("--ignore-not-found", "--wait=false", "--now")
 AUDIENCE = tokens.audience(SPACE, WORKLOAD)
 KEY = tokens.workload_key(SECRET, AUDIENCE)
-IMAGE = "localhost/kubetorch:test"
+IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:test")
 
 SOURCE = """
 import os, sys, subprocess
@@ -69,7 +71,8 @@ def read(name):
 def image(kubectl: Kubectl) -> None:
     if not (KIT / "image").exists():
         pytest.skip(f"there is no cluster kit in {KIT}: KT_CLUSTER_KIT names its folder")
-    build(IMAGE, ROOT, "-f", ROOT / "deploy" / "Dockerfile", "--build-arg", f"BASE={BASE}")
+    if "KT_TEST_IMAGE" not in os.environ:
+        build(IMAGE, ROOT, "-f", ROOT / "deploy" / "Dockerfile", "--build-arg", f"BASE={BASE}")
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +245,6 @@ def test_an_image_runs_its_own_python(pods: Pods, system: str, user: int) -> Non
     assert found["user"] == user
     assert found["folder"].endswith("/run/kubetorch/work")
     assert found["first"] == "/kubetorch/bin/python"
-    import kubetorch
-
     assert found["child"].strip() == kubetorch.__version__
     env = found["env"]
     assert env["POD_NAME"] == f"{system}-{user}"

@@ -275,6 +275,8 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
     double = kt.fn(jobs.double).to(kt.Compute(cpus="0.1", kubeconfig_path=str(file)))
     try:
         assert double(3) == 6
+        handle = double.spawn(4)
+        assert handle.get(10) == 8
         assert double.compute.run_bash("echo $POD_NAME") is not None
         assert type(services.session().way).__name__ == "Direct"
         assert CONTROLLER in cluster.forwarded

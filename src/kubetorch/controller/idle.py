@@ -6,7 +6,7 @@ that is not heard of may be busy: as long as one is away, the workload is not id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.specs import quantity
@@ -49,6 +49,34 @@ def seconds_left(
     if last is None:
         return None
     return max(0.0, min(ttl, last + ttl - now))
+
+
+class Activities:
+    """What the pods of a workload said last of how busy they are, however many they are."""
+
+    def __init__(self) -> None:
+        self._pods: Set[str] = frozenset()
+        self._quiet: set[str] = set()
+        self._last = 0.0
+
+    def keep(self, pods: Set[str]) -> None:
+        """These are the pods now."""
+        self._pods = pods
+        self._quiet &= pods
+
+    def heard(self, pod: str, activity: Activity | None) -> None:
+        """What a pod says; `None` when it is away."""
+        if activity is not None:
+            self._last = max(self._last, activity.last)
+        if activity is None or activity.calls > 0:
+            self._quiet.discard(pod)
+        elif pod in self._pods:
+            self._quiet.add(pod)
+
+    def seconds_left(self, *, ttl: float, since: float, now: float) -> float | None:
+        """As the function above."""
+        busy = [None] if len(self._quiet) < len(self._pods) else []
+        return seconds_left(busy, ttl=ttl, since=max(since, self._last), now=now)
 
 
 class IdleWatch:

@@ -9,13 +9,16 @@ should serve is the *target*: the wanted generation, or the last good one after 
 was given up. `Reload` is sent to every connected pod that serves something else and was not told
 yet on its connection; so it does not matter in which order events arrive, nor how often.
 
+What concerns one pod costs the same however many there are: a workload may have thousands, and each
+of them says something in every rollout.
+
 A pod that was made from an older template is *retiring*: it serves the last good generation until
 the wanted one is reached without it; then the backend ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import msgspec
@@ -131,10 +134,12 @@ class Rollout(msgspec.Struct):
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
+    _ready: set[str] = msgspec.field(default_factory=set)
 
     def handle(self, event: Event) -> list[Effect]:
         """What follows from an event."""
         effects: list[Effect] = []
+        course = self._course
         match event:
             case Deployed(generation, failure):
                 effects += self._deployed(generation)
@@ -152,8 +157,11 @@ class Rollout(msgspec.Struct):
                 self._sessions.pop(pod, None)
             case GaveUp(generation, failure):
                 effects += self._give_up(generation, failure)
+        alone = event.pod if isinstance(event, Connected | Observed | Lost) else None
+        self._count(alone)
         effects += self._decide()
-        effects += self._reloads()
+        is_alone = alone is not None and self._course == course
+        effects += self._reloads([alone] if is_alone else self._sessions)
         return effects
 
     # -------------------------------------------------------------------------------- questions
@@ -182,9 +190,19 @@ class Rollout(msgspec.Struct):
             return 0
         return self.good or self.wanted
 
+    @property
+    def ready(self) -> Set[str]:
+        """The pods of the wanted template that serve the wanted generation; not to be kept."""
+        return self._ready
+
+    @property
+    def is_served(self) -> bool:
+        """Whether all of them do."""
+        return bool(self.pods) and len(self._ready) == len(self.pods)
+
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""
-        return sorted(pod for pod in self.pods if not self.is_ready(pod))
+        return sorted(self.pods - self._ready)
 
     # -------------------------------------------------------------------------------- decisions
 
@@ -202,20 +220,37 @@ class Rollout(msgspec.Struct):
         return (NotReached(generation, failure),)
 
     def _decide(self) -> Iterable[Effect]:
-        is_served = bool(self.pods) and all(self.is_ready(pod) for pod in self.pods)
-        if not is_served or (self.failure is None and self.good == self.wanted):
+        if not self.is_served or (self.failure is None and self.good == self.wanted):
             return ()
         was_given_up = self.failure is not None
         self.good, self.failure = self.wanted, None
         return (Recovered(self.wanted) if was_given_up else Reached(self.wanted),)
 
-    def _reloads(self) -> Iterable[Effect]:
-        for pod, session in self._sessions.items():
-            if pod in self.pods or pod in self.retiring:
+    def _reloads(self, pods: Iterable[str | None]) -> Iterable[Effect]:
+        for pod in pods:
+            session = self._sessions.get(pod or "")
+            if pod is not None and session is not None and self._is_known(pod):
                 target = self.target(pod)
                 if target and session.serving != target and session.told != target:
                     session.told = target
                     yield Reload(pod, target)
+
+    def _is_known(self, pod: str) -> bool:
+        return pod in self.pods or pod in self.retiring
+
+    @property
+    def _course(self) -> tuple[int, int, bool]:
+        """What decides, with the pods themselves, what each of them should serve."""
+        return self.wanted, self.good, self.failure is None
+
+    def _count(self, pod: str | None) -> None:
+        """Count who is ready again: one pod, or all."""
+        if pod is None:
+            self._ready = {pod for pod in self.pods if self.is_ready(pod)}
+        elif pod in self.pods and self.is_ready(pod):
+            self._ready.add(pod)
+        else:
+            self._ready.discard(pod)
 
 
 def superseded_message(generation: int, by: int) -> str:

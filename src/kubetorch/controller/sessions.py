@@ -88,8 +88,12 @@ class Session:
 
     def send(self, message: FromController) -> None:
         """Tell the agent; dropped when the session is over."""
+        self.send_text(messages.encode(message))
+
+    def send_text(self, text: bytes) -> None:
+        """Tell the agent what is encoded already; dropped when the session is over."""
         if self._connection is not None:
-            self._connection.send(messages.encode(message), opcode=websocket.TEXT)
+            self._connection.send(text, opcode=websocket.TEXT)
 
     def close(self, reason: str, code: int = websocket.GOING_AWAY) -> None:
         """End the session."""

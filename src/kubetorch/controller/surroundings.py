@@ -22,6 +22,9 @@ class PodSession(Protocol):
     def send(self, message: FromController) -> None:
         """Tell the agent; dropped when the session is over."""
 
+    def send_text(self, text: bytes) -> None:
+        """Tell the agent what is encoded already."""
+
     def close(self, reason: str) -> None:
         """End the session."""
 

@@ -11,7 +11,7 @@ from kubetorch.controller.rollout import Rollout
 from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import Activity, PodView, Stage
+from kubetorch.wire.messages import Activity, DeployLog, LogReport, PodView, Stage, StageReport
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -137,3 +137,24 @@ def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
     return [
         Stage(stage="backend", message=text, warning=True) for text in backend.warnings(manifest)
     ]
+
+
+def stage(pod: str, message: StageReport) -> Stage:
+    """How far a pod is, for who waits for that."""
+    return Stage(message.stage, message.message, pod, warning=message.warning)
+
+
+def served(pod: str, state: Rollout) -> Stage:
+    """One more pod serves the wanted generation."""
+    return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=len(state.pods))
+
+
+def line(pod: str, message: LogReport) -> DeployLog:
+    """A line that the user's code wrote while it was loaded, for who waits for that."""
+    return DeployLog(
+        text=message.text,
+        pod=pod,
+        source=message.source,
+        level=message.level,
+        time=message.time,
+    )

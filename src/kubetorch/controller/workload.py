@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Set
 
 from msgspec.structs import replace
 
 from kubetorch.controller import agentless, idle, rollout, summary, views
 from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.idle import IdleWatch
+from kubetorch.controller.gathering import Gathering
+from kubetorch.controller.idle import Activities, IdleWatch
+from kubetorch.controller.membership import Membership
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
@@ -28,20 +31,17 @@ from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import deployment
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import messages
 from kubetorch.wire.messages import (
     Accepted,
     Activity,
-    DeployLog,
     Failed,
     FromController,
     Hello,
     LogReport,
-    Member,
-    Members,
     Observed,
     Ready,
     Reload,
-    Stage,
     StageReport,
     Terminate,
     WorkloadView,
@@ -67,6 +67,8 @@ class Workload:
     ) -> None:
         self.record = record
         self.pods: list[PodStatus] = []
+        self._names: frozenset[str] = frozenset()
+        self._pod_failure: Failure | None = None
         self._specs = {generation.number: generation.spec for generation in generations}
         self._with = surroundings
         failure = json.loads(record.failure) if record.failure else None
@@ -74,7 +76,10 @@ class Workload:
         self._sessions: dict[str, PodSession] = {}
         self._heard: dict[str, Heard] = {}
         self._waiting = Waiting(surroundings.clock)
-        self._members: tuple[Member, ...] = ()
+        self._membership = Membership()
+        self._activities = Activities()
+        self._reload: tuple[int, bytes] = (0, b"")
+        self._gathering = Gathering(surroundings.clock, self.pods_changed)
         self._telling = Telling(self._waiting.tell)
         self._applying = Applying(surroundings.backend)
         #: Says that anything about it changed.
@@ -105,9 +110,9 @@ class Workload:
         return list(self._specs.values())
 
     @property
-    def pod_names(self) -> set[str]:
+    def pod_names(self) -> Set[str]:
         """The names of its pods."""
-        return {pod.name for pod in self.pods}
+        return self._names
 
     def has_session(self, pod: str) -> bool:
         """Whether the agent of a pod is connected."""
@@ -140,10 +145,7 @@ class Workload:
 
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
-        if self._rollout.failure is not None:
-            return self._rollout.failure
-        failed = [pod.failure for pod in self.pods if not pod.is_retiring and pod.failure]
-        return failed[0] if failed else None
+        return self._pod_failure if self._rollout.failure is None else self._rollout.failure
 
     # --------------------------------------------------------------------------------- deploys
 
@@ -191,7 +193,7 @@ class Workload:
         self._waiting.add(progress, timeout, lambda: self._expire(progress, timeout))
         if self.spec.compute.is_selector_only:
             agentless.expect(self._with.clock, progress, self, self._give_up)
-        if accepted.changed or not self._is_served():
+        if accepted.changed or not self._rollout.is_served:
             await self._applying.start(self.spec, lambda failure: self._applied(progress, failure))
         else:
             self._begin_rollout(accepted.generation)
@@ -216,17 +218,25 @@ class Workload:
         self._handle(rollout.GaveUp(progress.generation, failure))
         self._waiting.end(progress, Failed(failure=failure))
 
-    def _is_served(self) -> bool:
-        state = self._rollout
-        return bool(state.pods) and all(state.is_ready(pod) for pod in state.pods)
-
     # ------------------------------------------------------------------------------------ pods
 
-    def pods_changed(self) -> None:
+    def pods_changed_soon(self) -> None:
         """The backend says that something about the pods is different."""
+        self._gathering.changed(len(self.pods))
+
+    def pods_changed(self) -> None:
+        """Look at the pods."""
+        self._gathering.close()
+        if self.is_gone:
+            return
         self.pods = self._with.backend.pods(*self.key)
         current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
+        self._names = current | retiring
+        self._activities.keep(self._names)
+        failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
+        self._pod_failure = next(failures, None)
+        self._tell_members(is_news=self._membership.update(self.pods, self._heard))
         for pod in self.pods:
             if pod.is_down and pod.name in self._sessions:
                 # The end of its connection may be heard of later.
@@ -237,8 +247,7 @@ class Workload:
         trouble = self._with.backend.trouble(*self.key)
         news = self._with.backend.news(*self.key) if self._waiting else []
         self._telling.tell(self.pods, trouble, news)
-        failed = [pod.failure for pod in self.pods if pod.name in current]
-        for failure in filter(None, (trouble.failure, *failed)):
+        for failure in filter(None, (trouble.failure, self._pod_failure)):
             self._handle(rollout.GaveUp(self.record.generation, failure))
 
     def connected(self, hello: Hello, session: PodSession) -> None:
@@ -248,7 +257,9 @@ class Workload:
         self._heard[hello.pod] = Heard(url=hello.url)
         if old is not None:
             old.close("another session of this pod began")
-        session.send(self._members_message())
+        self._activities.heard(hello.pod, None)
+        session.send_text(self._membership.message(self.record.epoch))
+        self._tell_members(is_news=self._membership.heard(hello.pod, self._heard))
         self._handle(rollout.Connected(hello.pod, hello.generation))
 
     def disconnected(self, pod: str, session: PodSession) -> None:
@@ -256,11 +267,14 @@ class Workload:
         if self._sessions.get(pod) is session:
             del self._sessions[pod]
             del self._heard[pod]
+            self._activities.heard(pod, None)
+            self._tell_members(is_news=self._membership.heard(pod, self._heard))
             self._handle(rollout.Lost(pod))
 
     def silent(self, pod: str) -> None:
         """A pod has not been heard of for too long; its session is still there."""
         self._heard[pod] = replace(self._heard[pod], is_silent=True, activity=None)
+        self._activities.heard(pod, None)
         self._handle(rollout.Lost(pod))
 
     def heard_again(self, pod: str, serving: int) -> None:
@@ -272,30 +286,21 @@ class Workload:
         """A pod serves a generation, or failed to."""
         self._handle(rollout.Observed(pod, message.generation, message.serving, message.failure))
         if message.failure is None:
-            ready = len(self._rollout.pods) - len(self._rollout.lagging())
-            event = Stage(stage="ready", pod=pod, ready=ready, pods=len(self._rollout.pods))
-            self._waiting.tell(event, message.generation)
+            self._waiting.tell(views.served(pod, self._rollout), message.generation)
 
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod says how far it is."""
         self._heard[pod] = replace(self._heard[pod], stage=message.stage)
-        event = Stage(message.stage, message.message, pod, warning=message.warning)
-        self._waiting.tell(event, message.generation)
+        self._waiting.tell(views.stage(pod, message), message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:
         """The user's code wrote a line while it was loaded."""
-        event = DeployLog(
-            text=message.text,
-            pod=pod,
-            source=message.source,
-            level=message.level,
-            time=message.time,
-        )
-        self._waiting.tell(event, message.generation)
+        self._waiting.tell(views.line(pod, message), message.generation)
 
     def active(self, pod: str, message: Activity) -> None:
         """A pod says how busy it is."""
         self._heard[pod] = replace(self._heard[pod], activity=message)
+        self._activities.heard(pod, message)
         if message.last > self.record.active + idle.STEP and message.calls == 0:
             self._keep(replace(self.record, active=message.last))
         self._idle.update()
@@ -322,6 +327,7 @@ class Workload:
     def close(self, reason: str, *, goes_on: bool = False) -> None:
         """Stop all timers, and end the sessions; it `goes_on` under another controller."""
         self._idle.close()
+        self._gathering.close()
         self._applying.cancel()
         self._waiting.interrupt(self.record.name, reason, goes_on=goes_on)
         self.is_gone = True
@@ -337,20 +343,18 @@ class Workload:
             self._carry_out(effect)
         self._waiting.settle(
             self._rollout.wanted,
-            ready=self._ready if self._is_served() else None,
+            ready=self._ready if self._rollout.is_served else None,
             failure=self._failure(),
         )
-        self._update_members()
         self._with.state.touch(*self.key)
-        serving = frozenset(pod for pod in self._rollout.pods if self._rollout.is_ready(pod))
-        self._with.backend.mark_ready(*self.key, serving)
+        self._with.backend.mark_ready(*self.key, self._rollout.ready)
         self._idle.update()
         self.changes.notify()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case rollout.Reload(pod, generation):
-                self.send(pod, Reload(generation=generation, spec=self._specs[generation]))
+                self._sessions[pod].send_text(self._reload_text(generation))
             case rollout.Reached(generation) | rollout.Recovered(generation):
                 self._since = self._with.clock.time()
                 self._keep(replace(self.record, good=generation, failure=""))
@@ -371,27 +375,22 @@ class Workload:
     def _ready(self) -> Ready:
         return Ready(generation=self._rollout.wanted, workload=self.view())
 
-    def _update_members(self) -> None:
-        members = tuple(
-            Member(pod.name, pod.ordinal, views.url(pod, self._heard.get(pod.name)))
-            for pod in self.pods
-            if not pod.is_retiring
-        )
-        if members != self._members:
-            self._members = members
-            self._keep(replace(self.record, epoch=self.record.epoch + 1))
-            message = self._members_message()
-            for session in self._sessions.values():
-                session.send(message)
+    def _reload_text(self, generation: int) -> bytes:
+        if self._reload[0] != generation:
+            message = Reload(generation=generation, spec=self._specs[generation])
+            self._reload = (generation, messages.encode(message))
+        return self._reload[1]
 
-    def _members_message(self) -> Members:
-        return Members(epoch=self.record.epoch, members=self._members)
+    def _tell_members(self, *, is_news: bool) -> None:
+        if is_news:
+            self._keep(replace(self.record, epoch=self.record.epoch + 1))
+            text = self._membership.message(self.record.epoch)
+            for session in self._sessions.values():
+                session.send_text(text)
 
     def _idle_left(self) -> float | None:
         ttl = self.spec.compute.inactivity_ttl if self._specs else None
         if ttl is None or self._waiting:
             return None
-        heard = [self._heard.get(pod.name) for pod in self.pods]
-        activities = [None if one is None else one.activity for one in heard]
         now = self._with.clock.time()
-        return idle.seconds_left(activities, ttl=idle.patience(ttl), since=self._since, now=now)
+        return self._activities.seconds_left(ttl=idle.patience(ttl), since=self._since, now=now)

@@ -168,7 +168,7 @@ class Workloads:
     def _on_pods(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
         if workload is not None:
-            workload.pods_changed()
+            workload.pods_changed_soon()
 
     # ----------------------------------------------------------------------------------- deploys
 

@@ -34,7 +34,11 @@ _ZERO_KEY = b"\0\0\0\0"
 HEAD_BYTES = 16
 #: A message longer than this is placed by the handler.
 LARGE = 64 * 1024
-_SCRATCH_BYTES = 256 * 1024
+#: What is read at once, at first and at most: a controller has thousands of connections that say
+#: little, and those that say much soon have the most.
+_SCRATCH_BYTES = (8 * 1024, 256 * 1024)
+# Less than this much room is no good to read into.
+_ROOM = 4096
 #: Read after a large message: room for the header and the first bytes of the next one, which is
 #: likely to be large too. More would be read here only to be copied to where it belongs.
 _PEEK_BYTES = 2048
@@ -161,11 +165,12 @@ class Parser:
         self._handler = handler
         self._masked = masked
         self._max_message = max_message
-        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch = bytearray(_SCRATCH_BYTES[0])
         self._view = memoryview(self._scratch)
         self._start = 0
         self._end = 0
         self._follows_large = False
+        self._was_full = False
         # A large frame on its way into its own memory.
         self._large_first = 0
         self._head = b""
@@ -185,11 +190,21 @@ class Parser:
             self._start = self._end = 0
             if self._follows_large:
                 return self._view[:_PEEK_BYTES]
-        elif self._end > _SCRATCH_BYTES - 4096:
-            pending = bytes(self._view[self._start : self._end])
-            self._view[: len(pending)] = pending
-            self._start, self._end = 0, len(pending)
+            if self._was_full:
+                self._move(b"")
+        elif self._end > len(self._scratch) - _ROOM:
+            self._move(bytes(self._view[self._start : self._end]))
         return self._view[self._end :]
+
+    def _move(self, pending: bytes) -> None:
+        """Begin the scratch memory anew, with more of it if that is of use."""
+        size, most = len(self._scratch), _SCRATCH_BYTES[1]
+        if size < most and (self._was_full or len(pending) > size - _ROOM):
+            self._scratch = bytearray(min(4 * size, most))
+            self._view = memoryview(self._scratch)
+        self._was_full = False
+        self._view[: len(pending)] = pending
+        self._start, self._end = 0, len(pending)
 
     def advance(self, count: int) -> None:
         """`count` bytes were read into the last buffer.
@@ -199,6 +214,7 @@ class Parser:
         """
         if self._rest is None:
             self._end += count
+            self._was_full = self._was_full or self._end == len(self._scratch) < _SCRATCH_BYTES[1]
         else:
             self._filled += count
             if self._filled < len(self._rest):

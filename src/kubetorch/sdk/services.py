@@ -141,7 +141,9 @@ def route(opened: Session, namespace: str, name: str) -> Route:
         def resolve() -> Location:
             return _location_of(opened, opened.get_workload(namespace, name))
 
-        found = _registry.routes.setdefault(key, Route(name, resolve, way=opened.way))
+        made = Route(name, resolve, way=opened.way)
+        made.session = opened
+        found = _registry.routes.setdefault(key, made)
     return found
 
 

@@ -25,6 +25,8 @@ from kubetorch import errors
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
+#: Causes of causes that are told.
+CAUSES_LIMIT = 20
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def describe(
     rank: int | None = None,
     started: bool = True,
     skip: str | None = None,
+    above: tuple[BaseException, ...] = (),
 ) -> Failure:
     """The failure that stands for `error`.
 
@@ -127,10 +130,11 @@ def describe(
         started: Whether the call had started.
         skip: Leading frames of the traceback that lie in files under this folder are left out:
             the user has no use for our own.
+        above: What it is the cause of. One among them is no cause again (`raise error from error`).
     """
     cls = type(error)
     own = isinstance(error, errors.KubetorchError)
-    cause = error.__cause__
+    cause, above = error.__cause__, (*above, error)
     return Failure(
         error_type=cls.__name__,
         message=_cut(error.message if isinstance(error, errors.KubetorchError) else _text(error)),
@@ -144,10 +148,14 @@ def describe(
         code=type(error).code if own else None,  # type: ignore[attr-defined]  # own: it has one
         started=started,
         cause=None
-        if cause is None or isinstance(cause, errors.RemoteTraceback)
-        else describe(cause, skip=skip).to_dict(),
+        if cause is None or isinstance(cause, errors.RemoteTraceback) or _is_again(cause, above)
+        else describe(cause, skip=skip, above=above).to_dict(),
         status=http_status(error),
     )
+
+
+def _is_again(cause: BaseException, above: tuple[BaseException, ...]) -> bool:
+    return len(above) >= CAUSES_LIMIT or any(cause is one for one in above)
 
 
 def without_traceback(failure: Failure, error: errors.KubetorchError) -> Failure:

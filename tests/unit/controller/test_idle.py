@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.idle import REPORTING, IdleWatch, patience, seconds_left
+from kubetorch.controller.idle import REPORTING, Activities, IdleWatch, patience, seconds_left
 from kubetorch.lib.clock import ManualClock
 from kubetorch.wire.messages import Activity
 
@@ -81,3 +81,27 @@ def test_a_closed_watch_notices_nothing() -> None:
     watched.watch.close()
     watched.clock.advance(100.0)
     assert watched.idle == 0
+
+
+def test_pods_are_quiet_when_each_of_them_said_so() -> None:
+    activities = Activities()
+    activities.keep(frozenset("ab"))
+
+    def left() -> float | None:
+        return activities.seconds_left(ttl=10.0, since=0.0, now=5.0)
+
+    assert left() is None
+    activities.heard("a", Activity(calls=0, last=1.0))
+    assert left() is None
+    activities.heard("b", Activity(calls=0, last=3.0))
+    assert left() == 8.0
+    activities.heard("a", Activity(calls=1, last=4.0))
+    assert left() is None
+    activities.heard("a", Activity(calls=0, last=4.0))
+    assert left() == 9.0
+    activities.heard("b", None)
+    assert left() is None
+    activities.keep(frozenset("a"))
+    assert left() == 9.0
+    activities.keep(frozenset("ac"))
+    assert left() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class OneThatBreaks:
     def news(self, namespace: str, name: str) -> list[News]:
         return []
 
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         pass
 
     def prepare(self) -> None:

@@ -146,12 +146,23 @@ def test_large_binary_messages_are_placed_by_the_handler():
 
 def test_after_a_large_message_little_is_read_ahead():
     parser = websocket.Parser(Recorder(), masked=False, max_message=LIMIT)
-    assert len(parser.get_buffer()) > websocket.LARGE
+    assert len(parser.get_buffer()) > 4096
     parser.feed(frame(BINARY, b"x" * 300_000)[:100_000])
     parser.feed(frame(BINARY, b"x" * 300_000)[100_000:])
     assert len(parser.get_buffer()) < 4096
     parser.feed(frame(BINARY, b"small"))
-    assert len(parser.get_buffer()) > websocket.LARGE
+    assert len(parser.get_buffer()) > 4096
+
+
+def test_a_connection_that_says_little_has_little_memory_and_one_that_says_much_gets_more():
+    parser = websocket.Parser(Recorder(), masked=False, max_message=LIMIT)
+    for _ in range(1000):
+        parser.feed(frame(BINARY, b"x" * 100))
+    assert len(parser.get_buffer()) <= 8192
+    for _ in range(4):
+        parser.feed(frame(BINARY, b"x" * 60_000))
+        parser.feed(frame(BINARY, b"x" * 60_000) * 8)
+    assert websocket.LARGE < len(parser.get_buffer()) <= 256 * 1024
 
 
 @pytest.mark.parametrize("first", [0x80 | BINARY, 0x80 | TEXT, BINARY])

@@ -36,3 +36,25 @@ def test_every_error_of_our_own_arrives_as_its_class(cls):
     assert type(rebuilt) is cls
     assert rebuilt.pod_name == "demo-0"
     assert type(pickle.loads(pickle.dumps(error))) is cls
+
+
+def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    told = failures.describe(first)
+    assert told.cause is not None
+    assert (told.cause["message"], told.cause["cause"]) == ("second", None)
+    first.__cause__ = first
+    assert failures.describe(first).cause is None
+
+
+def test_a_long_chain_of_causes_is_cut() -> None:
+    error = ValueError("0")
+    for number in range(5000):
+        above = ValueError(str(number))
+        above.__cause__ = error
+        error = above
+    depth, told = 0, failures.describe(error).to_dict()
+    while told["cause"] is not None:
+        depth, told = depth + 1, told["cause"]
+    assert depth == failures.CAUSES_LIMIT - 1

@@ -34,7 +34,7 @@ kubetorch-controller.{{ .Release.Namespace }}
 {{- define "kubetorch.kindRules" -}}
 # What a deploy applies, and what a teardown deletes.
 - apiGroups: [""]
-  resources: [pods, services, serviceaccounts, secrets, persistentvolumeclaims]
+  resources: [pods, services]
   verbs: [get, list, watch, create, update, patch, delete]
 - apiGroups: [apps]
   resources: [deployments, statefulsets, replicasets, daemonsets]
@@ -72,6 +72,9 @@ kubetorch-controller.{{ .Release.Namespace }}
   resources: [kubetorchworkloads/status, kubetorchworkloads/finalizers]
   verbs: [get, update, patch]
 {{ include "kubetorch.kindRules" . }}
+- apiGroups: [""]
+  resources: [serviceaccounts, secrets, persistentvolumeclaims]
+  verbs: [get, list, watch, create, update, patch, delete]
 # The rights of a workload's own service account. It can grant these roles and no other.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -135,8 +135,11 @@ class Backend(Protocol):
     def news(self, namespace: str, name: str) -> list[News]:
         """What happened to its pods since this was asked the last time, from its last apply on."""
 
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
-        """These pods serve what they should; once all new ones do, retiring ones can end."""
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
+        """These pods serve what they should; once all new ones do, retiring ones can end.
+
+        Called often; the set is not to be kept.
+        """
 
     def prepare(self) -> None:
         """A workload that does not exist yet will be applied in a moment."""

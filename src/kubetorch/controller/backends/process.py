@@ -16,7 +16,7 @@ import functools
 import os
 import signal
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ class ProcessBackend:
     def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
         return []
 
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         workload = self._workloads.get((namespace, name))
         if workload is None:
             return

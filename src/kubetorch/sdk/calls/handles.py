@@ -28,14 +28,20 @@ class CallHandle:
         call_id: Identity of the call.
         name: What it calls, such as `Counter.add`.
         modules: Modules that have another name here, see `kubetorch.wire.codecs.decode`.
+        session: The way to its controller; that of this process by default.
     """
 
     def __init__(
-        self, call_id: str, name: str = "", modules: Mapping[str, str] | None = None
+        self,
+        call_id: str,
+        name: str = "",
+        modules: Mapping[str, str] | None = None,
+        session: Session | None = None,
     ) -> None:
         self._name = name
         self._modules = modules
-        self._following = Following(call_id, _session)
+        self._session = _session if session is None else lambda: session
+        self._following = Following(call_id, self._session)
 
     @classmethod
     def from_id(cls, call_id: str) -> CallHandle:
@@ -197,7 +203,7 @@ class CallHandle:
         """The modules of the workload that have another name here, if it still exists."""
         try:
             view = self._following.view()
-            workload = _session().ask(
+            workload = self._session().ask(
                 lambda controller: controller.get_workload(view.namespace, view.workload)
             )
         except (ServiceNotFoundError, ResultExpiredError):
@@ -247,7 +253,8 @@ def spawn(invocation: Invocation) -> CallHandle:
 def spawn_one(invocation: Invocation) -> CallHandle:
     """As `spawn`, of a call on one pod."""
     target = invocation.target
-    handle = CallHandle(invocation.id, target.name, target.modules)
+    session = invocation.route.session
+    handle = CallHandle(invocation.id, target.name, target.modules, session)
     following = handle._following
     awake = threading.Event()
     following.add_waker(awake.set)

@@ -31,6 +31,8 @@ from kubetorch.sdk.streams.stream import PING_AFTER, Stream
 if TYPE_CHECKING:
     import asyncio
 
+    from kubetorch.sdk.session import Session
+
 __all__ = ["Location", "Resolver", "Route"]
 
 
@@ -59,6 +61,8 @@ class Route:
         way: Way = DIRECT,
     ) -> None:
         self._way = way
+        #: The session with the controller of the service, if it has one of its own.
+        self.session: Session | None = None
         self.service = service
         self.ordinal = ordinal
         self._resolve = resolve
@@ -168,6 +172,7 @@ class Route:
                 way=self._way,
             )
             made.screen = self.screen
+            made.session = self.session
             found = self._pods.setdefault(ordinal, made)
         return found
 

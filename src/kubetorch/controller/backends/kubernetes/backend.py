@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 from msgspec.structs import replace
@@ -192,6 +192,8 @@ class KubernetesBackend:
                 )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is error:
+                    raise
                 if verdict.error is not None:
                     raise verdict.error from error
                 self._refusals[key] = verdict.reason
@@ -298,7 +300,7 @@ class KubernetesBackend:
         found = [told.new(event) for event in events]
         return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
 
-    def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:  # noqa: D102
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
         return None
 

@@ -26,6 +26,8 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 #: What pods may do in their own namespace: deploy, call, read logs; the chart makes it.
 ROLE = "kubetorch-edit"
+#: Kubernetes makes it in every namespace, though not at once.
+_EVERYWHERE = "default"
 
 
 class Namespaces:
@@ -60,6 +62,8 @@ class Namespaces:
         except KubernetesNotFoundError as error:
             if account != SERVICE_ACCOUNT:
                 await self._check_namespace(namespace)
+                if account == _EVERYWHERE:
+                    return
                 raise _no_account(namespace, account) from error
             await self._create(namespace, _account(namespace, self._annotations))
             found = await self._client.get(Ref(ACCOUNTS, account, namespace))
