@@ -21,7 +21,12 @@ from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
-from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
+from kubetorch.errors import (
+    KubernetesNotFoundError,
+    KubetorchError,
+    ServiceTimeoutError,
+    WorkloadError,
+)
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 from kubetorch.lib import backoff, deadlines
@@ -88,7 +93,7 @@ class KubernetesBackend:
         self._preparing = preparing
         self._owner = owner
         self._applier = Applier(client)
-        self._watch = PodWatch(client, self._changed, namespaces=watched)
+        self._watch = PodWatch(client, self._changed, self._gone, namespaces=watched)
         self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
         self._judgements = Judgements(client, self._survey, self._watch.mark)
         self._now = now
@@ -162,9 +167,19 @@ class KubernetesBackend:
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
         if main is not None:
             wanted += await runtimes.beside(self._client, main, self._runtime)
-        for manifest in (*wanted, main):
-            if manifest is not None:
-                await self._apply(key, manifest, known)
+        try:
+            async with deadlines.timeout(spec.compute.launch_timeout):
+                for manifest in (*wanted, main):
+                    if manifest is not None:
+                        await self._apply(key, manifest, known)
+        except TimeoutError as error:
+            raise ServiceTimeoutError(
+                f"{spec.name} could not be applied within {spec.compute.launch_timeout} s: "
+                f"{self._refusals.get(key, 'the API server is slow')}",
+                hint="kt.Compute(launch_timeout=...) allows more time",
+            ) from error
+        finally:
+            self._refusals.pop(key, None)
         self._watch.mark(key)
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
@@ -200,7 +215,6 @@ class KubernetesBackend:
                 self._changed(key)
                 await asyncio.sleep(verdict.again or next(pauses))
             else:
-                self._refusals.pop(key, None)
                 return
 
     def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
@@ -229,6 +243,7 @@ class KubernetesBackend:
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
+        self._judgements.forget_owner(key)
         await self._watch.forget(key)
 
     async def _end_pods(self, key: Key, grace: float) -> None:
@@ -307,6 +322,9 @@ class KubernetesBackend:
     def _changed(self, key: Key) -> None:
         self._changes.notify()
         self._listener(*key)
+
+    def _gone(self, pod: Manifest) -> None:
+        self._judgements.forget(pod)
 
     def _around(self, around: Around) -> None:
         """Something around pods is different."""
