@@ -23,6 +23,8 @@ from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.errors import (
     KubernetesNotFoundError,
+    KubernetesRequestError,
+    KubernetesUnavailableError,
     KubetorchError,
     ServiceTimeoutError,
     WorkloadError,
@@ -119,22 +121,36 @@ class KubernetesBackend:
     async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
         await asyncio.gather(self._watch.start(), self._survey.start())
         room = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._take_up(spec, room) for spec in specs))
+        await asyncio.gather(*(self._take_up_alone(spec, room) for spec in specs))
+
+    async def _take_up_alone(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
+        """Take up a workload; what is wrong with it concerns no other one."""
+        try:
+            await self._take_up(spec, room)
+        except KubernetesUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a user may have written its object
+            key = (spec.namespace, spec.name)
+            _log.exception("workload not taken up workload=%s/%s", *key)
+            self._refusals[key] = f"{type(error).__name__}: {error}"
 
     async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
         """Know a workload that an earlier controller applied, maybe of another version."""
+        key = (spec.namespace, spec.name)
         main = _rendered(spec)
         template = self._equip(spec, main)
         async with room:
-            if main is not None:
-                there = await self._find(main)
-                template = template if there is None else _template_of(there, spec)
-                with contextlib.suppress(KubernetesNotFoundError):  # as above
-                    await self._survey.look_at(main)
-            await self._select(spec, main)
-        self._workloads[spec.namespace, spec.name] = _Workload(
-            spec, main, template, _called(spec, main)
-        )
+            try:
+                if main is not None:
+                    there = await self._find(main)
+                    template = template if there is None else _template_of(there, spec)
+                    with contextlib.suppress(KubernetesNotFoundError):  # as above
+                        await self._survey.look_at(main)
+                await self._select(spec, main)
+            except KubernetesRequestError as error:
+                _log.warning("workload not looked at workload=%s/%s error=%s", *key, error)
+                self._refusals[key] = str(error)
+        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -232,6 +248,7 @@ class KubernetesBackend:
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
         self._told.pop(key, None)
+        self._refusals.pop(key, None)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
