@@ -71,6 +71,10 @@ class SimulatedBackend:
         """None."""
         return Trouble()
 
+    def rests(self, namespace: str, name: str) -> bool:
+        """There is no scaler."""
+        return False
+
     def news(self, namespace: str, name: str) -> list[News]:
         """Nothing ever happens."""
         return []

@@ -9,6 +9,9 @@ should serve is the *target*: the wanted generation, or the last good one after 
 was given up. `Reload` is sent to every connected pod that serves something else and was not told
 yet on its connection; so it does not matter in which order events arrive, nor how often.
 
+A workload without pods may *rest*. Then a deploy is over at once, while its generation stays
+undecided: the next pod loads it before it serves, and if that fails, the last good one instead.
+
 What concerns one pod costs the same however many there are: a workload may have thousands, and each
 of them says something in every rollout.
 
@@ -36,10 +39,14 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class PodsChanged(msgspec.Struct, frozen=True):
-    """The backend has these pods now: those of the wanted template, and retiring ones."""
+    """The backend has these pods now: those of the wanted template, and retiring ones.
+
+    Without any it may `rest`: its scaler makes pods when they are needed.
+    """
 
     pods: frozenset[str]
     retiring: frozenset[str] = frozenset()
+    rests: bool = False
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -133,6 +140,7 @@ class Rollout(msgspec.Struct):
     failure: Failure | None = None
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
+    rests: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
     _ready: set[str] = msgspec.field(default_factory=set)
 
@@ -145,8 +153,8 @@ class Rollout(msgspec.Struct):
                 effects += self._deployed(generation)
                 if failure is not None:
                     effects += self._give_up(generation, failure)
-            case PodsChanged(pods, retiring):
-                self.pods, self.retiring = pods, retiring
+            case PodsChanged(pods, retiring, rests):
+                self.pods, self.retiring, self.rests = pods, retiring, rests
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -197,8 +205,8 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_served(self) -> bool:
-        """Whether all of them do."""
-        return bool(self.pods) and len(self._ready) == len(self.pods)
+        """Whether all of them do, or none is needed."""
+        return len(self._ready) == len(self.pods) if self.pods else self.rests
 
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""
@@ -220,7 +228,10 @@ class Rollout(msgspec.Struct):
         return (NotReached(generation, failure),)
 
     def _decide(self) -> Iterable[Effect]:
-        if not self.is_served or (self.failure is None and self.good == self.wanted):
+        # Without pods nobody knows yet whether it can be served: the first that comes decides.
+        if not self.pods or not self.is_served:
+            return ()
+        if self.failure is None and self.good == self.wanted:
             return ()
         was_given_up = self.failure is not None
         self.good, self.failure = self.wanted, None

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
-from kubetorch.controller.backends.kubernetes import logs, runtimes, statuses
+from kubetorch.controller.backends.kubernetes import logs, runtimes, scaling, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
@@ -332,6 +332,12 @@ class KubernetesBackend:
         found = [told.new(event) for event in events]
         return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
 
+    def rests(self, namespace: str, name: str) -> bool:  # noqa: D102  # Backend's
+        workload = self._workloads.get((namespace, name))
+        if workload is None or workload.main is None:
+            return False
+        return scaling.rests(self._survey.owners(workload.main), workload.template)
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
         return None
@@ -368,7 +374,10 @@ class KubernetesBackend:
         return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
-        return services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
+        found = services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
+        if services.is_scaled(spec.compute, manifest):
+            return scaling.address(self._survey.owners(manifest)) or found
+        return found
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
         return ()
