@@ -91,8 +91,9 @@ def run(rounds: int) -> list[Row]:
             *_inside(namespace, rounds),
             *_edits(namespace, rounds),
             *_starts(namespace, rounds),
-            *_memory(namespace, rounds),
             *sessions.run(rounds),
+            # Last: a hundred pods that end go on taking time for a while.
+            *_memory(namespace, rounds),
         ]
 
 
