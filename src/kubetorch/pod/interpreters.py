@@ -29,8 +29,7 @@ from kubetorch.wire.podenv import PodEnv
 #: The oldest Python that workers run on.
 OLDEST = (3, 10)
 #: Seconds that one interpreter has to say what it is, and all together. One that cannot run says so
-#: at once; one that can is slow to start in a small pod on a full node, and that is no reason to give
-#: a launch up.
+#: at once; one that can is slow to start in a small pod on a full node, which dooms no launch.
 PATIENCE = 30.0
 _TOTAL = 60.0
 #: Names to look for.
