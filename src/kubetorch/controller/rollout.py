@@ -4,13 +4,16 @@
                     │  └────(a later Deployed)──────────────────────────────► Superseded
                     └───────(a pod fails it, cannot start, or time is over)─► NotReached
 
-A generation leaves `undecided` once, so each of the three is said at most once for it. What a pod
+A generation leaves `undecided` once, so each of the three is said at most once for it (but see
+below). What a pod
 should serve is the *target*: the wanted generation, or the last good one after the wanted one
 was given up. `Reload` is sent to every connected pod that serves something else and was not told
 yet on its connection; so it does not matter in which order events arrive, nor how often.
 
-A workload without pods may *rest*. Then a deploy is over at once, while its generation stays
-undecided: the next pod loads it before it serves, and if that fails, the last good one instead.
+A workload without pods may *rest*: its scaler makes some when they are needed. Then a generation
+is reached at once, but stays *unproven*: the next pod shows whether it can be served, and if it
+cannot, the generation is given up after all, though not for an older one: its deploy was said to
+have succeeded.
 
 What concerns one pod costs the same however many there are: a workload may have thousands, and each
 of them says something in every rollout.
@@ -141,6 +144,7 @@ class Rollout(msgspec.Struct):
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
     rests: bool = False
+    _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
     _ready: set[str] = msgspec.field(default_factory=set)
 
@@ -154,7 +158,7 @@ class Rollout(msgspec.Struct):
                 if failure is not None:
                     effects += self._give_up(generation, failure)
             case PodsChanged(pods, retiring, rests):
-                self.pods, self.retiring, self.rests = pods, retiring, rests
+                self.pods, self.retiring, self.rests = pods, retiring, rests and not pods
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -206,7 +210,7 @@ class Rollout(msgspec.Struct):
     @property
     def is_served(self) -> bool:
         """Whether all of them do, or none is needed."""
-        return len(self._ready) == len(self.pods) if self.pods else self.rests
+        return self.rests or (bool(self.pods) and len(self._ready) == len(self.pods))
 
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""
@@ -222,14 +226,20 @@ class Rollout(msgspec.Struct):
         return (Superseded(superseded, generation),) if undecided else ()
 
     def _give_up(self, generation: int, failure: Failure) -> Iterable[Effect]:
-        if generation != self.wanted or not self.is_undecided:
+        is_open = self.is_undecided or (self._is_unproven and self.failure is None)
+        if generation != self.wanted or not is_open:
             return ()
         self.failure = failure
         return (NotReached(generation, failure),)
 
     def _decide(self) -> Iterable[Effect]:
-        # Without pods nobody knows yet whether it can be served: the first that comes decides.
-        if not self.pods or not self.is_served:
+        if self.rests:
+            self._is_unproven = True
+            if not self.is_undecided:
+                return ()
+        elif self._ready:
+            self._is_unproven = False
+        if not self.is_served:
             return ()
         if self.failure is None and self.good == self.wanted:
             return ()

@@ -188,7 +188,8 @@ def _location_of(opened: Session, view: WorkloadView) -> Location:
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
     scaler, spec = None, view.spec
     if view.scaler:
-        failure = "" if ready or view.failure is None else str(view.failure.get("message") or "")
+        said = {} if ready else view.failure or {}
+        failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
         scaler = Scaler(
             opened.way.scaler(spec.namespace, spec.name, view.scaler),
             {pod.name: opened.address(view, pod) for pod in view.pods if pod.url},

@@ -27,7 +27,7 @@ from kubetorch.sdk.streams.connecting import (
 from kubetorch.sdk.streams.stream import Stream
 
 #: Seconds that a scaler may hold a connection before the controller is asked what is wrong.
-HELD = 15.0
+HELD = 10.0
 
 
 class Scaled:

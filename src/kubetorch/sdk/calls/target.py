@@ -68,8 +68,7 @@ def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str
 
 def is_served(view: WorkloadView) -> bool:
     """Whether a pod of the service takes calls, or one will be made for them."""
-    is_resting = bool(view.scaler) and view.failure is None and not view.pods
-    return is_resting or any(pod.is_ready for pod in view.pods)
+    return bool(view.scaler) or any(pod.is_ready for pod in view.pods)
 
 
 def failure_of(view: WorkloadView, source: Source | None) -> Exception:
