@@ -78,6 +78,9 @@ class MadeUp:
     def url(self, spec: WorkloadSpec, manifest: Manifest | None) -> str:
         return ""
 
+    def rests(self, namespace: str, name: str) -> bool:
+        return False
+
     def news(self, namespace: str, name: str) -> list[News]:
         return []
 

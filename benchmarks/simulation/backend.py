@@ -26,7 +26,8 @@ class SimulatedBackend:
         secrets, volumes: What deploys would find there.
     """
 
-    name = "simulated"
+    #: It stands for a cluster.
+    name = "kubernetes"
 
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
         self.stores = Stores(secrets, volumes)
@@ -69,6 +70,10 @@ class SimulatedBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:
         """None."""
         return Trouble()
+
+    def rests(self, namespace: str, name: str) -> bool:
+        """There is no scaler."""
+        return False
 
     def news(self, namespace: str, name: str) -> list[News]:
         """Nothing ever happens."""

@@ -4,7 +4,8 @@
 
 Requests, WebSockets and their answers pass as they come, each side read only as fast as the other
 takes; `Authorization` goes on to the agent, which decides. The pod is the one that the header
-`X-Kubetorch-Pod` names, else the ready one with the fewest calls.
+`X-Kubetorch-Pod` names, else the ready one with the fewest calls. An autoscaled service has a
+scaler for that, which holds what comes while there is no pod.
 
 Nobody finds out here which services exist. Who sends no token of the service gets one and the same
 answer, whether there is such a service or not; only an app that was made public is reached without.
@@ -42,6 +43,7 @@ _PATH = re.compile(
 _QUERY = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
 _POD = routes.POD.lower().encode()
 _PREFIX = b"x-forwarded-prefix"
+_HOST = b"host"
 
 #: Finds a workload by namespace and name; raises `ServiceNotFoundError`.
 Finder = Callable[[str, str], Workload]
@@ -88,7 +90,7 @@ class Relay:
         headers = scope["headers"]
         target = self._target(scope["path"], scope["query_string"], headers)
         try:
-            await proxying.relay(scope, _passed(headers), receive, send_on, target)
+            await proxying.relay(scope, _passed(headers, target), receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",
@@ -109,7 +111,7 @@ class Relay:
         except KubetorchError as error:
             failure = replace(failures.describe(error), traceback="")
             raise tunnels.Refused(failures.http_status(error), failure.to_json()) from error
-        return target, _passed(upgrade.headers), lambda: None
+        return target, _passed(upgrade.headers, target), lambda: None
 
     # ------------------------------------------------------------------------------------ inside
 
@@ -141,12 +143,17 @@ class Relay:
                 hint=f"kt list -n {namespace} shows what there is",
             )
         wanted = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
-        parts = urlsplit(_choose(name, workload.view().pods, wanted).url)
+        view = workload.view()
+        is_scaled = bool(view.scaler) and wanted is None
+        parts = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, wanted).url)
         assert parts.hostname is not None
         outside = match[0]
         prefix = outside + (routes.APP if self.is_app(path) else "")
         is_told = any(key == _PREFIX for key, _ in headers)
         more = () if is_told else ((_PREFIX, prefix.encode()),)
+        if is_scaled:
+            # By this name a scaler knows the service.
+            more = (*more, (_HOST, parts.netloc.encode()))
         return Target(parts.hostname, parts.port or 80, Mount(outside, ""), more)
 
     def _may_pass(self, namespace: str, name: str, query: bytes, headers: list[Header]) -> bool:
@@ -189,8 +196,9 @@ def _candidates(query: bytes, headers: Iterable[Header]) -> Iterable[str]:
         yield unquote_plus(match[1].decode("latin-1"))
 
 
-def _passed(headers: Iterable[Header]) -> list[Header]:
-    return [header for header in headers if header[0] != _POD]
+def _passed(headers: Iterable[Header], target: Target) -> list[Header]:
+    replaced = {_POD, *(name for name, _ in target.headers)}
+    return [header for header in headers if header[0] not in replaced]
 
 
 def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:

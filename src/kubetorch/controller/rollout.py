@@ -4,10 +4,16 @@
                     │  └────(a later Deployed)──────────────────────────────► Superseded
                     └───────(a pod fails it, cannot start, or time is over)─► NotReached
 
-A generation leaves `undecided` once, so each of the three is said at most once for it. What a pod
+A generation leaves `undecided` once, so each of the three is said at most once for it (but see
+below). What a pod
 should serve is the *target*: the wanted generation, or the last good one after the wanted one
 was given up. `Reload` is sent to every connected pod that serves something else and was not told
 yet on its connection; so it does not matter in which order events arrive, nor how often.
+
+A workload without pods may *rest*: its scaler makes some when they are needed. Then a generation
+is reached at once, but stays *unproven*: the next pod shows whether it can be served, and if it
+cannot, the generation is given up after all, though not for an older one: its deploy was said to
+have succeeded.
 
 What concerns one pod costs the same however many there are: a workload may have thousands, and each
 of them says something in every rollout.
@@ -36,10 +42,14 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class PodsChanged(msgspec.Struct, frozen=True):
-    """The backend has these pods now: those of the wanted template, and retiring ones."""
+    """The backend has these pods now: those of the wanted template, and retiring ones.
+
+    Without any it may `rest`: its scaler makes pods when they are needed.
+    """
 
     pods: frozenset[str]
     retiring: frozenset[str] = frozenset()
+    rests: bool = False
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -133,6 +143,8 @@ class Rollout(msgspec.Struct):
     failure: Failure | None = None
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
+    rests: bool = False
+    _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
     _ready: set[str] = msgspec.field(default_factory=set)
 
@@ -145,8 +157,8 @@ class Rollout(msgspec.Struct):
                 effects += self._deployed(generation)
                 if failure is not None:
                     effects += self._give_up(generation, failure)
-            case PodsChanged(pods, retiring):
-                self.pods, self.retiring = pods, retiring
+            case PodsChanged(pods, retiring, rests):
+                self.pods, self.retiring, self.rests = pods, retiring, rests and not pods
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -197,8 +209,8 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_served(self) -> bool:
-        """Whether all of them do."""
-        return bool(self.pods) and len(self._ready) == len(self.pods)
+        """Whether all of them do, or none is needed."""
+        return self.rests or (bool(self.pods) and len(self._ready) == len(self.pods))
 
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""
@@ -214,13 +226,22 @@ class Rollout(msgspec.Struct):
         return (Superseded(superseded, generation),) if undecided else ()
 
     def _give_up(self, generation: int, failure: Failure) -> Iterable[Effect]:
-        if generation != self.wanted or not self.is_undecided:
+        is_open = self.is_undecided or (self._is_unproven and self.failure is None)
+        if generation != self.wanted or not is_open:
             return ()
         self.failure = failure
         return (NotReached(generation, failure),)
 
     def _decide(self) -> Iterable[Effect]:
-        if not self.is_served or (self.failure is None and self.good == self.wanted):
+        if self.rests:
+            self._is_unproven = True
+            if not self.is_undecided:
+                return ()
+        elif self._ready:
+            self._is_unproven = False
+        if not self.is_served:
+            return ()
+        if self.failure is None and self.good == self.wanted:
             return ()
         was_given_up = self.failure is not None
         self.good, self.failure = self.wanted, None

@@ -92,6 +92,8 @@ def status(
         return "Ready" if len(serving) == len(current) else "Scaling"
     if state.failure is not None or any(pod.failure is not None for pod in current):
         return "Failed"
+    if state.rests:
+        return "Ready"
     return "Creating" if current else "No pods"
 
 

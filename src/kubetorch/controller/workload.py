@@ -29,7 +29,7 @@ from kubetorch.controller.views import Heard
 from kubetorch.controller.waiting import Waiting, describe
 from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import deployment
+from kubetorch.manifests import deployment, services
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 from kubetorch.wire.messages import (
@@ -123,12 +123,14 @@ class Workload:
         record, manifest = self.record, deployment.of_workload(self.spec)
         pods = views.pod_views(self.pods, self._heard, self._rollout)
         ready = [pod for pod in pods if pod.is_ready]
+        url = self._with.backend.url(self.spec, manifest)
         return WorkloadView(
             spec=self.spec,
             generation=record.generation,
             status=views.status(self.pods, self._heard, self._rollout, self.spec),
             pods=pods,
-            url=self._with.backend.url(self.spec, manifest) or (ready[0].url if ready else ""),
+            url=url or (ready[0].url if ready else ""),
+            scaler=url if services.is_scaled(self.spec.compute, manifest) else "",
             token=token,
             token_expires=token_expires,
             created=record.created,
@@ -243,7 +245,8 @@ class Workload:
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        self._handle(rollout.PodsChanged(current, retiring))
+        rests = self._with.backend.rests(*self.key)
+        self._handle(rollout.PodsChanged(current, retiring, rests))
         trouble = self._with.backend.trouble(*self.key)
         news = self._with.backend.news(*self.key) if self._waiting else []
         self._telling.tell(self.pods, trouble, news)

@@ -106,6 +106,16 @@ def url(
     return f"http://{called_name}.{namespace}.svc.cluster.local"
 
 
+def is_scaled(compute: ComputeSpec, manifest: Mapping[str, Any] | None) -> bool:
+    """Whether calls go to a scaler, which counts them and makes pods for them.
+
+    The arguments are those of `render`.
+    """
+    if manifest is None or (compute.endpoint is not None and compute.endpoint.url is not None):
+        return False
+    return locating.kind_of(manifest, compute.pod_template_path).is_autoscaled
+
+
 def headless_name(name: str) -> str:
     """Name of the headless Service: `<name>-headless`, or the most of it that names allow."""
     return _with(name, _HEADLESS)

@@ -180,16 +180,27 @@ def remember(opened: Session, view: WorkloadView) -> None:
 
 
 def _location_of(opened: Session, view: WorkloadView) -> Location:
-    from kubetorch.sdk.streams.connecting import Location  # noqa: PLC0415  # as in `_begin`
+    from kubetorch.sdk.streams.connecting import Location, Scaler  # noqa: PLC0415  # as in `_begin`
 
     own = view.spec.compute.endpoint
     if own is not None and own.base_url is not None:
         return Location((own.base_url,), view.token)
     ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
+    scaler, spec = None, view.spec
+    if view.scaler:
+        said = {} if ready else view.failure or {}
+        failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
+        scaler = Scaler(
+            opened.way.scaler(spec.namespace, spec.name, view.scaler),
+            {pod.name: opened.address(view, pod) for pod in view.pods if pod.url},
+            spec.compute.launch_timeout,
+            failure,
+        )
     return Location(
         tuple(opened.address(view, pod) for pod in ready),
         view.token,
         tuple(pod.ordinal for pod in ready),
+        scaler,
     )
 
 

@@ -337,6 +337,8 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         status: One of the words of `kt list`: `Ready`, `Creating`, `Failed`, ….
         pods: Its pods by ordinal.
         url: Base URL for calls.
+        scaler: Where calls go to a scaler, which counts them and makes pods for them; empty where
+            they go to pods. There may be none then.
         token: A token for calls, when the reader may call; it expires at `token_expires`.
         created, updated, last_active: Seconds since the epoch.
         failure: Why the wanted generation is not served.
@@ -349,6 +351,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     status: str
     pods: tuple[PodView, ...] = ()
     url: str = ""
+    scaler: str = ""
     token: str = ""
     token_expires: float = 0.0
     created: float = 0.0

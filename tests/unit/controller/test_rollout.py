@@ -184,3 +184,42 @@ def test_any_order_and_duplication_of_events_converges(
     assert effects.count(Reached(5)) == 1
     decided = [e.generation for e in effects if isinstance(e, (Reached, NotReached, Superseded))]
     assert len(decided) == len(set(decided)), "a generation was decided twice"
+
+
+RESTS = PodsChanged(frozenset(), rests=True)
+
+
+def test_a_workload_that_rests_needs_no_pod_for_a_new_generation() -> None:
+    state = rolled_out("a")
+    assert run(state, RESTS) == []
+    assert state.is_served
+    assert run(state, Deployed(2)) == [Reached(2)]
+    assert run(state, PodsChanged(frozenset("b"))) == []
+    assert not state.is_served
+    assert run(state, Connected("b", 0)) == [Reload("b", 2)]
+    assert run(state, Observed("b", 2, 2)) == []
+    assert state.is_served
+
+
+def test_without_pods_that_nobody_needs_nothing_is_served() -> None:
+    state = rolled_out("a")
+    run(state, PodsChanged(frozenset()))
+    assert not state.is_served
+    assert run(state, Deployed(2)) == []
+
+
+def test_what_the_first_pod_after_a_rest_cannot_load_is_given_up_but_not_for_older_code() -> None:
+    state = rolled_out("a")
+    run(state, RESTS, Deployed(2), PodsChanged(frozenset("b")), Connected("b", 0))
+    assert run(state, Observed("b", 2, 0, FAILURE)) == [NotReached(2, FAILURE)]
+    assert state.target("b") == 2
+    assert run(state, RESTS) == []
+    assert run(state, PodsChanged(frozenset("c")), Connected("c", 0)) == [Reload("c", 2)]
+    assert run(state, Observed("c", 2, 2)) == [Recovered(2)]
+
+
+def test_what_has_been_served_since_the_rest_is_not_given_up() -> None:
+    state = rolled_out("a")
+    run(state, RESTS, Deployed(2), PodsChanged(frozenset("b")), Connected("b", 0))
+    run(state, Observed("b", 2, 2), PodsChanged(frozenset("bc")), Connected("c", 0))
+    assert run(state, Observed("c", 2, 0, FAILURE)) == []

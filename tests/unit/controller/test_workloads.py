@@ -61,6 +61,9 @@ class OneThatBreaks:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
+    def rests(self, namespace: str, name: str) -> bool:
+        return False
+
     def news(self, namespace: str, name: str) -> list[News]:
         return []
 

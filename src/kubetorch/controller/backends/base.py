@@ -135,6 +135,9 @@ class Backend(Protocol):
     def news(self, namespace: str, name: str) -> list[News]:
         """What happened to its pods since this was asked the last time, from its last apply on."""
 
+    def rests(self, namespace: str, name: str) -> bool:
+        """Whether a scaler has it without pods because nobody calls it: that is as it should be."""
+
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end.
 

@@ -203,6 +203,9 @@ class ProcessBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         return Trouble()
 
+    def rests(self, namespace: str, name: str) -> bool:  # noqa: D102  # Backend's
+        return False
+
     def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
         return []
 

@@ -97,12 +97,20 @@ class Running(Attempts):
 
 
 class _Connected:
-    """A connection was made, or not."""
+    """A connection was made for calls that wait for it, or not."""
 
-    __slots__ = ("error", "route")
+    __slots__ = ("error", "route", "stream", "waiting")
 
-    def __init__(self, route: Route, error: BaseException | None) -> None:
+    def __init__(
+        self,
+        route: Route,
+        waiting: list[Running],
+        stream: Stream | None,
+        error: BaseException | None,
+    ) -> None:
         self.route = route
+        self.waiting = waiting
+        self.stream = stream
         self.error = error
 
 
@@ -175,38 +183,49 @@ class Driver:
     def _connect(self, running: Running) -> None:
         """Have a thread connect, so that a pod that is away holds up its own calls only."""
         route = running.invocation.route
-        waiting = self._connecting.get(route)
-        if waiting is not None:
-            waiting.append(running)
-            return
-        self._connecting[route] = [running]
+        waiting = [running]
+        if route.shares_streams:
+            others = self._connecting.setdefault(route, waiting)
+            if others is not waiting:
+                others.append(running)
+                return
         patience, tokens = running.invocation.patience, self._tokens
 
         def connect() -> None:
+            stream: Stream | None = None
             error: BaseException | None = None
             try:
-                route.connect(patience)
+                stream = route.connect(patience)
             except BaseException as failed:  # noqa: BLE001  # it is raised where the calls are made
                 error = failed
-            tokens.put(_Connected(route, error))
+            tokens.put(_Connected(route, waiting, stream, error))
 
         threading.Thread(target=connect, name="kubetorch-connect", daemon=True).start()
 
     def _connected(self, token: _Connected) -> Iterator[Happened]:
-        waiting = self._connecting.pop(token.route)
-        error = token.error
+        if self._connecting.get(token.route) is token.waiting:
+            del self._connecting[token.route]
+        error, single = token.error, token.stream
+        if single is not None and not single.is_single:
+            single = None
         if error is not None and not isinstance(error, KubetorchError):
             raise error
-        for running in waiting:
+        for running in token.waiting:
             if running not in self._running:
                 continue
             if error is None:
-                self._attempt(running)
+                if single is None:
+                    self._attempt(running)
+                else:
+                    running.open(single, self._tokens)
+                    single = None
                 continue
             refused: Exception = error
             if isinstance(error, CallRefusedError):
                 refused = running.invocation.refused(error)
             yield from self._happened(running, Done(None, refused))
+        if single is not None:
+            single.close()
 
     # ------------------------------------------------------------------------------ deadlines
 

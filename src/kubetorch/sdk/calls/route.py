@@ -1,5 +1,7 @@
 """Where the calls of one service go: its pods' addresses, a token, a stream to each pod in use.
 
+Calls of an autoscaled service go to its scaler, each on a stream of its own (`Scaled`).
+
 A route learns the addresses from its resolver, which asks the controller, and asks again when a pod
 cannot be reached. Connecting happens in the thread of the caller that needs the connection; one
 that breaks while calls are pending is made again by its stream's own thread.
@@ -13,7 +15,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from kubetorch.errors import CallRefusedError, UnauthorizedError
+from kubetorch.errors import CallRefusedError
+from kubetorch.sdk.calls.scaled import Scaled
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.streams import connecting
@@ -24,6 +27,7 @@ from kubetorch.sdk.streams.connecting import (
     Backoff,
     Location,
     Resolver,
+    Scaler,
     UnavailableError,
 )
 from kubetorch.sdk.streams.stream import PING_AFTER, Stream
@@ -75,10 +79,11 @@ class Route:
         self._streams: dict[str, Stream] = {}
         # Those that take no more calls, but may have some that run.
         self._leaving: list[Stream] = []
+        self._scaled = Scaled(service, resolve, way, ping_after)
         self._turn = 0
         self._connecting = threading.Lock()
         self._closed = threading.Event()
-        self._connects: dict[asyncio.AbstractEventLoop, asyncio.Future[None]] = {}
+        self._connects: dict[asyncio.AbstractEventLoop, asyncio.Future[Stream]] = {}
         reference = weakref.ref(self)
         atexit.register(_close, reference)
         os.register_at_fork(after_in_child=lambda: _abandon(reference))
@@ -86,14 +91,24 @@ class Route:
     @property
     def patience(self) -> float:
         """Seconds that a call waits for a pod that takes it."""
-        return self._way.patience
+        scaler = self._scaler
+        return self._way.patience if scaler is None else max(self._way.patience, scaler.patience)
+
+    @property
+    def _scaler(self) -> Scaler | None:
+        return None if self._location is None else self._location.scaler
+
+    @property
+    def shares_streams(self) -> bool:
+        """Whether calls share connections; those of an autoscaled service do not."""
+        return self._scaler is None
 
     # ------------------------------------------------------------------------------- streams
 
     def stream(self) -> Stream | None:
         """An open stream to the pod whose turn it is; `None` when one has to be connected."""
         location = self._location
-        if location is None:
+        if location is None or location.scaler is not None:
             return None
         urls = location.urls
         if len(urls) == 1:
@@ -109,21 +124,17 @@ class Route:
             UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
             CallRefusedError: No pod could be reached in time.
         """
-        patience = self._way.patience if patience is None else patience
+        patience = self.patience if patience is None else patience
         backoff = Backoff(patience)
         while True:
-            with self._connecting:
-                stream = self.stream()
-                if stream is not None:
-                    return stream
-                try:
-                    return self._connect(backoff)
-                except FINAL:
-                    raise
-                except TRANSIENT as failed:
-                    error = failed
-                    if isinstance(failed.__cause__, MISTAKES) and backoff.is_sure:
-                        raise failed.__cause__ from None
+            try:
+                return self._take(backoff)
+            except FINAL:
+                raise
+            except TRANSIENT as failed:
+                error = failed
+                if isinstance(failed.__cause__, MISTAKES) and backoff.is_sure:
+                    raise failed.__cause__ from None
             if not backoff.pause(self._closed):
                 raise CallRefusedError(
                     f"{self._no_pod} could be reached within {patience:g} s: {error}",
@@ -145,18 +156,16 @@ class Route:
             stream = self.stream()
             if stream is not None:
                 return stream
+            if not self.shares_streams:
+                return await self._begin(loop, patience)
             future = self._connects.get(loop)
             if future is None:
                 # A thread for all coroutines of the loop.
-                future = self._connects[loop] = loop.create_future()
+                future = self._connects[loop] = self._begin(loop, patience)
                 future.add_done_callback(lambda _: self._connects.pop(loop, None))
-                threading.Thread(
-                    target=self._connect_for,
-                    args=(loop, future, patience),
-                    name="kubetorch-connect",
-                    daemon=True,
-                ).start()
-            await asyncio.shield(future)
+            stream = await asyncio.shield(future)
+            if stream.is_single and not stream.calls:
+                stream.close()  # nobody knew yet that they are not shared
 
     def pod(self, ordinal: int) -> Route:
         """The way to one pod of the service, whichever it is at the time of a call."""
@@ -210,7 +219,7 @@ class Route:
         return pods
 
     def _drop_streams(self) -> list[Stream]:
-        streams = [*self._streams.values(), *self._leaving]
+        streams = [*self._streams.values(), *self._leaving, *self._scaled.drop()]
         self._streams.clear()
         self._leaving.clear()
         return streams
@@ -233,9 +242,25 @@ class Route:
                 best = stream
         return best
 
-    def _connect(self, backoff: Backoff) -> Stream:
+    def _take(self, backoff: Backoff) -> Stream:
+        """A stream of all calls, or where there is a scaler one for a single call."""
+        with self._connecting:
+            stream = self.stream()
+            if stream is not None:
+                return stream
+            location = self._location or connecting.ask(self._resolve)
+            scaler = location.scaler
+            if scaler is None:
+                return self._connect(location, backoff)
+            self._location = location
+        try:
+            return self._scaled.connect(location, scaler, backoff, self._closed)
+        except BaseException:
+            self._location = None
+            raise
+
+    def _connect(self, location: Location, backoff: Backoff) -> Stream:
         """Connect to every pod that there is no stream to; one of the streams."""
-        location = self._location or connecting.ask(self._resolve)
         reached: dict[str, Stream] = {}
         error: Exception = UnavailableError("none is ready")
         for url in location.urls:
@@ -260,45 +285,59 @@ class Route:
 
     def _open(self, url: str, location: Location, backoff: Backoff) -> Stream:
         stream = Stream(lambda broken: self._resume(broken, url), ping_after=self._ping_after)
-        try:
-            try:
-                connecting.attempt(
-                    stream, url, location.token, timeout=backoff.attempt, way=self._way
-                )
-            except UnauthorizedError:
-                # The token may have expired; a fresh one is tried once.
-                token = connecting.ask(self._resolve).token
-                connecting.attempt(stream, url, token, timeout=backoff.attempt, way=self._way)
-        except BaseException:
-            stream.close()
-            raise
+        connecting.begin(
+            stream, url, location.token, self._resolve, timeout=backoff.attempt, way=self._way
+        )
         return stream
 
     def _resume(self, stream: Stream, url: str) -> None:
         connecting.resume(stream, url, self._location, self._resolve, self._closed, self._way)
 
+    def _begin(
+        self, loop: asyncio.AbstractEventLoop, patience: float | None
+    ) -> asyncio.Future[Stream]:
+        """Connect in a thread."""
+        future: asyncio.Future[Stream] = loop.create_future()
+        threading.Thread(
+            target=self._connect_for,
+            args=(loop, future, patience),
+            name="kubetorch-connect",
+            daemon=True,
+        ).start()
+        return future
+
     def _connect_for(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], patience: float | None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Stream],
+        patience: float | None,
     ) -> None:
+        stream: Stream | None = None
         error: BaseException | None = None
         try:
-            self.connect(patience)
+            stream = self.connect(patience)
         except BaseException as failed:  # noqa: BLE001  # it is raised in the loop
             error = failed
 
         def settle() -> None:
             if future.cancelled():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
+                _let_go(stream)
+            elif stream is not None:
+                future.set_result(stream)
+            elif error is not None:
                 future.set_exception(error)
                 future.exception()  # retrieved: those who waited may be gone
 
         try:
             loop.call_soon_threadsafe(settle)
         except RuntimeError:  # the loop is closed: nobody waits any more
-            return
+            _let_go(stream)
+
+
+def _let_go(stream: Stream | None) -> None:
+    """Nobody wants a stream any more that was connected; others may share it."""
+    if stream is not None and stream.is_single:
+        stream.close()
 
 
 def _if_there(location: Location) -> Location | None:

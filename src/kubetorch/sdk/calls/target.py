@@ -67,8 +67,8 @@ def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str
 
 
 def is_served(view: WorkloadView) -> bool:
-    """Whether a pod of the service takes calls."""
-    return any(pod.is_ready for pod in view.pods)
+    """Whether a pod of the service takes calls, or one will be made for them."""
+    return bool(view.scaler) or any(pod.is_ready for pod in view.pods)
 
 
 def failure_of(view: WorkloadView, source: Source | None) -> Exception:

@@ -27,7 +27,7 @@ from kubetorch.errors import (
 from kubetorch.k8s.resources import PODS, SERVICES, Ref, Selection
 from kubetorch.lib.http import IDLE_SECONDS
 from kubetorch.manifests import labels
-from kubetorch.sdk.reach.addresses import NAME, PORT, pod_headers, relay_url
+from kubetorch.sdk.reach.addresses import NAME, PORT, pod_headers, relay_url, service_url
 from kubetorch.sdk.reach.login import Login
 from kubetorch.sdk.reach.tunnel import ANSWER, Tunnel
 from kubetorch.sdk.reach.way import DIRECT
@@ -174,6 +174,11 @@ class Cluster:
         if not self._forwards(namespace):
             return relay_url(self.controller_url, namespace, service, pod.name)
         return f"http://{pod.name}.{namespace}{_SUFFIX}:{port}"
+
+    def scaler(self, namespace: str, service: str, url: str) -> str:
+        """The controller's relay: a forwarded port would pass the scaler by."""
+        del url
+        return service_url(self.controller_url, namespace, service)
 
     def connect(self, url: str, timeout: float | None) -> socket.socket:
         """Forward a port, in a connection of its own."""

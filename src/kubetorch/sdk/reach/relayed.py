@@ -43,6 +43,11 @@ class Relayed:
         """Below the controller's URL."""
         return relay_url(self._base_url, namespace, service, pod.name) if pod.url else ""
 
+    def scaler(self, namespace: str, service: str, url: str) -> str:
+        """Below the controller's URL: no pod is named."""
+        del url
+        return service_url(self._base_url, namespace, service)
+
     def connect(self, url: str, timeout: float | None) -> socket.socket:
         """Connect to the controller."""
         parts = urlsplit(url)

@@ -37,6 +37,9 @@ class Way(Protocol):
     def address(self, namespace: str, service: str, pod: PodView) -> str:
         """URL of the agent of a pod; empty while there is none."""
 
+    def scaler(self, namespace: str, service: str, url: str) -> str:
+        """URL of the scaler of an autoscaled service, whose URL in the cluster is given."""
+
     def connect(self, url: str, timeout: float | None) -> socket.socket:
         """A blocking connection to what the URL stands for.
 
@@ -68,6 +71,11 @@ class Direct:
         """As the controller has it."""
         del namespace, service
         return pod.url
+
+    def scaler(self, namespace: str, service: str, url: str) -> str:
+        """As the controller has it."""
+        del namespace, service
+        return url
 
     def connect(self, url: str, timeout: float | None) -> socket.socket:
         """Connect by TCP."""

@@ -34,6 +34,22 @@ _DOUBT = 3.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 
 
+class Scaler(NamedTuple):
+    """What takes the calls of an autoscaled service, and makes pods for them.
+
+    Attributes:
+        url: Where it does.
+        pods: URLs of the agents of all pods that there are, by their names.
+        patience: Seconds that a pod may take to be made.
+        failure: Why there can be none, as far as the controller knows.
+    """
+
+    url: str
+    pods: dict[str, str]
+    patience: float
+    failure: str = ""
+
+
 class Location(NamedTuple):
     """Where a service is.
 
@@ -41,11 +57,13 @@ class Location(NamedTuple):
         urls: Base URLs of the agents of its ready pods, in the order of the pods.
         token: What calls to them carry.
         ordinals: The number of each pod in the service, where that is known.
+        scaler: Where each call goes on a connection of its own, if the service is autoscaled.
     """
 
     urls: tuple[str, ...]
     token: str
     ordinals: tuple[int, ...] = ()
+    scaler: Scaler | None = None
 
     def only(self, urls: Iterable[str]) -> Location:
         """The same without pods that have none of these URLs."""
@@ -147,6 +165,20 @@ def attempt(stream: Stream, url: str, token: str, *, timeout: float, way: Way = 
     except dial.RefusedError as refused:
         raise _refusal(refused) from None
     stream.open(connection, rest, timeout=timeout)
+
+
+def begin(
+    stream: Stream, url: str, token: str, resolve: Resolver, *, timeout: float, way: Way = DIRECT
+) -> None:
+    """As `attempt`, for the first time; the token may have ended, then a fresh one is tried."""
+    try:
+        try:
+            attempt(stream, url, token, timeout=timeout, way=way)
+        except UnauthorizedError:
+            attempt(stream, url, ask(resolve).token, timeout=timeout, way=way)
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _refusal(refused: dial.RefusedError) -> Exception:

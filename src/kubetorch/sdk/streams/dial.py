@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from kubetorch.lib import websocket
 from kubetorch.sdk.reach.way import DIRECT, Way
 
+#: Seconds for the connection alone.
+CONNECT_TIMEOUT = 10.0
 #: Bytes that the head of an answer may have.
 _HEAD_LIMIT = 64 * 1024
 #: Bytes of a refusal's body that are read.
@@ -52,7 +54,8 @@ def dial(
     request, accept = websocket.upgrade_request(
         sent.pop("Host", parts.netloc), parts.path.rstrip("/") + path, sent.items()
     )
-    connection = way.connect(base, timeout)
+    # The answer may take long, where a pod is made first; a host that is there takes connections.
+    connection = way.connect(base, min(timeout, CONNECT_TIMEOUT))
     try:
         connection.settimeout(timeout)
         connection.sendall(request)

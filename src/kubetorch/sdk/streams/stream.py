@@ -59,6 +59,8 @@ class Stream:
         reconnect: Called by the stream's thread, without a connection while calls are pending:
             gets a new connection with `open`, or ends the stream with `end`.
         ping_after: Seconds of silence after which the agent is asked for a sign of life.
+        is_single: It is closed when its first call has ended: whoever scales a service takes an
+            open connection for a call that runs.
 
     Attributes:
         id: Names this client to the agent, on every connection.
@@ -68,8 +70,13 @@ class Stream:
     """
 
     def __init__(
-        self, reconnect: Callable[[Stream], None], *, ping_after: float = PING_AFTER
+        self,
+        reconnect: Callable[[Stream], None],
+        *,
+        ping_after: float = PING_AFTER,
+        is_single: bool = False,
     ) -> None:
+        self.is_single = is_single
         self.id = os.urandom(16).hex()
         self.accepts_calls = False
         self.pod = ""
@@ -364,7 +371,7 @@ class Stream:
         if link is None:
             return False
         try:
-            link.read(timeout)
+            link.read(timeout, is_alone=len(self.calls) == 1)
         except OSError:
             self._disconnect()
         except (websocket.WebSocketError, ProtocolError) as error:
@@ -376,6 +383,8 @@ class Stream:
             raise
         finally:
             self._mailboxes.post()
+        if self.is_single and not self.calls and not self.has_ended:
+            self.close()
         return self._link is not None
 
     def _ping(self) -> None:

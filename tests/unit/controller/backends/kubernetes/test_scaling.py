@@ -1,0 +1,66 @@
+"""What Knative's objects say of an autoscaled service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetorch.controller.backends.kubernetes import scaling
+from kubetorch.manifests import labels
+
+API = "serving.knative.dev/v1"
+
+
+def owners(*, ready: str = "True", desired: int | None = 0, name: str = "echo-1") -> list[Any]:
+    """A Knative Service whose latest Revision is `echo-1`, and a Revision."""
+    status: dict[str, Any] = {"conditions": [{"type": "Ready", "status": ready}]}
+    if desired is not None:
+        status["desiredReplicas"] = desired
+    return [
+        {
+            "apiVersion": API,
+            "kind": "Service",
+            "metadata": {"name": "echo"},
+            "status": {
+                "latestReadyRevisionName": "echo-1",
+                "address": {"url": "http://echo.team.svc.cluster.local"},
+            },
+        },
+        {
+            "apiVersion": API,
+            "kind": "Revision",
+            "metadata": {"name": name, "annotations": {labels.TEMPLATE_DIGEST: "abc"}},
+            "status": status,
+        },
+    ]
+
+
+def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
+    assert scaling.rests(owners(), "abc")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        owners(desired=1),
+        owners(desired=None),
+        owners(ready="Unknown"),
+        owners(name="echo-2"),
+        [],
+    ],
+    ids=["pods are wanted", "not decided yet", "not ready", "not the latest that is", "nothing"],
+)
+def test_otherwise_it_does_not(given: list[Any]) -> None:
+    assert not scaling.rests(given, "abc")
+
+
+def test_a_revision_of_an_older_template_says_nothing() -> None:
+    assert not scaling.rests(owners(), "def")
+
+
+def test_a_service_says_where_it_is_called() -> None:
+    assert scaling.address(owners()) == "http://echo.team.svc.cluster.local"
+    assert scaling.address([]) == ""
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}}
+    assert scaling.address([service]) == ""
