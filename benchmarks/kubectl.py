@@ -16,8 +16,8 @@ from benchmarks.venvs import UnavailableError
 INSTALLATION, CONTROLLER = "kubetorch", "deployment/kubetorch-controller"
 # 120 s: the longest is that a pod becomes ready while another measurement still ends.
 DEADLINE = 120.0
-#: Requests of every pod: the nodes of a test cluster are small.
-CPU = "10m"
+#: What every pod asks for, ours as well: who asks for less has less of a node that is full.
+CPU = "0.1"
 
 
 def check() -> None:

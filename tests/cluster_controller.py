@@ -155,7 +155,7 @@ class InCluster:
                 Reviews(client),
                 pods=KnownPods(workloads),
                 tokens_of_namespaces=self.pod_tokens,
-                secrets=self.backend.stores.secrets,
+                stores=self.backend.stores,
                 secret=SECRET,
                 clocks=clocks,
             )

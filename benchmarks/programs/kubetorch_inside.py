@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _on(node: str) -> kt.Compute:
-    return kt.Compute(cpus="10m", node_selector={"kubernetes.io/hostname": node})
+    return kt.Compute(cpus="0.1", node_selector={"kubernetes.io/hostname": node})
 
 
 if __name__ == "__main__":

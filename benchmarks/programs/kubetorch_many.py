@@ -24,7 +24,7 @@ def main() -> None:
     services = [kt.fn(add, name=f"many-{number}") for number in range(int(count))]
 
     def deploy(service: kt.Fn[..., int]) -> float:
-        service.to(kt.Compute(cpus="1m", launch_timeout=600))
+        service.to(kt.Compute(cpus="10m", launch_timeout=600))
         return float(service(1) == 2)
 
     with ThreadPoolExecutor(DEPLOYERS) as pool:

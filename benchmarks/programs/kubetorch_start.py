@@ -23,7 +23,7 @@ def main() -> None:
 
     def start() -> dict[str, float]:
         began = time.perf_counter()
-        add.to(kt.Compute(cpus="10m"))
+        add.to(kt.Compute(cpus="0.1"))
         deployed = time.perf_counter()
         assert add(1) == 2
         return {"seconds": time.perf_counter() - began, "deployed": deployed - began}

@@ -26,7 +26,8 @@ class SimulatedBackend:
         secrets, volumes: What deploys would find there.
     """
 
-    name = "simulated"
+    #: It stands for a cluster.
+    name = "kubernetes"
 
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
         self.stores = Stores(secrets, volumes)

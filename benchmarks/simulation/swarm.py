@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from benchmarks.programs.simulated_controller import SECRET, USER_TOKEN
 from benchmarks.simulation.backend import pod_name
 from benchmarks.simulation.pods import DEADLINE, OPENING, Pods
-from kubetorch.lib import deadlines, websocket
+from kubetorch.lib import deadlines, upgrading, websocket
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -20,6 +20,8 @@ from kubetorch.wire.messages import Activity, Deploy, FromController, Hello, Obs
 NAMESPACE = "team"
 #: Seconds between two signs of life of a pod, and how many groups of pods take turns.
 _HEARTBEAT, _TURNS = 5.0, 50
+#: Seconds after which a pod that was refused tries again.
+_RETRY = 0.1
 
 
 class Swarm:
@@ -41,10 +43,10 @@ class Swarm:
 
     async def start(self) -> None:
         """Deploy, and open all sessions."""
+        self._beating = asyncio.create_task(self._beat())
         async with self._deployed():
             gate = asyncio.Semaphore(OPENING)
             await asyncio.gather(*(self._open(number, gate) for number in range(self._count)))
-        self._beating = asyncio.create_task(self._beat())
 
     async def reload(self) -> dict[str, float]:
         """Seconds from a deploy until every pod was told, and until it says that it is ready."""
@@ -78,8 +80,14 @@ class Swarm:
             version="0",
         )
         url = f"http://127.0.0.1:{self._port}{routes.SESSIONS}"
-        async with gate:
-            await self._pods.open(url, headers, messages.encode(hello))
+        async with gate, deadlines.timeout(DEADLINE):
+            while True:
+                try:
+                    await self._pods.open(url, headers, messages.encode(hello))
+                except upgrading.UpgradeRefusedError:
+                    await asyncio.sleep(_RETRY)  # its workload is not there yet
+                else:
+                    return
 
     async def _beat(self) -> None:
         """Give signs of life, as agents do, all through the measurement."""

@@ -171,6 +171,18 @@ def test_calls_go_on_without_a_controller_which_gets_the_token_of_the_day(
     assert controller.wait_for(messages.Hello).generation == 1
 
 
+def test_a_controller_that_only_closes_is_asked_less_and_less(
+    controller: FakeController, start: Start
+) -> None:
+    start()
+    began = time.monotonic()
+    for _ in range(4):
+        controller.cut()
+        controller.wait_for(messages.Hello)
+    # At least half of 0.1, 0.2, 0.4 and 0.8 s.
+    assert time.monotonic() - began >= 0.75
+
+
 def test_blobs_that_the_controller_lost_come_back(controller: FakeController, start: Start) -> None:
     start()
     welcome(controller)

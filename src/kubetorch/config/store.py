@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kubetorch.errors import ConfigError
 
-#: Seconds that a program waits for another that writes, and between its attempts.
+#: Seconds that a program waits for another that writes.
 _PATIENCE = 10.0
-_PAUSE = 0.01
 
 
 def read_yaml(path: Path) -> object:
@@ -80,25 +78,17 @@ class SettingsFile:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other program changes the file meanwhile: what it writes would be lost."""
-        import fcntl  # noqa: PLC0415  # reading needs none
+        from kubetorch.lib.locking import FileLock  # noqa: PLC0415  # reading needs none
 
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        lock = FileLock(self.path.parent)
         try:
-            until = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise ConfigError(
-                            f"{self.path} is being written by another program for {_PATIENCE:g} s"
-                        ) from None
-                    time.sleep(_PAUSE)  # a lock of a file has no deadline of its own
-                else:
-                    break
+            if not lock.get(_PATIENCE):
+                raise ConfigError(
+                    f"{self.path} is being written by another program for {_PATIENCE:g} s"
+                )
             yield
         finally:
-            os.close(folder)
+            lock.close()
 
     def _write(self, values: Mapping[str, object]) -> None:
         import yaml  # noqa: PLC0415  # 13 ms, only where there is a file

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
+from kubetorch.controller import checking
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
@@ -18,8 +19,6 @@ from kubetorch.controller.surroundings import Surroundings
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
-from kubetorch.manifests import deployment
-from kubetorch.specs import names, quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import (
@@ -95,9 +94,8 @@ class Workloads:
             generations = contents.generations.get(key, ())
             workload = Workload(record, generations, self._surroundings)
             try:
-                self._backend.check(workload.spec.compute)
-                deployment.of_workload(workload.spec)
-            except Exception as error:  # noqa: BLE001  # another version wrote it
+                checking.check(workload.spec, self._backend)
+            except Exception as error:  # noqa: BLE001  # another version wrote it, or a user
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
             else:
@@ -106,8 +104,11 @@ class Workloads:
         self._backend.watch(self._on_pods)
         self._state.observe(self)
         await self._backend.start(specs)
-        for workload in self._workloads.values():
-            workload.pods_changed()
+        for key, workload in self._workloads.items():
+            try:
+                workload.pods_changed()
+            except Exception:  # noqa: BLE001  # one of them must not keep the others waiting
+                _log.exception("workload not taken up workload=%s/%s", *key)
 
     async def close(self, *, pods: bool) -> None:
         """The controller stops.
@@ -190,17 +191,7 @@ class Workloads:
             raise SpecError(
                 f"the spec is of {spec.namespace}/{spec.name}, the request for {namespace}/{name}"
             )
-        for label in (namespace, name):
-            if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:
-                raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
-        if not 1 <= spec.compute.replicas <= 10_000:
-            raise SpecError(f"replicas is {spec.compute.replicas}; it must be 1 or more")
-        if spec.compute.launch_timeout <= 0:
-            raise SpecError(f"launch_timeout is {spec.compute.launch_timeout}; it must be above 0")
-        if spec.compute.inactivity_ttl is not None:
-            quantity.seconds(spec.compute.inactivity_ttl)
-        deployment.of_workload(spec)
-        self._backend.check(spec.compute)
+        checking.check(spec, self._backend)
         if (namespace, name) not in self._workloads:
             self._backend.prepare()
 

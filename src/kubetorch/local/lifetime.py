@@ -7,13 +7,11 @@ ensure ── service.json names a living process ──────────
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import NamedTuple
 from kubetorch.config import environment as variables
 from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib import files, identity, spawning
+from kubetorch.lib.locking import FileLock
 from kubetorch.local import commands, environment
 from kubetorch.local.home import Home, Running
 from kubetorch.wire import failures, routes
@@ -105,7 +104,7 @@ def begin(folder: Path | None = None) -> Callable[[], Endpoint]:
     found = find(place.path)
     if found is None:
         place.create()
-        lock = _Waiting(place.start_lock)
+        lock = FileLock(place.start_lock)
         if not lock.get_at_once():
             lock.close()
             return functools.partial(_ensure_after_another, place)
@@ -186,7 +185,7 @@ def _spawn(place: Home) -> _Spawned:
         os.close(log)
 
 
-def _started(place: Home, spawned: _Spawned, lock: _Waiting | None = None) -> Endpoint:
+def _started(place: Home, spawned: _Spawned, lock: FileLock | None = None) -> Endpoint:
     """Wait until a service that was started listens; let go of the lock then."""
     with (
         contextlib.closing(lock) if lock is not None else contextlib.nullcontext(),
@@ -258,7 +257,7 @@ def _locked(path: Path, timeout: float, what: str) -> Iterator[None]:
     Raises:
         ControllerUnavailableError: Somebody else holds it for too long.
     """
-    waiting = _Waiting(path)
+    waiting = FileLock(path)
     try:
         if not waiting.get(timeout):
             raise ControllerUnavailableError(
@@ -267,47 +266,3 @@ def _locked(path: Path, timeout: float, what: str) -> Iterator[None]:
         yield
     finally:
         waiting.close()
-
-
-class _Waiting:
-    """A lock file that is held, or waited for.
-
-    `flock` has no time-out: where somebody holds the lock, a thread waits for it. A thread that is
-    given up waits on, and lets the lock go again when it gets it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._mutex = threading.Lock()
-        self._got = threading.Event()
-        self._is_waited_for = False
-        self._is_closed = False
-
-    def get_at_once(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def get(self, timeout: float) -> bool:
-        if self.get_at_once():
-            return True
-        self._is_waited_for = True
-        threading.Thread(target=self._wait, name="kubetorch-lock", daemon=True).start()
-        return self._got.wait(timeout)
-
-    def close(self) -> None:
-        with self._mutex:
-            self._is_closed = True
-            if not self._is_waited_for:
-                os.close(self._descriptor)
-
-    def _wait(self) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._mutex:
-            self._is_waited_for = False
-            if self._is_closed:
-                os.close(self._descriptor)
-        self._got.set()

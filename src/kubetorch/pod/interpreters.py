@@ -28,9 +28,10 @@ from kubetorch.wire.podenv import PodEnv
 
 #: The oldest Python that workers run on.
 OLDEST = (3, 10)
-#: Seconds that one interpreter has to say what it is; all together have less than 5.
-PATIENCE = 2.0
-_TOTAL = 4.0
+#: Seconds that one interpreter has to say what it is, and all together. One that cannot run says so
+#: at once; one that can is slow to start in a small pod on a full node, which dooms no launch.
+PATIENCE = 30.0
+_TOTAL = 60.0
 #: Names to look for.
 NAMES = ("python3", "python", *(f"python3.{minor}" for minor in range(16, OLDEST[1] - 1, -1)))
 #: Where images have it whose PATH does not say so.

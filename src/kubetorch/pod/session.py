@@ -155,8 +155,8 @@ class Session:
         delays, refusal = _delays(), ""
         while not self._contact.is_lost:
             try:
-                await self._run_once()
-                delays, refusal = _delays(), ""
+                if await self._run_once():
+                    delays, refusal = _delays(), ""
             except upgrading.UpgradeRefusedError as error:
                 said = error.body[:500].decode("utf-8", "replace")
                 # A pod may wait for days until a service is deployed that it is one of.
@@ -168,8 +168,8 @@ class Session:
             await asyncio.sleep(next(delays))
         self._on_abandoned()
 
-    async def _run_once(self) -> None:
-        """One session, from its connect to its end."""
+    async def _run_once(self) -> bool:
+        """One session, from its connect to its end; whether the controller took part in it."""
         link = _Link(self._on_text)
         await upgrading.connect(
             self._contact.url() + routes.SESSIONS,
@@ -199,6 +199,7 @@ class Session:
             self._link = None
             link.close()
         _log.info("session ended reason=%s", link.reason)
+        return link.was_heard
 
     def _on_text(self, text: memoryview) -> None:
         message: FromController
@@ -218,6 +219,8 @@ class _Link:
         self._connection: Connection | None = None
         self._closed = asyncio.Event()
         self.reason = ""
+        #: Whether anything came: a controller that does not know the pod only closes.
+        self.was_heard = False
 
     @property
     def is_closed(self) -> bool:
@@ -247,12 +250,14 @@ class _Link:
         self._connection = connection
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
+        self.was_heard = True
         self._on_text(payload)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self.was_heard = True
         self._on_text(memoryview(head + rest))
 
     def on_writable(self) -> None:

@@ -36,6 +36,7 @@ class OneThatBreaks:
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.looked_at: list[str] = []
         self.go_on = asyncio.Event()
 
     def watch(self, listener: Listener) -> None:
@@ -52,6 +53,9 @@ class OneThatBreaks:
         pass
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
+        self.looked_at.append(name)
+        if name == "bad":
+            raise KeyError("metadata")
         return []
 
     def trouble(self, namespace: str, name: str) -> Trouble:
@@ -238,6 +242,48 @@ def test_a_workload_that_cannot_be_read_does_not_keep_the_others_from_starting(
         assert [view.spec.name for view in workloads.list()] == ["good"]
 
     run(tmp_path, body)
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        ComputeSpec(inactivity_ttl="soon"),
+        ComputeSpec(replicas=0),
+        ComputeSpec(service_template='{"metadata":{"namespace":"other"}}'),
+    ],
+)
+def test_what_a_deploy_may_not_bring_is_not_taken_up_either(
+    tmp_path: Path, compute: ComputeSpec
+) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    for spec in (replace(SPEC, name="bad", compute=compute), replace(SPEC, name="good")):
+        state.put_workload(WorkloadRecord("ns", spec.name, 1), generation=Generation(1, spec))
+    state.close()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert backend.started == ["good"]
+        with pytest.raises(SpecError):
+            workloads.check(deploy("1", replace(SPEC, compute=compute)), "ns", "f")
+
+    run(tmp_path, body)
+
+
+def test_a_workload_whose_pods_cannot_be_understood_keeps_no_other_from_starting(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    for name in ("bad", "good"):
+        spec = replace(SPEC, name=name)
+        state.put_workload(WorkloadRecord("ns", name, 1), generation=Generation(1, spec))
+    state.close()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert [view.spec.name for view in workloads.list()] == ["bad", "good"]
+        assert backend.looked_at == ["bad", "good"]
+
     run(tmp_path, body)
 
 

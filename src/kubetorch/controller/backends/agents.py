@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import os
 import signal
@@ -266,11 +265,11 @@ class Pod:
         pid = self.record.pid
         if grace > 0:
             _signal(pid, signal.SIGTERM)
-            await _wait_for_exits({pid}, timeout=grace + _EXIT_MARGIN)
+            await _wait_for_ends({pid}, timeout=grace + _EXIT_MARGIN)
         for _ in range(_KILL_ROUNDS):
             killed = await asyncio.to_thread(self._kill_all)
             # SIGKILL has no exception; what takes long is a process that the kernel holds.
-            await _wait_for_exits({pid, *killed}, timeout=_EXIT_MARGIN)
+            await _wait_for_ends({pid, *killed}, timeout=_EXIT_MARGIN)
             if not killed:
                 break
         processes.exit_status(pid)
@@ -316,25 +315,11 @@ class Pod:
         return itertools.chain([0.0], backoff.exponential(first=0.1, factor=3.0, limit=30.0))
 
 
-async def _wait_for_exits(pids: set[int], *, timeout: float) -> None:
+async def _wait_for_ends(pids: set[int], *, timeout: float) -> None:
     """Wait until processes have ended, at most so many seconds."""
-    left = set(pids)
-    none_left = asyncio.Event()
-
-    def ended(pid: int) -> None:
-        left.discard(pid)
-        if not left:
-            none_left.set()
-
-    watches = [processes.ExitWatch(pid, functools.partial(ended, pid)) for pid in pids]
-    try:
+    with contextlib.suppress(TimeoutError):
         async with deadlines.timeout(timeout):
-            await none_left.wait()
-    except TimeoutError:
-        return
-    finally:
-        for watch in watches:
-            watch.close()
+            await processes.wait_for_ends(pids)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

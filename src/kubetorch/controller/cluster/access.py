@@ -26,7 +26,7 @@ from kubetorch.controller.access import (
     User,
     bearer,
 )
-from kubetorch.controller.backends.stores import SecretStore
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.cluster import deputy
 from kubetorch.controller.cluster.answers import Answer, Answers
 from kubetorch.controller.cluster.reviews import (
@@ -95,7 +95,7 @@ class ClusterAccess:
         reviews: Asks.
         pods: The pods of workloads.
         tokens_of_namespaces: Tokens of pods that somebody else made.
-        secrets: Secrets of the cluster.
+        stores: Secrets and volumes of the cluster.
         secret: Secret of the installation.
         clocks: Say what is over.
     """
@@ -106,14 +106,14 @@ class ClusterAccess:
         *,
         pods: Pods,
         tokens_of_namespaces: NamespaceTokens,
-        secrets: SecretStore,
+        stores: Stores,
         secret: bytes,
         clocks: Clocks,
     ) -> None:
         self._reviews = reviews
         self._pods = pods
         self._namespaces = tokens_of_namespaces
-        self._secrets = secrets
+        self._stores = stores
         self._secret = secret
         self._time = clocks.time
         self._users: Answers[bytes, User | None] = Answers(clocks.steady)
@@ -181,11 +181,10 @@ class ClusterAccess:
             return
         why = deputy.beyond(spec)
         if not why:
-            named = deputy.secrets(spec, manifest)
-            foreign = [one for one in named if not await self._is_ours(spec.namespace, one)]
+            foreign = await self._foreign(spec, manifest)
             if not foreign:
                 return
-            why = f"its pods see the secret {foreign[0]!r}, which Kubetorch did not make"
+            why = f"its pods see the {foreign}, which Kubetorch did not make"
         for verb in deputy.VERBS:
             await self._authorize_object(principal, verb, manifest, why)
 
@@ -212,10 +211,18 @@ class ClusterAccess:
             )
             raise
 
-    async def _is_ours(self, namespace: str, secret: str) -> bool:
-        """Whether a secret was made by Kubetorch, or is not there."""
-        found = await self._secrets.get(namespace, secret)
-        return found is None or labels.MOUNT_TYPE in found.labels
+    async def _foreign(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """A secret or volume of the pods that somebody else made; empty if there is none."""
+        secrets, volumes = self._stores
+        for name in deputy.secrets(spec, manifest):
+            secret = await secrets.get(spec.namespace, name)
+            if secret is not None and labels.MOUNT_TYPE not in secret.labels:
+                return f"secret {name!r}"
+        for name in deputy.claims(spec):
+            volume = await volumes.get(spec.namespace, name)
+            if volume is not None and not volume.is_ours:
+                return f"volume {name!r}"
+        return ""
 
     # ------------------------------------------------------------------------------------- pods
 

@@ -20,7 +20,7 @@ VERBS = ("create", "patch")
 
 
 def beyond(spec: WorkloadSpec) -> str:
-    """What goes beyond the pods that Kubetorch renders; empty if nothing does, but for secrets."""
+    """What goes beyond the pods that Kubetorch renders, but for what they are given; or nothing."""
     compute = spec.compute
     if compute.manifest is not None:
         return "it brings a manifest of its own"
@@ -36,6 +36,11 @@ def beyond(spec: WorkloadSpec) -> str:
 def rendered(spec: WorkloadSpec) -> Manifest | None:
     """The object that a deploy makes; none for one that only selects pods."""
     return None if spec.compute.is_selector_only else deployment.of_workload(spec)
+
+
+def claims(spec: WorkloadSpec) -> tuple[str, ...]:
+    """The names of the volumes' claims that the pods of a rendered object mount."""
+    return tuple(dict.fromkeys(volume.claim_name for volume in spec.compute.volumes))
 
 
 def secrets(spec: WorkloadSpec, manifest: Manifest) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ class _Service:
                 Reviews(client),
                 pods=KnownPods(workloads),
                 tokens_of_namespaces=pod_tokens,
-                secrets=attaching.stores.secrets,
+                stores=attaching.stores,
                 secret=secret,
                 clocks=clocks,
             )

@@ -45,8 +45,9 @@ def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None])
         StartupError: Another generation took its place.
         ControllerUnavailableError: A pod was silent for too long.
     """
-    prefixed = len(view.pods) > 1
-    ends: list[int | KubetorchError | None] = [None] * len(view.pods)
+    pods = of_generation(view)
+    prefixed = len(pods) > 1
+    ends: list[int | KubetorchError | None] = [None] * len(pods)
 
     def run(number: int, pod: PodView) -> None:
         prefix = f"({pod.name}) " if prefixed else ""
@@ -55,7 +56,7 @@ def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None])
         except KubetorchError as error:
             ends[number] = error
 
-    threads = [threading.Thread(target=run, args=one, daemon=True) for one in enumerate(view.pods)]
+    threads = [threading.Thread(target=run, args=one, daemon=True) for one in enumerate(pods)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -64,6 +65,15 @@ def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None])
         if isinstance(end, KubetorchError):
             raise end
     return next((end for end in ends if isinstance(end, int) and end), 0)
+
+
+def of_generation(view: WorkloadView) -> list[PodView]:
+    """The pods of a workload but those that newer ones have replaced, which are about to end."""
+    return [
+        pod
+        for pod in view.pods
+        if pod.phase != "Terminating" and pod.generation in (0, view.generation)
+    ]
 
 
 class _Follower:

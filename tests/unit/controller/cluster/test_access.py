@@ -17,6 +17,7 @@ from kubetorch.controller.access import (
     Principal,
     User,
 )
+from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.cluster.access import Clocks, ClusterAccess
 from kubetorch.controller.cluster.reviews import ALLOWED_SECONDS, DENIED_SECONDS, Reviews, Verdict
 from kubetorch.errors import (
@@ -33,9 +34,11 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.secrets import SecretView
+from kubetorch.wire.volumes import VolumeView
 from tests.unit.controller.cluster.test_reviews import jwt
 
 ANN = User("ann", groups=("devs",))
@@ -73,6 +76,16 @@ class ApiServer(Reviews):
             raise ControllerUnavailableError("away")
 
 
+class Claims:
+    """The volumes of a cluster."""
+
+    async def get(self, namespace: str, claim: str) -> VolumeView | None:
+        if claim not in ("ours", "theirs"):
+            return None
+        volume = VolumeSpec(claim, "/data")
+        return VolumeView(namespace=namespace, claim=claim, spec=volume, is_ours=claim == "ours")
+
+
 class World:
     """What access looks at."""
 
@@ -85,7 +98,7 @@ class World:
             self.server,
             pods=self,
             tokens_of_namespaces=self,
-            secrets=self,  # type: ignore[arg-type]  # only what is asked here
+            stores=Stores(self, Claims()),  # type: ignore[arg-type]  # only what is asked here
             secret=SECRET,
             clocks=Clocks(self.clock.time, self.clock.time),
         )
@@ -305,6 +318,7 @@ JOB = {
     [
         spec(),
         spec(secrets=(secret("ours"),)),
+        spec(volumes=(VolumeSpec("ours", "/data"), VolumeSpec("new", "/new"))),
         spec(service_account_name="kubetorch-service-account"),
         spec(selector=(("app", "x"),)),
     ],
@@ -324,6 +338,7 @@ def test_pods_as_kubetorch_renders_them_need_nothing_more(plain: WorkloadSpec) -
         (spec(service_template='{"spec": {"paused": true}}'), ("apps", "deployments")),
         (spec(service_account_name="admin"), ("apps", "deployments")),
         (spec(secrets=(secret("theirs"),)), ("apps", "deployments")),
+        (spec(volumes=(VolumeSpec("v", "/v", claim="theirs"),)), ("apps", "deployments")),
         (spec(selector=(("app", "x"),), cpus="1"), ("apps", "deployments")),
     ],
 )

@@ -14,17 +14,22 @@ from msgspec.structs import replace
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, runtimes, scaling, statuses
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
-from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
+from kubetorch.controller.backends.kubernetes.insisting import Insisting, Wish
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
-from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
+from kubetorch.errors import (
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+    KubernetesUnavailableError,
+    WorkloadError,
+)
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
-from kubetorch.lib import backoff, deadlines
+from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import agent, deployment, services
 from kubetorch.manifests.agent import Runtime
@@ -34,8 +39,6 @@ from kubetorch.wire import failures
 
 #: Seconds beyond their grace until the pods of a deleted workload have to be gone.
 DELETE_SLACK = 30.0
-# Seconds until an object is applied again that could not be: at first, and at most.
-_AGAIN = (0.5, 5.0)
 # Requests about workloads at one time, when the controller starts.
 _AT_ONCE = 16
 
@@ -88,15 +91,14 @@ class KubernetesBackend:
         self._preparing = preparing
         self._owner = owner
         self._applier = Applier(client)
-        self._watch = PodWatch(client, self._changed, namespaces=watched)
+        self._watch = PodWatch(client, self._changed, self._gone, namespaces=watched)
         self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
         self._judgements = Judgements(client, self._survey, self._watch.mark)
         self._now = now
         self._workloads: dict[Key, _Workload] = {}
         # What those who wait for its pods were told.
         self._told: dict[Key, Told] = {}
-        # Why an object is not applied yet.
-        self._refusals: dict[Key, str] = {}
+        self._insisting = Insisting(self._applier, now=now, on_wait=self._changed)
         self._listener: Listener = _ignore
         self._changes = Changes()
 
@@ -114,22 +116,36 @@ class KubernetesBackend:
     async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
         await asyncio.gather(self._watch.start(), self._survey.start())
         room = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._take_up(spec, room) for spec in specs))
+        await asyncio.gather(*(self._take_up_alone(spec, room) for spec in specs))
+
+    async def _take_up_alone(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
+        """Take up a workload; what is wrong with it concerns no other one."""
+        try:
+            await self._take_up(spec, room)
+        except KubernetesUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a user may have written its object
+            key = (spec.namespace, spec.name)
+            _log.exception("workload not taken up workload=%s/%s", *key)
+            self._insisting.reasons[key] = f"{type(error).__name__}: {error}"
 
     async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
         """Know a workload that an earlier controller applied, maybe of another version."""
+        key = (spec.namespace, spec.name)
         main = _rendered(spec)
         template = self._equip(spec, main)
         async with room:
-            if main is not None:
-                there = await self._find(main)
-                template = template if there is None else _template_of(there, spec)
-                with contextlib.suppress(KubernetesNotFoundError):  # as above
-                    await self._survey.look_at(main)
-            await self._select(spec, main)
-        self._workloads[spec.namespace, spec.name] = _Workload(
-            spec, main, template, _called(spec, main)
-        )
+            try:
+                if main is not None:
+                    there = await self._find(main)
+                    template = template if there is None else _template_of(there, spec)
+                    with contextlib.suppress(KubernetesNotFoundError):  # as above
+                        await self._survey.look_at(main)
+                await self._select(spec, main)
+            except KubernetesRequestError as error:
+                _log.warning("workload not looked at workload=%s/%s error=%s", *key, error)
+                self._insisting.reasons[key] = str(error)
+        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -162,46 +178,19 @@ class KubernetesBackend:
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
         if main is not None:
             wanted += await runtimes.beside(self._client, main, self._runtime)
-        for manifest in (*wanted, main):
-            if manifest is not None:
-                await self._apply(key, manifest, known)
+            with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
+                await self._survey.look_at(main)
+        # Whoever brings a manifest may have applied it already.
+        taken = main if spec.compute.manifest is not None else None
+        manifests = wanted if main is None else [*wanted, main]
+        wish = Wish(manifests, taken, self._owner(*key), known, spec.compute.launch_timeout)
+        await self._insisting.apply(key, wish)
         self._watch.mark(key)
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
         """What is there of the objects of a workload."""
         wanted = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
         return await self._applier.look(wanted if main is None else (*wanted, main))
-
-    async def _apply(self, key: Key, manifest: Manifest, known: Known) -> None:
-        """Apply an object; one that the API server cannot take just now is applied later.
-
-        Raises:
-            KubetorchError: It will never take it.
-        """
-        pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
-        while True:
-            try:
-                workload = self._workloads[key]
-                is_main = manifest is workload.main
-                if is_main:
-                    await self._survey.look_at(manifest)
-                # Whoever brings a manifest may have applied it already.
-                takes = is_main and workload.spec.compute.manifest is not None
-                await self._applier.apply(
-                    manifest, owner=self._owner(*key), takes=takes, known=known
-                )
-            except KubetorchError as error:
-                verdict = judging.judge_refusal(error, manifest, now=self._now())
-                if verdict.error is error:
-                    raise
-                if verdict.error is not None:
-                    raise verdict.error from error
-                self._refusals[key] = verdict.reason
-                self._changed(key)
-                await asyncio.sleep(verdict.again or next(pauses))
-            else:
-                self._refusals.pop(key, None)
-                return
 
     def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
         """Put the agent into the pods of an object; the digest of their template."""
@@ -218,6 +207,7 @@ class KubernetesBackend:
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
         self._told.pop(key, None)
+        self._insisting.reasons.pop(key, None)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
@@ -229,6 +219,7 @@ class KubernetesBackend:
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
             await self._end_pods(key, grace)
+        self._judgements.forget_owner(key)
         await self._watch.forget(key)
 
     async def _end_pods(self, key: Key, grace: float) -> None:
@@ -280,8 +271,8 @@ class KubernetesBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         key = (namespace, name)
         workload = self._workloads.get(key)
-        if key in self._refusals:
-            return Trouble(self._refusals[key])
+        if key in self._insisting.reasons:
+            return Trouble(self._insisting.reasons[key])
         if workload is None or workload.main is None:
             return Trouble()
         verdict = self._judgements.of_owner(key, workload.main)
@@ -313,6 +304,9 @@ class KubernetesBackend:
     def _changed(self, key: Key) -> None:
         self._changes.notify()
         self._listener(*key)
+
+    def _gone(self, pod: Manifest) -> None:
+        self._judgements.forget(pod)
 
     def _around(self, around: Around) -> None:
         """Something around pods is different."""

@@ -90,7 +90,7 @@ class Judgements:
             events=self._survey.events(key[0], names),
             cluster=self._survey.cluster(),
         )
-        self._judge_again(key, f"{key[0]}/{key[1]}", verdict)
+        self._judge_again(key, _owner(key), verdict)
         return verdict
 
     def events_around(self, pods: Iterable[Object], owners: Iterable[Object]) -> list[Object]:
@@ -109,16 +109,21 @@ class Judgements:
         """A pod is gone."""
         uid = pod["metadata"]["uid"]
         self._judged.pop(uid, None)
-        timer = self._timers.pop(uid, None)
-        if timer is not None:
-            timer.cancel()
+        self._cancel(uid)
         for known in [one for one in self._lines if one[0] == uid]:
             del self._lines[known]
 
-    def _judge_again(self, key: Key, what: str, verdict: Verdict) -> None:
+    def forget_owner(self, key: Key) -> None:
+        """A workload is gone."""
+        self._cancel(_owner(key))
+
+    def _cancel(self, what: str) -> None:
         timer = self._timers.pop(what, None)
         if timer is not None:
             timer.cancel()
+
+    def _judge_again(self, key: Key, what: str, verdict: Verdict) -> None:
+        self._cancel(what)
         if verdict.again is not None:
             loop = asyncio.get_running_loop()
             self._timers[what] = loop.call_later(verdict.again, self._is_over, key, what)
@@ -156,6 +161,11 @@ class Judgements:
             self._fetching.pop(run, None)
         self._judged.pop(run[0], None)
         self._on_change(key)
+
+
+def _owner(key: Key) -> str:
+    """What the timer of a workload is kept by; no pod has such a `uid`."""
+    return f"{key[0]}/{key[1]}"
 
 
 def _names(pod: Object) -> Iterator[tuple[str, str]]:

@@ -29,14 +29,21 @@ class PodWatch:
     Args:
         client: Asks the API server.
         on_change: Told of each workload whose pods changed, once for all changes of a moment.
+        on_gone: Told of each pod that is gone.
         namespaces: Where to look; everywhere if there are none.
     """
 
     def __init__(
-        self, client: Client, on_change: Callable[[Key], None], *, namespaces: tuple[str, ...] = ()
+        self,
+        client: Client,
+        on_change: Callable[[Key], None],
+        on_gone: Callable[[Object], None],
+        *,
+        namespaces: tuple[str, ...] = (),
     ) -> None:
         self._client = client
         self._on_change = on_change
+        self._on_gone = on_gone
         self._namespaces = namespaces
         self._stack = AsyncExitStack()
         self._informers: list[Informer] = []
@@ -123,6 +130,7 @@ class PodWatch:
         name = change.object["metadata"]["name"]
         if change.kind == DELETED:
             self._drop(key, name)
+            self._on_gone(change.object)
         else:
             pods = self._pods.setdefault(key, {})
             pods[name] = change.object

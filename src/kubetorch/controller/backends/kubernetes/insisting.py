@@ -1,0 +1,96 @@
+"""Applying objects until the API server takes them, or says that it never will.
+
+A webhook that is away, a request too many, another writer: what may still come right is tried
+again, and whoever waits for the deploy is told the reason. It ends with the deploy's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kubetorch.controller.backends.kubernetes.applying import Applier, Known
+from kubetorch.controller.backends.kubernetes.dooms import judging
+from kubetorch.controller.backends.kubernetes.watching import Key
+from kubetorch.errors import KubetorchError, ServiceTimeoutError
+from kubetorch.lib import backoff, deadlines
+from kubetorch.manifests.kinds import Manifest
+
+# Seconds until an object is applied again that could not be: at first, and at most.
+_AGAIN = (0.5, 5.0)
+
+
+class Wish(NamedTuple):
+    """Objects of a workload that are to be there.
+
+    Attributes:
+        manifests: The objects, in the order in which they are applied.
+        taken: The one that may be taken over from somebody else, if one may.
+        owner: What they go away with.
+        known: What is known to be there.
+        timeout: Seconds for all of them.
+    """
+
+    manifests: Sequence[Manifest]
+    taken: Manifest | None
+    owner: Manifest | None
+    known: Known
+    timeout: float
+
+
+class Insisting:
+    """Applies, again and again if need be.
+
+    Args:
+        applier: Applies once.
+        now: Seconds since the epoch.
+        on_wait: Told of a workload that something keeps waiting.
+    """
+
+    def __init__(
+        self, applier: Applier, *, now: Callable[[], float], on_wait: Callable[[Key], None]
+    ) -> None:
+        self._applier = applier
+        self._now = now
+        self._on_wait = on_wait
+        #: Why objects are not applied yet, by workload.
+        self.reasons: dict[Key, str] = {}
+
+    async def apply(self, key: Key, wish: Wish) -> None:
+        """Have the objects of a workload there.
+
+        Raises:
+            ServiceTimeoutError: The time is over.
+            KubetorchError: The API server will never take one.
+        """
+        try:
+            async with deadlines.timeout(wish.timeout):
+                for manifest in wish.manifests:
+                    await self._apply(key, manifest, wish)
+        except TimeoutError as error:
+            raise ServiceTimeoutError(
+                f"{key[1]} could not be applied within {wish.timeout:.0f} s: "
+                f"{self.reasons.get(key, 'the API server is slow')}",
+                hint="kt.Compute(launch_timeout=...) allows more time",
+            ) from error
+        finally:
+            self.reasons.pop(key, None)
+
+    async def _apply(self, key: Key, manifest: Manifest, wish: Wish) -> None:
+        pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
+        takes = manifest is wish.taken
+        while True:
+            try:
+                await self._applier.apply(manifest, owner=wish.owner, takes=takes, known=wish.known)
+            except KubetorchError as error:
+                verdict = judging.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is error:
+                    raise
+                if verdict.error is not None:
+                    raise verdict.error from error
+                self.reasons[key] = verdict.reason
+                self._on_wait(key)
+                await asyncio.sleep(verdict.again or next(pauses))
+            else:
+                return

@@ -1,0 +1,119 @@
+"""What a backend takes up when a controller starts: one workload must not keep the others away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
+from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.stores import Stores
+from kubetorch.errors import KubernetesForbiddenError, KubernetesUnavailableError
+from kubetorch.k8s.client import Client, Listing
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.manifests import labels
+from kubetorch.manifests.agent import Runtime
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+
+FLEET = json.dumps(
+    {
+        "apiVersion": "example.com/v1",
+        "kind": "Fleet",
+        "metadata": {"name": "bad"},
+        "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}},
+    }
+)
+BAD = WorkloadSpec(
+    "team",
+    "bad",
+    CallableRef("fn", "f", "m", "f"),
+    compute=ComputeSpec(manifest=FLEET, pod_template_path=("spec", "template")),
+)
+GOOD = WorkloadSpec("team", "good", CallableRef("fn", "f", "m", "f"))
+POD: Object = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "good-1",
+        "namespace": "team",
+        "uid": "1",
+        "labels": {labels.SERVICE: "good"},
+    },
+    "spec": {"containers": [{"name": "kubetorch"}]},
+    "status": {"phase": "Running"},
+}
+
+
+class Server:
+    """An API server with one pod, which fails in one way when it is asked for a Fleet."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.discovery = self
+
+    async def find(self, api_version: str, kind: str) -> Resource:
+        group, _, version = api_version.rpartition("/")
+        return Resource(group, version, kind.lower() + "s", kind)
+
+    async def resource_of(self, manifest: Object) -> Resource:
+        return await self.find(manifest["apiVersion"], manifest["kind"])
+
+    async def get(self, ref: Ref) -> Object:
+        if ref.resource.kind == "Fleet":
+            raise self._error
+        return {"metadata": {"name": ref.name, "namespace": ref.namespace}, "spec": {}}
+
+    def action_on(self, verb: str, selection: Selection) -> Action:
+        return Action(verb, selection.resource)
+
+    async def list(self, selection: Selection) -> Listing:
+        return Listing([POD] if selection.resource.kind == "Pod" else [], "1")
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield None
+
+
+async def started(error: Exception) -> KubernetesBackend:
+    unused: Any = None
+    backend = KubernetesBackend(
+        cast("Client", Server(error)),
+        runtime=Runtime("image", "image", "http://controller"),
+        stores=cast("Stores", unused),
+        preparing=cast("Preparing", unused),
+        owner=lambda namespace, name: None,
+    )
+    try:
+        await backend.start([BAD, GOOD])
+    finally:
+        await backend.close(pods=False)
+    return backend
+
+
+@pytest.mark.parametrize(
+    "error", [KubernetesForbiddenError("you may not get fleets"), KeyError("metadata")]
+)
+def test_an_object_that_cannot_be_looked_at_does_not_keep_a_controller_from_starting(
+    error: Exception,
+) -> None:
+    async def main() -> None:
+        backend = await started(error)
+        assert [pod.name for pod in backend.pods("team", "good")] == ["good-1"]
+        assert str(error) in backend.trouble("team", "bad").reason
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_api_server_that_is_away_does() -> None:
+    async def main() -> None:
+        with pytest.raises(KubernetesUnavailableError):
+            await started(KubernetesUnavailableError("it did not answer"))
+
+    asyncio.run(asyncio.wait_for(main(), 10))
