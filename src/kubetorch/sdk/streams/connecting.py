@@ -14,7 +14,6 @@ from kubetorch.errors import (
     ConfigError,
     ControllerError,
     KubernetesError,
-    KubernetesError,
     KubernetesForbiddenError,
     KubetorchError,
     ProtocolError,
