@@ -20,6 +20,9 @@ import yaml
 import example_programs
 from cluster import definitions
 
+#: What is installed; read now, since tests see no variables of ours.
+IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
+POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
 Objects = list[dict[str, Any]]
 Kubectl = Callable[..., str]
 
@@ -143,10 +146,8 @@ def controller(kubectl: Kubectl) -> str:
 
     Each module looks anew: some of them uninstall it.
     """
-    image = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
-    pod_image = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
     kt = str(Path(sys.executable).parent / "kt")
-    command = [kt, "install", "--image", image, "--pod-image", pod_image, "--timeout", "120s"]
+    command = [kt, "install", "--image", IMAGE, "--pod-image", POD_IMAGE, "--timeout", "120s"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return "kubetorch"

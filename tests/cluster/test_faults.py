@@ -21,6 +21,8 @@ import pytest
 
 from cluster.conftest import Installed, Kubectl
 
+#: Whether parts of the cluster may be stopped; read now, since tests see no variables of ours.
+MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
 #: Calls that take a while, and say which pod they ran in.
 SERVICE = """
 import os, time
@@ -257,7 +259,7 @@ def test_a_controller_that_comes_back_knows_everything_again(kubectl, installed,
 def kit() -> Path:
     """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
     folder = Path(__file__).parents[3] / "shared" / "cluster"
-    if not (folder / "node").exists() or os.environ.get("KT_TEST_BREAK_CLUSTER") != "1":
+    if not (folder / "node").exists() or not MAY_BREAK:
         pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
     return folder
 

@@ -1,9 +1,11 @@
-"""Autoscaled services on Knative: the object that is made, calls, new code without a new pod."""
+"""Autoscaled services on Knative: the object, calls that make pods, zero pods, new code."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -79,3 +81,109 @@ def test_a_scaled_service_is_made_called_and_takes_new_code_without_a_new_pod(
     assert _result(installed.python(edited, tmp_path)) == ["hello?", pod]
     revisions = kubectl("get", "revisions", "-n", installed.namespace, "-o", "name")
     assert len(revisions.split()) == 1
+
+
+#: One call at a time in each pod, and none is kept for long.
+BUSY = """
+import os, sys, time
+import kubetorch as kt
+
+def work(seconds=0.0):
+    time.sleep(seconds)
+    print("worked", flush=True)
+    return f"WORD {os.environ['POD_NAME']}"
+
+def numbers(count):
+    yield from range(count)
+
+compute = kt.Compute(cpus="0.01", launch_timeout=150).autoscale(
+    concurrency=1,
+    min_scale=0,
+    max_scale=4,
+    window="10s",
+    scale_down_delay="0s",
+    scale_to_zero_pod_retention_period="0s",
+)
+"""
+DEPLOY = BUSY + 'print("result", kt.fn(work, name="busy").to(compute)())\n'
+#: Five callers at one time.
+LOAD = """
+import kubetorch as kt
+
+busy = kt.Fn.from_name("busy")
+pods = {word.split()[1] for word in busy.map([4.0] * 5, window=5)}
+print("result", len(pods))
+"""
+
+
+def _pods(kubectl: Kubectl, namespace: str) -> list[str]:
+    chosen = ("-l", "serving.knative.dev/service=busy", "-o", "name")
+    return kubectl("get", "pods", "-n", namespace, *chosen).split()
+
+
+def _zero(kubectl: Kubectl, namespace: str) -> None:
+    deadline = time.monotonic() + 120
+    while _pods(kubectl, namespace):
+        assert time.monotonic() < deadline, "it was not scaled to zero"
+        time.sleep(1)
+
+
+@pytest.mark.usefixtures("_knative")
+def test_calls_make_pods_none_is_kept_for_nothing_and_new_code_needs_none(
+    tmp_path: Path, installed: Installed, kubectl: Kubectl
+) -> None:
+    namespace = installed.namespace
+    first = _result(installed.python(DEPLOY.replace("WORD", "one"), tmp_path, timeout=200))
+    assert first[0] == "one"
+    (pods,) = _result(installed.python(LOAD, tmp_path, timeout=150))
+    assert 1 < int(pods) <= 4
+
+    _zero(kubectl, namespace)
+    row = installed.run("kt", "list", "-n", namespace)
+    assert "Ready" in next(line for line in row.splitlines() if line.startswith("busy"))
+    assert "scaled to zero" in installed.run("kt", "describe", "busy", "-n", namespace)
+
+    again = installed.python(DEPLOY.replace("WORD", "two"), tmp_path, timeout=150)
+    assert _result(again)[0] == "two"
+    revisions = kubectl("get", "revisions", "-n", namespace, "-o", "name").split()
+    assert len([one for one in revisions if "busy" in one]) == 1
+
+
+@pytest.mark.usefixtures("_knative")
+def test_what_the_pod_that_a_call_makes_cannot_load_fails_the_call(
+    tmp_path: Path, installed: Installed, kubectl: Kubectl
+) -> None:
+    installed.python(DEPLOY, tmp_path, timeout=200)
+    _zero(kubectl, installed.namespace)
+    broken = BUSY + (
+        'if "POD_NAME" in os.environ:\n    raise RuntimeError("no such thing")\n'
+        'busy = kt.fn(work, name="busy").to(compute)\n'
+        "try:\n    busy()\nexcept kt.CallRefusedError as error:\n"
+        '    print("result", "no such thing" in str(error))\n'
+    )
+    assert _result(installed.python(broken, tmp_path, timeout=150)) == ["True"]
+    assert "two" in installed.python(DEPLOY.replace("WORD", "two"), tmp_path, timeout=150)
+
+
+@pytest.mark.usefixtures("_knative")
+def test_curl_wakes_a_service_with_a_token(
+    tmp_path: Path, installed: Installed, kubectl: Kubectl
+) -> None:
+    namespace = installed.namespace
+    installed.python(DEPLOY.replace("WORD", "three"), tmp_path, timeout=200)
+    _zero(kubectl, namespace)
+    service = json.loads(kubectl("get", "ksvc", "busy", "-n", namespace, "-o", "json"))
+    host = urlsplit(service["status"]["url"]).netloc
+    ingress = json.loads(
+        kubectl("get", "service", "kit-ingress-public", "-n", "knative-serving", "-o", "json")
+    )
+    url = f"http://{ingress['spec']['externalIPs'][0]}/work"
+    token = installed.run("kt", "token", "busy", "-n", namespace).strip()
+    body = json.dumps({"args": [0.0], "kwargs": {}})
+    head = ("-sS", "-m", "90", "-X", "POST", "-H", f"Host: {host}")
+    assert "three" in installed.run(
+        "curl", *head, "-H", f"Authorization: Bearer {token}", "-d", body, url
+    )
+    refused = installed.run("curl", *head, "-d", body, url)
+    assert "three" not in refused
+    assert "unauthorized" in refused.lower()

@@ -30,12 +30,15 @@ TOKEN_FOLDER = "/var/run/secrets/kubetorch.com"
 #: Who the token is for, and for how many seconds; the kubelet renews it.
 AUDIENCE = "kubetorch"
 TOKEN_SECONDS = 3600
+#: Seconds that Knative gives a request where `timeoutSeconds` does not say.
+KNATIVE_TIMEOUT = 300
 
 RUNTIME = "kubetorch-runtime"
 _STATE = "kubetorch-state"
 _TOKEN = "kubetorch-token"
 # Where the copy is made; the runtime's own image has /kubetorch itself.
 _COPY = "/runtime"
+_GRACE = "terminationGracePeriodSeconds"
 _FIELDS = {
     podenv.NAMESPACE: "metadata.namespace",
     podenv.POD: "metadata.name",
@@ -159,7 +162,9 @@ def _start(place: Place, workload: str, runtime: Runtime) -> None:
     variables = items(container, "env")
     for name, value in _variables(container, workload, runtime).items():
         _replace(variables, name, {"value": value})
-    if isinstance(grace := place.pod.get("terminationGracePeriodSeconds"), int):
+    # Knative gives pods as long as it gives requests.
+    own = ("timeoutSeconds", KNATIVE_TIMEOUT) if place.kind.is_autoscaled else (_GRACE, None)
+    if isinstance(grace := place.pod.get(own[0], own[1]), int):
         _replace(variables, podenv.GRACE, {"value": str(grace)})
     if place.kind.is_autoscaled:
         # Knative takes no fields of pods; an agent finds out the rest.

@@ -29,6 +29,7 @@ from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.calls.results import Results
 from kubetorch.pod.calls.streams import Streams
+from kubetorch.pod.calls.uncounted import Presence
 from kubetorch.pod.code import Code
 from kubetorch.pod.contact import contact_of
 from kubetorch.pod.environment import given
@@ -188,7 +189,7 @@ class Agent:
         self._calls = Calls(
             pod_name=pod.pod,
             records=self._results,
-            on_change=self._session.activity_changed,
+            on_change=self._calls_changed,
             clock=time.monotonic,
         )
         self._apps = AppHost(
@@ -248,6 +249,7 @@ class Agent:
             guard=guard,
             allocate=memory.allocate,
         )
+        self._presence = Presence(self._streams.has_uncounted, guard.own_token, environ)
         gate = Gate(pod_name=pod.pod, guard=guard, host=self._apps)
         app = App(
             pod_name=pod.pod,
@@ -267,6 +269,10 @@ class Agent:
             on_change=self._session.activity_changed,
         )
         self._server = Server(app, self._accept, gate)
+
+    def _calls_changed(self) -> None:
+        self._session.activity_changed()
+        self._presence.changed(self._calls.running)
 
     def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
         if path == routes.SHELL:
@@ -313,6 +319,7 @@ class Agent:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
         self._streams.go_away(reason)
         await self._calls.drain(grace, reason)
+        self._presence.close()
         await self._shells.close()
         await self._server.close()
         await asyncio.gather(

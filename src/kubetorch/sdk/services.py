@@ -156,7 +156,7 @@ def port_of(opened: Session, namespace: str, name: str) -> int:
 
         def find() -> str:
             view = opened.get_workload(namespace, name)
-            return opened.address(view, forwarding.choose(view))
+            return opened.scaler(view) or opened.address(view, forwarding.choose(view))
 
         made = forwarding.Forwarding(find, opened.way, service=(namespace, name))
         found = _registry.forwardings.setdefault(key, made)

@@ -123,6 +123,12 @@ class Session:
         """URL of the agent of a pod, for this session's way; empty while there is none."""
         return self.way.address(view.spec.namespace, view.spec.name, pod)
 
+    def scaler(self, view: WorkloadView) -> str:
+        """URL of what makes pods for calls; empty where they go to pods, or nothing is between."""
+        if not view.scaler or self.way is DIRECT:
+            return ""
+        return self.way.scaler(view.spec.namespace, view.spec.name, view.scaler)
+
     def own_token(self, view: WorkloadView) -> str:
         """A token for what only the owner of a workload may do in its pods, such as a shell.
 

@@ -1,11 +1,17 @@
 """Which requests the controller passes on, and where tokens in them may be."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kubetorch.controller import relay
 from kubetorch.controller.relay import Relay
 from kubetorch.errors import CallRefusedError, ServiceNotFoundError, UnauthorizedError
-from kubetorch.wire.messages import PodView
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import tokens
+from kubetorch.wire.messages import PodView, WorkloadView
 
 
 def nothing(namespace, name):
@@ -67,3 +73,31 @@ def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():
         relay._choose("train", pods, "d")
     with pytest.raises(CallRefusedError, match="no pod of train is ready"):
         relay._choose("train", pods[2:], None)
+
+
+def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod():
+    pod = PodView(name="a", ordinal=0, phase="Running", is_ready=True, url="http://1.2.3.4:32300")
+    spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), ComputeSpec())
+    view = WorkloadView(
+        spec=spec,
+        generation=1,
+        status="Ready",
+        pods=(pod,),
+        scaler="http://train.team.svc.cluster.local",
+    )
+    workload = SimpleNamespace(view=lambda: view, spec=spec)
+    passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
+    audience = tokens.audience("team", "train")
+    claims = tokens.Claims(audience=audience, expires=60.0)
+    token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
+    headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
+
+    target = passing._target("/team/train/v1/stream", b"", headers)
+    assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
+    passed = [*relay._passed(headers, target), *target.headers]
+    assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
+
+    named = [*headers, (b"x-kubetorch-pod", b"a")]
+    target = passing._target("/team/train/v1/stream", b"", named)
+    assert (target.host, target.port) == ("1.2.3.4", 32300)
+    assert relay._passed(named, target) == headers

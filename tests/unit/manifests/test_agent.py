@@ -9,6 +9,7 @@ import pytest
 from kubetorch.errors import SpecError
 from kubetorch.manifests import agent, deployment, labels, reading
 from kubetorch.manifests.agent import Runtime
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -72,6 +73,15 @@ def test_the_agent_learns_who_it_is_and_gets_a_token_for_its_controller_alone():
     token = next(one for one in pod["volumes"] if "projected" in one)
     [source] = token["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == "kubetorch"
+
+
+def test_pods_of_an_autoscaled_service_have_the_time_of_a_request_to_end():
+    manifest, _ = equipped(ComputeSpec(autoscaling=AutoscalingSpec(concurrency=1)))
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    assert variables(container)["KT_POD_GRACE"] == "300"
+    manifest["spec"]["template"]["spec"]["timeoutSeconds"] = 60
+    agent.equip(manifest, workload="train", runtime=RUNTIME)
+    assert variables(container)["KT_POD_GRACE"] == "60"
 
 
 def test_pods_are_ready_when_they_serve_so_that_older_ones_stay_until_then():

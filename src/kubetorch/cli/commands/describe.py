@@ -95,6 +95,14 @@ def _access(app: AppSpec | None) -> str | None:
     return "public" if app.public else "with a token"
 
 
+def _pods(service: WorkloadView) -> str:
+    if not service.scaler:
+        return f"{views.ready_pods(service)} of {service.spec.compute.pods} ready"
+    if not service.pods and service.status == "Ready":
+        return "none: scaled to zero, a call makes one"
+    return f"{views.ready_pods(service)} ready, as many as calls need"
+
+
 def _show_facts(service: WorkloadView, operations: list[usage.Operation], output: Output) -> None:
     spec, compute = service.spec, service.spec.compute
     app = spec.callable.app
@@ -108,7 +116,7 @@ def _show_facts(service: WorkloadView, operations: list[usage.Operation], output
         "Access": _access(app),
         "Status": service.status,
         "Generation": service.generation,
-        "Pods": f"{views.ready_pods(service)} of {compute.pods} ready",
+        "Pods": _pods(service),
         "Answers": _answers(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,

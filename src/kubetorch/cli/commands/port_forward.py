@@ -41,13 +41,18 @@ def run(
     output = Output()
     services = Services(namespace, output)
     service = services.find(name)
-    chosen = forwarding.choose(service) if pod is None else pods.choose(service, pod)
+    is_scaled = pod is None and bool(services.session.scaler(service))
+    chosen = None
+    if not is_scaled:
+        chosen = forwarding.choose(service) if pod is None else pods.choose(service, pod)
     inside = forwarding.inside(service, remote)
 
     def find() -> str:
         found = services.get(service.spec.name)
         if found is None:
             raise ServiceNotFoundError(f"the service {name} is gone")
+        if chosen is None:
+            return services.session.scaler(found)
         return services.address(found, None if pod is None else chosen.name)
 
     done = threading.Event()
@@ -60,8 +65,9 @@ def run(
         port=local,
         service=(service.spec.namespace, service.spec.name),
     )
+    leads_to = service.spec.name if chosen is None else chosen.name
     try:
-        output.report(f"Forwarding http://127.0.0.1:{local} -> {chosen.name}:{remote}")
+        output.report(f"Forwarding http://127.0.0.1:{local} -> {leads_to}:{remote}")
         output.report(f"Requests need a token: kt token {service.spec.name}")
         done.wait()
     finally:

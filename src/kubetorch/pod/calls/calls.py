@@ -115,6 +115,10 @@ class Calls:
         """Whether a call would run at once."""
         return self._runner is not None and not self._is_draining
 
+    def detached(self) -> set[Call]:
+        """Spawned calls that have not ended."""
+        return {call for call in self._open if call.request.detached}
+
     # ------------------------------------------------------------------------ from the supervisor
 
     def serve(self, spec: WorkloadSpec, runner: Runner) -> None:

@@ -64,6 +64,10 @@ class ClientStream:
         self._outbox = Outbox()
         self._inbox = Inbox()
         self._relays: dict[int, Relay] = {}
+        # Numbers of calls that were opened elsewhere: others may have left them.
+        self._attached: set[int] = set()
+        # Whether its connection is its first: later ones lead past whoever counts them.
+        self._is_first = True
         # Relays with something to send, in turn.
         self._ready: deque[Relay] = deque()
         # Frames that the client says it has, on a connection that is being opened.
@@ -117,10 +121,22 @@ class ClientStream:
             relay.abandon()
         self._on_over(self)
 
+    def counted(self) -> set[Call]:
+        """Calls that somebody who counts first connections knows of."""
+        if not (self.is_connected and self._is_first):
+            return set()
+        found = self._relays.items()
+        return {r.call for n, r in found if r.call is not None and n not in self._attached}
+
+    def joined(self) -> set[Call]:
+        """All calls of the client."""
+        return {relay.call for relay in self._relays.values() if relay.call is not None}
+
     # ----------------------------------------------------------------------- the connection
 
     def on_open(self, connection: Connection) -> None:  # noqa: D102  # Endpoint's
         self._connection = connection
+        self._is_first = self._resume_at is None
         if self._linger is not None:
             self._linger.cancel()
         resume_at, self._resume_at = self._resume_at, None
@@ -266,6 +282,7 @@ class ClientStream:
 
     def _on_attach(self, number: int, meta: frames.Attach) -> None:
         relay = self._new_relay(number, "debug" if meta.stream_logs else None)
+        self._attached.add(number)
         found = self._calls.find(meta.id)
         try:
             if isinstance(found, Call):
@@ -325,6 +342,7 @@ class ClientStream:
     def is_over(self, relay: Relay) -> None:
         """See `Link`."""
         self._relays.pop(relay.number, None)
+        self._attached.discard(relay.number)
 
     def _pump(self) -> None:
         """Send what waits, one frame of each call in turn, as long as the client reads."""

@@ -73,6 +73,16 @@ class Streams:
             body = failures.without_traceback(failure, error).to_json()
             raise Refusal(failure.status, body) from error
 
+    def has_uncounted(self) -> bool:
+        """Whether there is a call that no client's first connection stands for.
+
+        One that was made by `POST` has its request.
+        """
+        streams = list(self._streams.values())
+        counted = {call for stream in streams for call in stream.counted()}
+        others = {call for stream in streams for call in stream.joined()}
+        return not counted.issuperset(others | self._calls.detached())
+
     def go_away(self, reason: str) -> None:
         """Take no new clients, and tell those that there are to call elsewhere."""
         self._draining = reason

@@ -27,6 +27,8 @@ from kubetorch.errors import (
 from kubetorch.wire import tokens
 
 _HINT = "send it as Authorization: Bearer <token>; kt token NAME prints one"
+#: Seconds for which the agent's own tokens are good: it uses them at once.
+OWN_SECONDS = 300.0
 #: Genuine tokens that are remembered, so that each is verified once.
 _CACHE_SIZE = 256
 
@@ -88,6 +90,13 @@ class Guard:
         if key != self._key:
             self._key = key
             self._known.clear()
+
+    def own_token(self) -> str | None:
+        """A token for calls of this workload; `None` without a key."""
+        if not self._key:
+            return None
+        claims = tokens.Claims(audience=self._audience, expires=self._clock() + OWN_SECONDS)
+        return tokens.sign(self._key, claims)
 
     def check_origin(self, host: str | None, origin: str | None) -> None:
         """Refuse what a foreign page sent, when the agent listens on loopback.

@@ -241,7 +241,9 @@ def resume(
         hint="what the call did is unknown; kt logs shows what it printed",
     )
     lost.__cause__ = error
-    stream.end(error if isinstance(error, KubetorchError) else lost)
+    # What the API server says of a pod that it does not reach is how, not what happened.
+    is_way = isinstance(error, KubernetesError) and not isinstance(error, MISTAKES)
+    stream.end(error if isinstance(error, KubetorchError) and not is_way else lost)
 
 
 def _try(stream: Stream, url: str, token: str, backoff: Backoff, way: Way) -> Exception | None:

@@ -317,6 +317,49 @@ def test_a_client_that_acknowledges_nothing_is_sent_no_more_than_the_limit():
     run(scenario())
 
 
+def test_a_first_connection_stands_for_the_calls_that_were_opened_on_it():
+    async def scenario():
+        client = Client()
+        client.open(1, detached=True)
+        client.send(Kind.ATTACH, 2, Attach("call-0001"))
+        (call,) = client.calls.detached()
+        assert client.stream.counted() == client.stream.joined() == {call}
+
+        client.connection.is_open = False
+        client.stream.on_close("broken")
+        assert client.stream.counted() == set()
+        client.stream.expect(0)
+        client.stream.on_open(Connection())
+        # A connection that resumes may have come another way.
+        assert client.stream.counted() == set()
+        assert client.stream.joined() == {call}
+
+    run(scenario())
+
+
+def test_whoever_attaches_stands_for_no_call():
+    async def scenario():
+        client = Client()
+        client.open(1, detached=True)
+        (call,) = client.calls.detached()
+        other = ClientStream(
+            "other",
+            incarnation="one",
+            pod_name="demo-0",
+            calls=client.calls,
+            allocate=lambda size: OwnedPayload(bytearray(size)),
+            on_over=lambda _: None,
+        )
+        other.expect(None)
+        other.on_open(Connection())
+        attach = frames.encode(Kind.ATTACH, 1, Attach("call-0001"))
+        other.on_message(websocket.BINARY, memoryview(attach))
+        assert other.counted() == set()
+        assert other.joined() == {call}
+
+    run(scenario())
+
+
 # --------------------------------------------------------------------------- broken connections
 
 
