@@ -132,11 +132,11 @@ class App:
             self.written += 100_000
 
 
-def run(scenario: Scenario, *, keep_alive: float = 30.0) -> None:
+def run(scenario: Scenario, *, keep_alive: float = 30.0, most: int | None = None) -> None:
     async def main() -> None:
         listener = ports.listen(ports.LOOPBACK, 0)
         app = App()
-        server = Server(app, keep_alive=keep_alive)
+        server = Server(app, keep_alive=keep_alive, most=most)
         client = Client(app, server, listener.getsockname())
         await server.start(listener)
         try:
@@ -166,6 +166,35 @@ def test_a_connection_serves_one_request_after_the_other() -> None:
             assert "connection" not in headers
 
     run(scenario)
+
+
+def test_who_connects_and_asks_nothing_makes_room_for_others() -> None:
+    async def scenario(client: Client) -> None:
+        assert (await client.ask(GET))[0] == 200
+        used = client.reader, client.writer
+        await client.connect()
+        silent = client.reader
+        await client.connect()
+        assert (await client.ask(GET))[0] == 200
+        client.reader = silent
+        assert await client.is_closed()
+        client.reader, client.writer = used
+        assert (await client.ask(GET))[0] == 200
+        assert len(client.server.connections) == 2
+
+    run(scenario, most=2)
+
+
+def test_beyond_the_most_that_are_used_nobody_is_let_in() -> None:
+    async def scenario(client: Client) -> None:
+        assert (await client.ask(GET))[0] == 200
+        used = client.reader, client.writer
+        await client.connect()
+        assert await client.is_closed()
+        client.reader, client.writer = used
+        assert (await client.ask(GET))[0] == 200
+
+    run(scenario, most=1)
 
 
 def test_a_body_arrives_whole_however_it_comes() -> None:

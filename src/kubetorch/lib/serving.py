@@ -9,8 +9,9 @@ service and of each pod, its `Server` wakes ten times a second to look whether i
 takes over the process's signals. What is left out here: TLS, HTTP/2, lifespan, proxies, logs of
 requests.
 
-Limits: the head of a request, the body that waits to be read, the time without a request. Pipelined
-requests wait, unparsed by the application, until the one before is answered.
+Limits: the head of a request, the body that waits to be read, the time without a request, how many
+are connected. Pipelined requests wait, unparsed by the application, until the one before is
+answered.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from kubetorch.lib import deadlines
+from kubetorch.lib import deadlines, descriptors
 from kubetorch.lib.cycles import Application, Cycle, Message, status_line
 from kubetorch.lib.tunnels import Opener, Tunnel
 
@@ -71,6 +72,8 @@ class Server:
         upgrade: What takes over WebSocket upgrades, see `kubetorch.lib.connections.upgrade_class`.
         tunnels: The upgrades that are not taken over but passed on.
         keep_alive: Seconds that a connection is kept on which no request comes.
+        most: Connections at one time; three quarters of what the process may have open if not
+            given. Beyond that the oldest goes on which no request has come yet, or the new one.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Server:
         upgrade: type[asyncio.Protocol] | None = None,
         tunnels: Tunnels | None = None,
         keep_alive: float = 75.0,
+        most: int | None = None,
     ) -> None:
         self.app = app
         self.upgrade = upgrade
@@ -88,6 +92,9 @@ class Server:
         #: What is connected: connections of this server, and what took over from them.
         self.connections = _Connections()
         self.tasks: set[asyncio.Task[None]] = set()
+        self._most = descriptors.limit() * 3 // 4 if most is None else most
+        #: Connections on which no request has come yet, oldest first.
+        self.unused: dict[_Connection, None] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -99,6 +106,15 @@ class Server:
     def open_requests(self) -> int:
         """Requests that are being answered."""
         return len(self.tasks)
+
+    def make_room(self) -> bool:
+        """Whether one more connection may be kept; an unused one ends for it if need be."""
+        if len(self.connections) < self._most:
+            return True
+        if not self.unused:
+            return False
+        next(iter(self.unused)).abort()
+        return True
 
     async def close(self, grace: float) -> None:
         """Take no more connections, and let clients read what was sent to them.
@@ -149,12 +165,16 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
         self._peer = transport.get_extra_info("peername")
+        if not self._server.make_room():
+            self.abort()
+            return
         self._server.connections.add(self)
+        self._server.unused[self] = None
         self._watch_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._server.connections.discard(self)
+        self._leave()
         self._stop_idle()
         self._writable.set()
         for cycle in filter(None, (self._cycle, self._parsed, *self._waiting)):
@@ -181,6 +201,16 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._leave()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _leave(self) -> None:
+        self._server.connections.discard(self)
+        self._server.unused.pop(self, None)
 
     def shutdown(self) -> None:
         """Close, once what is being answered is answered."""
@@ -210,6 +240,7 @@ class _Connection(asyncio.Protocol):
         if self._parser.should_upgrade() and self._is_websocket():
             return
         self._stop_idle()
+        self._server.unused.pop(self, None)
         cycle = Cycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
         self._parsed = cycle
         if self._cycle is None:
@@ -263,7 +294,7 @@ class _Connection(asyncio.Protocol):
             self._is_closing = True
             return
         self._stop_idle()
-        self._server.connections.discard(self)
+        self._leave()
         head = b"GET %s HTTP/1.1\r\n" % self._url
         head += b"".join(b"%s: %s\r\n" % header for header in self._headers) + b"\r\n"
         successor = self._successor()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import resource
 import signal
 
 import uvloop
@@ -21,13 +19,11 @@ from kubetorch.controller.controller import Controller
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.errors import KubetorchError
+from kubetorch.lib import descriptors
 from kubetorch.lib.clock import SystemClock
 from kubetorch.local import commands, environment
 from kubetorch.local.service import Begun
 from kubetorch.wire import tokens
-
-#: Open files that the service and its pods may have, where the machine allows it.
-OPEN_FILES = 65536
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +31,7 @@ _log = logging.getLogger(__name__)
 def run(begun: Begun) -> int:
     """Serve until somebody says stop, or nobody needs it; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _raise_open_files()
+    descriptors.raise_limit()
     # What is here now stays: the collector need not look at it again.
     gc.freeze()
     gc.enable()
@@ -121,12 +117,3 @@ class _Service:
         else:
             loop = asyncio.get_running_loop()
             loop.call_later(left, self._watch_idle, controller)
-
-
-def _raise_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        # macOS has a lower limit that it does not tell.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

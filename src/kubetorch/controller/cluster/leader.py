@@ -147,7 +147,7 @@ class Election:
             except KubernetesConflictError:
                 here.refused(self._clock())
             except (KubetorchError, TimeoutError) as error:
-                _log.warning("lease not reached step=%s error=%s", type(step).__name__, error)
+                _log.warning("lease not reached step=%s error=%r", type(step).__name__, error)
                 here.failed(self._clock())
             if self.is_leading and not led:
                 _log.info("leads identity=%s", here.identity)

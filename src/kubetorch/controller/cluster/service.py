@@ -48,6 +48,7 @@ from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError
 from kubetorch.k8s import locating
 from kubetorch.k8s.client import Client
+from kubetorch.lib import descriptors
 from kubetorch.lib.clock import SystemClock
 from kubetorch.manifests.kinds import Manifest
 
@@ -72,6 +73,8 @@ def main(environ: Mapping[str, str]) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     os.umask(0o077)
+    # Each agent has a connection; many runtimes start containers with 1024.
+    descriptors.raise_limit()
     try:
         return uvloop.run(_Service(settings, Client(access), listener).run())
     except (KubetorchError, OSError):

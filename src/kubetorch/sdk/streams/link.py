@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -13,10 +12,6 @@ from kubetorch.sdk.streams.incoming import LONGEST
 
 #: Seconds for which a peer that was heard is taken for alive.
 _RECENT = 0.005
-#: Seconds for which an answer is watched for before its reader sleeps.
-WATCH = 0.0005
-# On one core, whoever watches keeps the others from answering.
-_HAS_CORES = (os.cpu_count() or 1) > 1
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
@@ -48,7 +43,6 @@ class Link:
         self._ping_after = ping_after
         self._heard = self._pinged = time.monotonic()
         self.is_waiting = False
-        self._is_quick = False
 
     def begin(self, rest: bytes, is_done: Callable[[], bool], *, timeout: float) -> None:
         """Read until something has happened.
@@ -68,18 +62,14 @@ class Link:
             self._take(size)
         self._connection.settimeout(None)
 
-    def read(self, timeout: float, *, is_alone: bool = False) -> None:
+    def read(self, timeout: float) -> None:
         """Read what is there, or comes in time.
-
-        Args:
-            timeout: Seconds.
-            is_alone: Nobody else in this process waits for this connection.
 
         Raises:
             OSError, WebSocketError: The connection ended, or is to end.
         """
         self.is_waiting = True
-        is_readable = (is_alone and self._watch()) or self._wait(timeout)
+        is_readable = self._poller.poll(timeout * 1000)
         self.is_waiting = False
         if not is_readable:
             self._check_silence()
@@ -90,26 +80,6 @@ class Link:
             return
         self._heard = time.monotonic()
         self._take(size)
-
-    def _watch(self) -> bool:
-        """Whether something comes so soon that it is not worth to sleep.
-
-        To wake a core from its sleep takes longer than what is between two messages of quick
-        calls. Where answers took longer the last time, nothing is watched.
-        """
-        if not self._is_quick:
-            return False
-        poll, until = self._poller.poll, time.monotonic() + WATCH
-        while not (found := poll(0)) and time.monotonic() < until:
-            pass
-        self._is_quick = bool(found)
-        return self._is_quick
-
-    def _wait(self, timeout: float) -> bool:
-        begun = time.monotonic()
-        is_readable = bool(self._poller.poll(timeout * 1000))
-        self._is_quick = _HAS_CORES and time.monotonic() - begun < WATCH
-        return is_readable
 
     def has_ended(self) -> bool:
         """Whether the peer closed the connection, if a while has passed since it was heard."""

@@ -371,7 +371,7 @@ class Stream:
         if link is None:
             return False
         try:
-            link.read(timeout, is_alone=len(self.calls) == 1)
+            link.read(timeout)
         except OSError:
             self._disconnect()
         except (websocket.WebSocketError, ProtocolError) as error:

@@ -221,6 +221,8 @@ class KubernetesBackend:
             await self._end_pods(key, grace)
         self._judgements.forget_owner(key)
         await self._watch.forget(key)
+        if not any(known == namespace for known, _ in self._workloads):
+            await self._survey.forget(namespace)
 
     async def _end_pods(self, key: Key, grace: float) -> None:
         """End the pods with no more patience than `grace`; return when they are gone.

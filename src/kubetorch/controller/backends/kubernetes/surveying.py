@@ -137,6 +137,16 @@ class Survey:
                 self._owners[resource, namespace] = informer
                 await informer.__aenter__()
 
+    async def forget(self, namespace: str) -> None:
+        """There is no workload in a namespace any more: watch nothing there."""
+        gone = [self._owners.pop(key) for key in [*self._owners] if key[1] == namespace]
+        if namespace in self._of_events:
+            gone.append(self._of_events.pop(namespace))
+        for known in (self._events, self._stamps):
+            for about in [one for one in known if one[0] == namespace]:
+                del known[about]
+        await asyncio.gather(*(informer.close() for informer in gone))
+
     # ---------------------------------------------------------------------------------- questions
 
     def cluster(self) -> Cluster:

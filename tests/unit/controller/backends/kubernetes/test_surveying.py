@@ -88,3 +88,35 @@ def test_an_event_about_a_known_object_concerns_the_service_of_that(
 
 def test_an_event_about_anything_else_may_concern_every_service_of_the_namespace() -> None:
     assert told(event("PersistentVolumeClaim", "data")) == [Around("team")]
+
+
+def test_a_namespace_without_workloads_is_not_watched_any_more() -> None:
+    class Counting(Server):
+        watched: list[str | None]
+
+        async def watch(self, *of: Any, **_: Any) -> AsyncIterator[Any]:
+            self.watched.append(of[0].namespace)
+            try:
+                await asyncio.Event().wait()
+                yield None
+            finally:
+                self.watched.remove(of[0].namespace)
+
+    async def main() -> None:
+        server = Counting(thing("Deployment", "train"), event("Pod", "train-5f-x"))
+        server.watched = []
+        survey = Survey(cast("Client", server), time=lambda: 0.0, on_change=lambda around: None)
+        other = thing("Deployment", "serve")
+        other["metadata"]["namespace"] = "shop"
+        for one in (thing("Deployment", "train"), other):
+            await survey.look_at(one)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert {*server.watched} == {"team", "shop"}
+        await survey.forget("team")
+        assert {*server.watched} == {"shop"}
+        assert survey.owners(thing("Deployment", "train")) == []
+        assert survey.events("team", iter([("Pod", "train-5f-x")])) == []
+        await survey.close()
+
+    asyncio.run(main())
