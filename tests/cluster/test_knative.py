@@ -187,3 +187,46 @@ def test_curl_wakes_a_service_with_a_token(
     refused = installed.run("curl", *head, "-d", body, url)
     assert "three" not in refused
     assert "unauthorized" in refused.lower()
+
+
+#: Knative cuts its connection long before it ends, and then sees no load.
+LONG = """
+import os, time
+import kubetorch as kt
+
+def count(seconds):
+    for second in range(seconds):
+        time.sleep(1)
+        print("second", second, flush=True)
+    return os.environ["POD_NAME"]
+
+annotations = {
+    "autoscaling.knative.dev/min-scale": "0",
+    "autoscaling.knative.dev/window": "6s",
+    "autoscaling.knative.dev/scale-to-zero-pod-retention-period": "0s",
+}
+container = {"name": "kubetorch", "resources": {"requests": {"cpu": "10m"}}}
+compute = kt.Compute.from_manifest({
+    "apiVersion": "serving.knative.dev/v1",
+    "kind": "Service",
+    "metadata": {"name": "long"},
+    "spec": {
+        "template": {
+            "metadata": {"annotations": annotations},
+            "spec": {"timeoutSeconds": 10, "containers": [container]},
+        }
+    },
+})
+counter = kt.fn(count, name="long").to(compute)
+spawned = counter.spawn(50)
+print("result", counter(50) and spawned.result() and "done")
+"""
+
+
+@pytest.mark.usefixtures("_knative")
+def test_calls_go_on_when_knative_has_cut_their_connections(
+    tmp_path: Path, installed: Installed
+) -> None:
+    printed = installed.python(LONG, tmp_path, timeout=200)
+    assert _result(printed) == ["done"]
+    assert "second 49" in printed
