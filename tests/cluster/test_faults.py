@@ -318,11 +318,26 @@ def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, 
     assert after.line("result") == "result 2"
 
 
+def leave(kubectl: Kubectl, node: str) -> None:
+    """Have the controller somewhere else: it is what knows that a node is not heard of."""
+    ours = ("-n", "kubetorch", "-l", "app.kubernetes.io/component=controller")
+    found = json.loads(kubectl("get", "pods", *ours, "-o", "json"))["items"]
+    if all(one["spec"].get("nodeName") != node for one in found):
+        return
+    kubectl("cordon", node)
+    try:
+        kubectl("delete", "pods", *ours, "--wait=true")
+        kubectl("rollout", "status", "-n", "kubetorch", "deployment/kubetorch-controller")
+    finally:
+        kubectl("uncordon", node)
+
+
 def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, kubectl, installed, kit):
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     if len(nodes) < 2:
         pytest.skip("one node alone cannot be cut off")
     second = nodes[1]["metadata"]["name"]
+    leave(kubectl, second)
     program = client(f"""
         compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
         f = kt.fn(service.slow, name="far").to(compute)

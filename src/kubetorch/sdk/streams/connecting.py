@@ -32,6 +32,8 @@ _ATTEMPT = 5.0
 #: Seconds for which a refusal may be that of a server that starts.
 _DOUBT = 3.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+#: Seconds for which a pod is tried that the controller does not hear of either.
+_MISSING = 10.0
 
 
 class Scaler(NamedTuple):
@@ -215,6 +217,7 @@ def resume(
     backoff = Backoff(way.patience)
     token = location.token if location is not None else ""
     is_fresh = False
+    missing_since: float | None = None
     error: Exception | None = ConnectionResetError("the agent closed the connection")
     while stream.calls and not stream.has_ended:
         error = _try(stream, url, token, backoff, way)
@@ -233,6 +236,10 @@ def resume(
             token, is_fresh = found.token, True
             if url not in found.urls and isinstance(error, ConnectionRefusedError):
                 error = AgentDiedError(stream.pod, "AgentDied")
+                break
+            if url in found.urls:
+                missing_since = None
+            elif time.monotonic() - (missing_since := missing_since or time.monotonic()) > _MISSING:
                 break
         if not isinstance(error, UnauthorizedError) and not backoff.pause(closed):
             break
