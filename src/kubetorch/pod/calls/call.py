@@ -254,7 +254,8 @@ class Call:
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        timeout = self.request.timeout or 0.0
+        # What was left of it when the call was sent.
+        timeout = round(self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.runner is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)

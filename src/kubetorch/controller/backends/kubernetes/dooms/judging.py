@@ -89,7 +89,7 @@ def judge_owner(
     uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
     found.append(queues.judge_workload(uids, cluster))
     events = reading.of_these(events, owners)
-    found += [owning.judge(one, events, cluster) for one in owners]
+    found += [owning.judge(one, events, cluster) for one in owning.current(manifest, owners)]
     return worst(found)
 
 

@@ -15,11 +15,46 @@ from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
 )
 from kubetorch.errors import KnativeServiceConflictError, ServiceHealthError, StartupError
 from kubetorch.k8s.resources import Object
+from kubetorch.manifests import agent
 
 _FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
 _REVISION = "serving.knative.dev/revision"
 #: Kinds that say by a condition whether they can make pods at this moment.
 _CONDITIONED = ("Deployment", "ReplicaSet", "RayCluster")
+
+
+def current(manifest: Object, owners: Sequence[Object]) -> list[Object]:
+    """The objects whose failures concern what was applied.
+
+    A Deployment keeps the ReplicaSets of its earlier templates, and repeats what they say: that the
+    one before could make no pods says nothing of the one that repairs it.
+
+    Args:
+        manifest: The object that was applied.
+        owners: It, as the API server has it, and what it owns above the pods.
+    """
+    wanted = _digest(manifest)
+    sets = [one for one in owners if one.get("kind") == "ReplicaSet"]
+    if manifest.get("kind") != "Deployment" or not wanted or not sets:
+        return list(owners)
+    earlier = [one for one in sets if _digest(one) != wanted]
+    kept = (one for one in owners if one not in earlier)
+    return [_silenced(one) if one.get("kind") == "Deployment" else one for one in kept]
+
+
+def _digest(owner: Object) -> str:
+    """Digest of the template of an object's pods."""
+    template = (owner.get("spec") or {}).get("template")
+    return agent.digest_of(template) if isinstance(template, dict) else ""
+
+
+def _silenced(deployment: Object) -> Object:
+    """A Deployment without what it repeats of its ReplicaSets."""
+    status = deployment.get("status") or {}
+    conditions = [
+        one for one in status.get("conditions") or () if one.get("type") != "ReplicaFailure"
+    ]
+    return {**deployment, "status": {**status, "conditions": conditions}}
 
 
 def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:

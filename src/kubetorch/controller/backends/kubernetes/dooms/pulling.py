@@ -98,7 +98,8 @@ def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Ver
     bare = _bare(text, image)
     if image.startswith(_LOADED):
         return _fatal(
-            f"the image {image} is on no registry, and the node does not have it",
+            f"the image {image} is on no registry, and the node does not have it, or may not use "
+            "what it has (image_pull_policy)",
             "load it into every node, or push it to a registry that the nodes reach",
             since,
         )

@@ -8,6 +8,7 @@ from kubetorch import errors
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.dooms.cluster import Cluster
 from kubetorch.controller.backends.kubernetes.dooms.verdicts import Verdict
+from kubetorch.manifests import labels
 
 Object = dict[str, Any]
 AT = "2026-11-21T15:50:17Z"
@@ -29,6 +30,10 @@ def owner(
 def condition(kind: str, status: str, reason: str = "", message: str = "") -> Object:
     given = {"type": kind, "status": status, "reason": reason, "message": message}
     return {**given, "lastTransitionTime": AT}
+
+
+def template(digest: str) -> Object:
+    return {"template": {"metadata": {"annotations": {labels.TEMPLATE_DIGEST: digest}}}}
 
 
 def judge(*owners: Object, events: Any = ()) -> Verdict:
@@ -155,3 +160,15 @@ def test_how_many_pods_an_autoscaler_wants_is_nobodys_demand() -> None:
     assert judge(given).is_doomed
     given["metadata"]["labels"] = {"serving.knative.dev/revision": "web-1"}
     assert not judge(given).is_doomed
+
+
+def test_what_the_template_before_failed_by_does_not_doom_the_one_that_repairs_it() -> None:
+    said = 'pods "web-1" is forbidden: violates PodSecurity "baseline:latest": SYS_PTRACE'
+    failed = condition("ReplicaFailure", "True", "FailedCreate", said)
+    old = owner("ReplicaSet", "apps/v1", failed, spec=template("old"))
+    new = owner("ReplicaSet", "apps/v1", spec=template("new"))
+    deployment = owner("Deployment", "apps/v1", failed, spec=template("new"))
+    assert judge(deployment, old, new).error is None
+    assert judge(deployment, old).error is None
+    same = {**deployment, "spec": template("old")}
+    assert isinstance(judge(same, old, new).error, errors.AdmissionError)
