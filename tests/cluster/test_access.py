@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cluster.conftest import Kubectl
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.errors import KubernetesNotFoundError
@@ -243,7 +244,7 @@ def test_the_token_of_a_namespace_is_void_with_its_secret(world: World) -> None:
     until(lambda: open_session(world.url, token) == 401, seconds=15)
 
 
-def test_without_an_api_server_nobody_gets_in(tmp_path: Path) -> None:
+def test_without_an_api_server_nobody_gets_in(kubectl: Kubectl, tmp_path: Path) -> None:
     found = locating.find()
     cluster = dataclasses.replace(found.cluster, server="https://127.0.0.1:9")
     access = dataclasses.replace(found, cluster=cluster)

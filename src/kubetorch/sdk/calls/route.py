@@ -22,7 +22,6 @@ from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.streams import connecting
 from kubetorch.sdk.streams.connecting import (
     FINAL,
-    MISTAKES,
     TRANSIENT,
     Backoff,
     Location,
@@ -133,8 +132,9 @@ class Route:
                 raise
             except TRANSIENT as failed:
                 error = failed
-                if isinstance(failed.__cause__, MISTAKES) and backoff.is_sure:
-                    raise failed.__cause__ from None
+                mistake = connecting.mistake_in(failed)
+                if mistake is not None and backoff.is_sure:
+                    raise mistake from None
             if not backoff.pause(self._closed):
                 raise CallRefusedError(
                     f"{self._no_pod} could be reached within {patience:g} s: {error}",

@@ -97,6 +97,12 @@ MISTAKES = (KubernetesForbiddenError, ConfigError)
 TRANSIENT = (OSError, websocket.WebSocketError, UnavailableError)
 
 
+def mistake_in(error: Exception) -> Exception | None:
+    """What of an attempt's failure the user has to mend, if anything."""
+    found = (one for one in (error, error.__cause__) if isinstance(one, MISTAKES))
+    return next(found, None)
+
+
 class Backoff:
     """The pauses between attempts, up to a deadline.
 
@@ -224,6 +230,10 @@ def resume(
         if error is None:
             return
         if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
+            break
+        mistake = mistake_in(error)
+        if mistake is not None and backoff.is_sure:
+            error = mistake
             break
         try:
             found = ask(resolve)
