@@ -193,7 +193,9 @@ def test_prometheus_may_read_figures_and_nothing_else(kt: Kt, kubectl: Kubectl) 
         address = kubectl(
             "get", "svc", "kubetorch-controller", "-n", SPACE, "-o", "jsonpath={.spec.clusterIP}"
         )
-        head = ["curl", "-s", "-m", "10", "-H", f"Authorization: Bearer {token}"]
+        # A Service leads to a new pod a moment after that is ready.
+        again = ["--retry", "5", "--retry-connrefused", "--retry-delay", "1"]
+        head = ["curl", "-s", "-m", "20", *again, "-H", f"Authorization: Bearer {token}"]
         url = f"http://{address}:8080"
         text = kt.run(*head, f"{url}/metrics").stdout
         assert 'kubetorch_controller_workloads{status="Ready"} 0' in text

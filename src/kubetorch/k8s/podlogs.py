@@ -6,12 +6,15 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
+from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
 from kubetorch.lib import httppool
 
+# What a kubelet answers, with status 200, of a container that it has removed.
+_NOT_THERE = b"unable to retrieve container logs for "
 #: A line that is longer comes in pieces.
 LONGEST_LINE = 256 * 1024
 
@@ -60,10 +63,31 @@ async def read(
         pod: The pod.
         options: Which part of it.
         limit: Bytes of its beginning that are taken.
+
+    Raises:
+        KubernetesNotFoundError: Neither the API server nor the kubelet has it.
     """
     call = _call(client, pod, options or LogOptions(), follow=False)
     call = replace(call, query=(*call.query, ("limitBytes", str(limit))))
-    return await client.session.fetch(call)
+    found = await client.session.fetch(call)
+    if found.startswith(_NOT_THERE):
+        raise KubernetesNotFoundError(
+            f"{call.action}: {found.decode('utf-8', 'replace').strip()}",
+            hint="the container is not there any more; its next run may have a log",
+        )
+    return found
+
+
+async def read_ended(client: Client, pod: Ref, options: LogOptions) -> bytes:
+    """The log of a container's run before this one, or of this one where that is forgotten.
+
+    Raises:
+        KubernetesError: There is neither.
+    """
+    try:
+        return await read(client, pod, replace(options, previous=True))
+    except KubernetesRequestError:  # 400: there was none; 404: it was removed
+        return await read(client, pod, replace(options, previous=False))
 
 
 async def follow(

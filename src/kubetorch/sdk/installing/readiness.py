@@ -294,7 +294,7 @@ async def _error(client: Client, namespace: str, doom: Doom) -> KubetorchError:
     message = doom.message
     if doom.has_log:
         with contextlib.suppress(KubetorchError):
-            options = podlogs.LogOptions(previous=True, tail=_LAST_LINES)
-            log = await podlogs.read(client, Ref(PODS, doom.pod, namespace), options)
+            pod = Ref(PODS, doom.pod, namespace)
+            log = await podlogs.read_ended(client, pod, podlogs.LogOptions(tail=_LAST_LINES))
             message += "\n" + log.decode(errors="replace").rstrip()
     return doom.kind(message, hint=doom.hint)

@@ -150,9 +150,10 @@ class Judgements:
         self, key: Key, pod: Object, verdict: Verdict, run: tuple[str, str, int]
     ) -> None:
         ref = Ref(PODS, pod["metadata"]["name"], key[0])
-        options = LogOptions(run[1], previous=verdict.is_previous, tail=LOG_LINES)
+        options = LogOptions(run[1], tail=LOG_LINES)
+        read = podlogs.read_ended if verdict.is_previous else podlogs.read
         try:
-            found = await asyncio.wait_for(podlogs.read(self._client, ref, options), LOG_TIMEOUT)
+            found = await asyncio.wait_for(read(self._client, ref, options), LOG_TIMEOUT)
             self._lines[run] = found.decode("utf-8", "replace").splitlines()
         except (KubetorchError, asyncio.TimeoutError) as error:
             _log.info("log not read pod=%s container=%s error=%s", ref.name, run[1], error)
