@@ -96,6 +96,7 @@ class Swarm:
             for turn in range(_TURNS):
                 for end in self._pods.ends[turn::_TURNS]:
                     end.send(said, opcode=websocket.TEXT)
+                # Agents were not all started at once, so they do not all beat at once.
                 await asyncio.sleep(_HEARTBEAT / _TURNS)
 
     @contextlib.asynccontextmanager
@@ -158,6 +159,6 @@ def answer_of(payload: memoryview) -> bytes | None:
     """What a pod answers that is told to load a generation."""
     if b'"type":"reload"' not in bytes(payload[:64]):
         return None
-    message: FromController = messages.decode(FromController, payload)  # type: ignore[arg-type]
+    message: FromController = messages.decode(FromController, payload)  # type: ignore[arg-type]  # a union
     assert isinstance(message, Reload)
     return messages.encode(Observed(message.generation, message.generation))

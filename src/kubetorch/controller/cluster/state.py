@@ -76,7 +76,6 @@ class KubernetesState:
         self._clock = clock
         self._observer: Observer | None = None
         self._entries: dict[_Key, _Entry] = {}
-        self._unreadable: set[_Key] = set()
         self._writers = asyncio.Semaphore(WRITERS)
         self._is_loaded = self._is_closed = False
         self._informers = [
@@ -172,7 +171,6 @@ class KubernetesState:
         is_new = generation is not None or kept != generations
         entry.writing.put(Content(workload, kept), is_new=is_new)
         self._entries[at] = entry
-        self._unreadable.discard(at)
         self._changed(entry)
 
     def delete_workload(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
@@ -187,7 +185,6 @@ class KubernetesState:
         self._reject((namespace, name), reason)
 
     def _reject(self, at: _Key, reason: str) -> None:
-        self._unreadable.add(at)
         _log.error("workload left alone, since it cannot be read workload=%s/%s: %s", *at, reason)
 
     def observe(self, observer: Observer) -> None:  # noqa: D102  # State's
@@ -239,10 +236,6 @@ class KubernetesState:
         entry = self._entries.get((namespace, name))
         return "" if entry is None else entry.writing.uid
 
-    def is_left_alone(self, namespace: str, name: str) -> bool:
-        """Whether there is an object of this name that cannot be read: its pods are to go on."""
-        return (namespace, name) in self._unreadable
-
     # -------------------------------------------------------------------------- what others do
 
     def _on_change(self, change: Change) -> None:
@@ -255,8 +248,6 @@ class KubernetesState:
             uid = change.object["metadata"]["uid"]
             self._lost(entry, is_lost=entry.writing.told(found, uid))
             self._changed(entry)
-        elif is_gone:
-            self._unreadable.discard(at)
 
     def _lost(self, entry: _Entry, *, is_lost: bool) -> None:
         if is_lost:
