@@ -70,6 +70,21 @@ def test_one_that_stops_is_followed_within_a_second() -> None:
     run(body)
 
 
+def test_one_that_stops_is_followed_although_its_lease_has_another_version() -> None:
+    async def body(url: str, server: ObjectServer) -> None:
+        async with candidate(url, "a") as first:
+            await first.says("leads")
+            async with candidate(url, "b") as second:
+                await asyncio.sleep(0.7)
+                ((collection, _), held) = next(iter(server.objects.items()))
+                server.put(collection, held)
+                first.process.terminate()
+                stopped = await first.says("stops")
+                assert await second.says("leads") - stopped < 1.0
+
+    run(body)
+
+
 def test_one_that_is_killed_is_followed_once_its_lease_is_over() -> None:
     async def body(url: str, _: ObjectServer) -> None:
         async with candidate(url, "a") as first:

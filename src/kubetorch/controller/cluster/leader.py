@@ -90,11 +90,9 @@ class Election:
         await asyncio.gather(task, return_exceptions=True)
         await self._informer.close()
         if self._candidate.is_leading(self._clock()):
-            body = self._candidate.resignation(time.time())
             with contextlib.suppress(KubetorchError, TimeoutError):
                 async with deadlines.timeout(_TIMEOUT):
-                    await self._client.replace(body)
-            _log.info("resigned identity=%s", self._candidate.identity)
+                    await self._resign()
 
     @property
     def is_leading(self) -> bool:
@@ -153,6 +151,17 @@ class Election:
                 _log.info("leads identity=%s", here.identity)
             self._changes.notify()
         _log.error("lost the lease to %s", here.holder or "nobody")
+
+    async def _resign(self) -> None:
+        try:
+            await self._client.replace(self._candidate.resignation(time.time()))
+        except KubernetesConflictError:
+            # A renewal that was cut off a moment ago arrived all the same.
+            await self._do(lease.Read())
+            if self._candidate.holder != self._candidate.identity:
+                return
+            await self._client.replace(self._candidate.resignation(time.time()))
+        _log.info("resigned identity=%s", self._candidate.identity)
 
     async def _do(self, step: lease.Read | lease.Take) -> None:
         begun = self._clock()
