@@ -19,7 +19,8 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.lib import deadlines
 from kubetorch.manifests import agent, kinds, labels, locating
 from kubetorch.manifests.kinds import Manifest
 
@@ -90,14 +91,14 @@ class Applier:
                 "kt.Compute.from_manifest(...)",
             )
         if there is not None and _keeps_pods(there, wanted):
-            await self._remove(ref)
+            await self._remove(ref, wanted)
         try:
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         except KubernetesRequestError as error:
             if there is None or not _is_immutable(error):
                 raise
             _log.info("object made anew ref=%s because=%s", ref, error.message)
-            await self._remove(ref)
+            await self._remove(ref, wanted)
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
         return found
@@ -118,12 +119,10 @@ class Applier:
         except KubernetesNotFoundError:
             return None
 
-    async def delete(
-        self, ref: Ref, *, grace_seconds: int | None = None, propagation: str = "Background"
-    ) -> None:
+    async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
         """Delete an object and what it owns; nothing happens if it is not there."""
         try:
-            await self._client.delete(ref, grace_seconds=grace_seconds, propagation=propagation)
+            await self._client.delete(ref, grace_seconds=grace_seconds)
         except KubernetesNotFoundError:
             return
 
@@ -133,21 +132,35 @@ class Applier:
         if there is not None and _applied(there):
             await self.delete(ref)
 
-    async def _remove(self, ref: Ref) -> None:
-        """Delete an object and wait until it is gone."""
-        only = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
-        async with Informer(self._client, only) as informer:
-            # With all that it owns: pods of the old one may have the names of those of the new one.
-            await self.delete(ref, propagation="Foreground")
-            try:
-                await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
-            except TimeoutError as error:
-                raise StartupError(
-                    f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old "
-                    f"one is still there after {GONE_TIMEOUT:.0f} s",
-                    hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows "
-                    "its finalizers",
-                ) from error
+    async def _remove(self, ref: Ref, wanted: Manifest) -> None:
+        """Delete an object and wait until it and its pods are gone.
+
+        Pods of the old one may have the names of those of the new one. Nor does deletion wait for
+        them by itself (`Foreground`): an operator that sees its object still there, without what
+        it owned, makes that once more, and of two Jobs of one name within a moment the second has
+        no pods for five minutes, as its controller waits to see those of the first.
+        """
+        await self.delete(ref)
+        try:
+            async with deadlines.timeout(GONE_TIMEOUT):
+                await self._gone(
+                    Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+                )
+                pods = _label_of_pods(wanted)
+                if pods:
+                    await self._gone(Selection(PODS, ref.namespace, labels=pods))
+        except TimeoutError as error:
+            raise StartupError(
+                f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old one, "
+                f"or pods of it, are still there after {GONE_TIMEOUT:.0f} s",
+                hint=f"kubectl get {ref.resource},pods -n {ref.namespace} -o yaml shows what is "
+                "left, and its finalizers",
+            ) from error
+
+    async def _gone(self, selection: Selection) -> None:
+        """Wait until there is nothing of a selection any more."""
+        async with Informer(self._client, selection) as informer:
+            await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
 
 
 def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
@@ -176,6 +189,18 @@ def _keeps_pods(there: Object, wanted: Manifest) -> bool:
         return False
     old, new = (agent.digest_of(locating.places(one, kind)[0].template) for one in (there, wanted))
     return bool(old and new and old != new)
+
+
+def _label_of_pods(manifest: Manifest) -> str:
+    """A selector of an object's pods; empty if it has none."""
+    metadata = manifest["metadata"]
+    service = (metadata.get("labels") or {}).get(labels.SERVICE)
+    if (manifest["apiVersion"], manifest["kind"]) == ("v1", "Service") or not service:
+        return ""
+    kind = kinds.find(manifest)
+    if kind is not None and kind.pool is not None:
+        return f"{kind.pool}={metadata['name']}"
+    return f"{labels.SERVICE}={service}"
 
 
 def _applied(manifest: Manifest) -> str:
