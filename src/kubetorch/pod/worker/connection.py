@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ class Connection:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._receiver = protocol.Receiver(sock)
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._mappings = Mappings()
         self._lending = Lending()
         #: In the environment of all that this process starts; known once it is loaded.
@@ -36,6 +39,9 @@ class Connection:
 
     def receive(self) -> bool:
         """Wait for frames; false when the agent is gone. One thread at a time."""
+        # Waiting in `recv` instead, this thread would be woken by the agent's reading as well: the
+        # peer of a Unix socket is told that there is room again.
+        self._readable.poll()
         try:
             return self._receiver.receive()
         except OSError:
