@@ -10,6 +10,9 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+#: The last line of `edit_loop.py`.
+EDITS = re.compile(r"20 edits, p50 from an edit to its result: \d\.\d{3} s\n")
+
 EXPECTED = {
     "app_asgi.py": "200 hello\n",
     "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",

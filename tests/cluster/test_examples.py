@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import Installed
-from example_programs import EXAMPLES, EXPECTED
+from example_programs import EDITS, EXAMPLES, EXPECTED
 
 
 @pytest.fixture
@@ -33,6 +33,12 @@ def test_an_example_shows_its_new_code_after_an_edit(folder: Path, installed: In
     program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
 
     assert "{'loss': 5.0}" in installed.run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_twenty_edits_are_live_one_after_the_other(folder: Path, installed: Installed) -> None:
+    printed = installed.run(sys.executable, "edit_loop.py", cwd=folder)
+
+    assert EDITS.fullmatch(printed.splitlines(keepends=True)[-1])
 
 
 def test_curl_calls_what_was_deployed(folder: Path, installed: Installed) -> None:

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from benchmarks import wheels
-from example_programs import EXAMPLES, EXPECTED, run
+from example_programs import EDITS, EXAMPLES, EXPECTED, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +27,7 @@ def test_every_example_is_tested():
         *EXPECTED,
         "notebook.ipynb",
         "curl.sh",
+        "edit_loop.py",
         "image_steps.py",
     }
 
@@ -42,6 +43,10 @@ def test_the_first_example_shows_its_new_code_after_an_edit(folder):
     program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
 
     assert "{'loss': 5.0}" in run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_twenty_edits_are_live_one_after_the_other(folder):
+    assert EDITS.fullmatch(run(sys.executable, "edit_loop.py", cwd=folder))
 
 
 def test_the_app_is_live_after_an_edit(folder):

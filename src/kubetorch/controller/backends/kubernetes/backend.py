@@ -161,7 +161,7 @@ class KubernetesBackend:
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)
         main = _rendered(spec)
-        self._told[key] = Told(self._now())
+        self._told[key] = Told(self._now(), self._told.get(key))
         # Meanwhile: an edit that changes no object is to wait for the API server once.
         looking = asyncio.create_task(self._look(spec, main))
         try:

@@ -108,11 +108,15 @@ class Told:
 
     Args:
         since: When it began, in seconds since the epoch: what is older is not its story.
+        earlier: The launch before it, whose story is not told again.
     """
 
-    def __init__(self, since: float) -> None:
-        # Times of events are whole seconds, rounded down.
+    def __init__(self, since: float, earlier: Told | None = None) -> None:
+        # Times of events are whole seconds, rounded down: what was told of this second is known.
         self._since = float(int(since))
+        self._happenings: set[Happening] = set()
+        if earlier is not None:
+            self._happenings |= {one for one in earlier._happenings if one.at >= self._since}
         self._known: set[tuple[str, str]] = set()
 
     def new(self, event: Object) -> Happening | None:
@@ -120,10 +124,13 @@ class Told:
         found = read(event)
         if found is None or found.at < self._since or len(self._known) >= LIMIT:
             return None
+        if found in self._happenings:
+            return None
         key = (found.reason, _alike(found))
         if key in self._known:
             return None
         self._known.add(key)
+        self._happenings.add(found)
         return found
 
 

@@ -68,6 +68,16 @@ def test_an_event_that_is_counted_up_is_told_once() -> None:
     assert told.new({**again, "count": 7, "lastTimestamp": "2026-11-21T15:59:00Z"}) is None
 
 
+def test_the_next_launch_within_the_second_does_not_repeat_it() -> None:
+    started = event("Started", "Started container kubetorch", kind="Normal")
+    moment = reading.when(started)
+    first = Told(moment + 0.1)
+    assert first.new(started) is not None
+    second = Told(moment + 0.5, first)
+    assert second.new(started) is None
+    assert second.new(event("Started", "Started container other", kind="Normal")) is not None
+
+
 def test_routine_and_containers_of_others_are_not_told() -> None:
     quiet = [
         event("Created", "Created container: c", kind="Normal"),
