@@ -148,3 +148,28 @@ def test_the_next_deploy_of_a_doomed_service_succeeds(
         tmp_path,
     )
     assert said.splitlines()[-1] == "hello"
+
+
+def test_the_same_deploy_succeeds_once_what_refused_its_pods_is_put_right(
+    installed: Installed, tmp_path: Path, kubectl: Kubectl
+) -> None:
+    namespace = installed.namespace
+    kubectl("create", "quota", "none", "--hard=count/services=100,cpu=1m", "-n", namespace)
+    program = """
+        import kubetorch as kt
+
+        def hello():
+            return "hello"
+
+        try:
+            print(kt.fn(hello, name="third").to(kt.Compute(cpus="10m"))())
+        except kt.QuotaExceededError as error:
+            print("quota")
+    """
+    try:
+        first = installed.python(program, tmp_path)
+        again = installed.python(program, tmp_path)
+    finally:
+        kubectl("delete", "quota", "none", "-n", namespace)
+    assert [one.splitlines()[-1] for one in (first, again)] == ["quota", "quota"]
+    assert installed.python(program, tmp_path).splitlines()[-1] == "hello"

@@ -132,6 +132,14 @@ class Applier:
         if there is not None and _applied(there):
             await self.delete(ref)
 
+    async def remove(self, manifest: Manifest) -> None:
+        """Delete an object that was applied here, and wait until it and its pods are gone."""
+        ref = await self.ref(manifest)
+        there = await self.find(ref)
+        if there is not None and _applied(there):
+            _log.info("object to be made anew ref=%s", ref)
+            await self._remove(ref, manifest)
+
     async def _remove(self, ref: Ref, wanted: Manifest) -> None:
         """Delete an object and wait until it and its pods are gone.
 

@@ -172,6 +172,10 @@ class KubernetesBackend:
             known = await looking
         finally:
             looking.cancel()
+        given_up = self._given_up(key)
+        if given_up is not None:
+            await self._applier.remove(given_up)
+            known = {}
         template = self._equip(spec, main)
         self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
         await self._select(spec, main)
@@ -186,6 +190,19 @@ class KubernetesBackend:
         wish = Wish(manifests, taken, self._owner(*key), known, spec.compute.launch_timeout)
         await self._insisting.apply(key, wish)
         self._watch.mark(key)
+
+    def _given_up(self, key: Key) -> Manifest | None:
+        """The object of a workload, if its controller makes none of the pods.
+
+        It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
+        object's at once. What a user brought is not ours to delete.
+        """
+        before = self._workloads.get(key)
+        if before is None or before.main is None or before.spec.compute.manifest is not None:
+            return None
+        if self._watch.of(key) or not self._judgements.of_owner(key, before.main).is_doomed:
+            return None
+        return before.main
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
         """What is there of the objects of a workload."""
