@@ -31,6 +31,8 @@ GONE_TIMEOUT = 60.0
 #: What is there, by reference; `None` where nothing is.
 Known = dict[Ref, Object | None]
 
+_RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
+
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +94,10 @@ class Applier:
             )
         if there is not None and _keeps_pods(there, wanted):
             await self._remove(ref, wanted)
+        elif there is not None and _is_to_be_recreated(there, wanted):
+            # The defaults of a rolling update belong to nobody, so no apply removes them, and the
+            # other strategy is refused beside them.
+            await self._client.patch(ref, {"spec": {"strategy": _RECREATE}})
         try:
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         except KubernetesRequestError as error:
@@ -189,6 +195,13 @@ def _keeps_pods(there: Object, wanted: Manifest) -> bool:
         return False
     old, new = (agent.digest_of(locating.places(one, kind)[0].template) for one in (there, wanted))
     return bool(old and new and old != new)
+
+
+def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
+    """Whether a Deployment changes its strategy to the one that has no further fields."""
+    was, becomes = ((one.get("spec") or {}).get("strategy") or {} for one in (there, wanted))
+    is_recreated = isinstance(becomes, dict) and becomes.get("type") == "Recreate"
+    return wanted["kind"] == "Deployment" and is_recreated and "rollingUpdate" in was
 
 
 def _label_of_pods(manifest: Manifest) -> str:
