@@ -44,7 +44,7 @@ class OneObject:
     async def patch(self, ref: Ref, patch: Object) -> Object:
         self.asked.append("patch")
         assert self.there is not None
-        self.there["spec"]["strategy"] = patch["spec"]["strategy"]
+        self.there["spec"].update(patch["spec"])
         return self.there
 
 
@@ -105,6 +105,7 @@ def test_a_deployment_of_more_pods_loses_the_defaults_of_the_other_strategy_firs
         assert server.there is not None
         server.there["spec"]["strategy"] = rolling
         await one.apply(manifest({"type": "Recreate"}))
+        assert server.there["spec"] == {"strategy": {"type": "Recreate"}, "paused": False}
         await one.apply(manifest({"type": "RollingUpdate"}))
 
     asyncio.run(main())
