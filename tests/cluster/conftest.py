@@ -23,6 +23,8 @@ from cluster import byo, definitions, faults
 #: What is installed; read now, since tests see no variables of ours.
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
 POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
+#: Whether parts of the cluster may be stopped.
+MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
 Objects = list[dict[str, Any]]
 Kubectl = Callable[..., str]
 
@@ -141,6 +143,15 @@ def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], fau
     yield start
     for one in started:
         one.kill()
+
+
+@pytest.fixture
+def kit() -> Path:
+    """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
+    folder = Path(__file__).parents[3] / "shared" / "cluster"
+    if not (folder / "node").exists() or not MAY_BREAK:
+        pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,10 @@ def slow(seconds):
     time.sleep(seconds)
     return os.environ["POD_NAME"]
 
+def fill(mebibytes):
+    held = b"1" * (mebibytes * 1024 * 1024)
+    return os.environ["POD_NAME"]
+
 def echo(value):
     return value
 """

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
 from cluster.conftest import Kubectl
 from cluster.faults import controllers, pods, processes, stopped
-
-#: Whether parts of the cluster may be stopped; read now, since tests see no variables of ours.
-MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
-
 
 # ------------------------------------------------------------------------------------- the client
 
@@ -43,6 +37,53 @@ def test_a_pod_that_is_deleted_ends_its_call_with_its_name_and_calls_go_on(
 
     assert pod in program.line("terminated")
     assert pod not in program.line("after")
+
+
+def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
+    client, kubectl, installed, tmp_path
+):
+    program = client("""
+        pod = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 6}}}}
+        f = kt.fn(service.slow, name="evicted").to(kt.Compute(cpus="0.01", service_template=pod))
+        print("deployed", flush=True)
+        try:
+            f(60)
+        except kt.PodTerminatedError as error:
+            print("terminated", error.pod_name, error.reason, flush=True)
+        print("after", f(0))
+    """)
+    program.line("deployed")
+    time.sleep(1)
+    [pod] = pods(kubectl, installed.namespace, "evicted")
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": installed.namespace},
+    }
+    path = f"/api/v1/namespaces/{installed.namespace}/pods/{pod}/eviction"
+    (tmp_path / "eviction.json").write_text(json.dumps(eviction))
+    kubectl("create", "--raw", path, "-f", str(tmp_path / "eviction.json"))
+
+    assert program.line("terminated").split()[1] == pod
+    assert pod not in program.line("after")
+
+
+def test_a_call_that_uses_too_much_memory_fails_alone(client, installed):
+    program = client("""
+        limit = {"resources": {"limits": {"memory": "300Mi"}}}
+        pod = {"spec": {"template": {"spec": {"containers": [{"name": "kubetorch", **limit}]}}}}
+        compute = kt.Compute(cpus="0.01", service_template=pod)
+        f = kt.fn(service.fill, name="memory").to(compute)
+        pod = f(1)
+        try:
+            f(600)
+        except kt.OutOfMemoryError as error:
+            print("killed", pod in str(error), error, flush=True)
+        print("after", f(1) == pod)
+    """)
+
+    assert program.line("killed").startswith("killed True")
+    assert program.line("after") == "after True"
 
 
 def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(
@@ -146,15 +187,6 @@ def test_a_controller_that_comes_back_knows_everything_again(kubectl, installed,
 
 
 # ------------------------------------------------------------------------------------ the cluster
-
-
-@pytest.fixture
-def kit() -> Path:
-    """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
-    folder = Path(__file__).parents[3] / "shared" / "cluster"
-    if not (folder / "node").exists() or not MAY_BREAK:
-        pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
-    return folder
 
 
 def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(client, kit):
