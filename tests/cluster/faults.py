@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,14 +55,19 @@ class Client:
             text=True,
         )
 
-    def line(self, beginning: str) -> str:
-        """Wait for a line that begins so."""
+    def line(self, beginning: str, timeout: float = 100.0) -> str:
+        """Wait for a line that begins so; the program ends when that takes too long."""
         assert self._process.stdout is not None
         seen = []
-        for line in self._process.stdout:
-            seen.append(line)
-            if line.startswith(beginning):
-                return line.strip()
+        late = threading.Timer(timeout, self._process.kill)
+        late.start()
+        try:
+            for line in self._process.stdout:
+                seen.append(line)
+                if line.startswith(beginning):
+                    return line.strip()
+        finally:
+            late.cancel()
         raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
 
     def end(self, timeout: float = 60.0) -> str:
