@@ -62,11 +62,11 @@ def _revision() -> Object:
 
 _ENDING = template(restartPolicy="Never")
 
-#: What a TrainJob runs on.
+#: What a TrainJob runs on, here and in the golden manifests.
 TRAIN_RUNTIME: Object = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "ClusterTrainingRuntime",
-    "metadata": {"name": "kubetorch-byo"},
+    "metadata": {"name": "python"},
     "spec": {
         "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": 1}},
         "template": {
@@ -138,7 +138,7 @@ KINDS: dict[str, tuple[Object, int]] = {
         manifest(
             "trainer.kubeflow.org/v1alpha1",
             "TrainJob",
-            {"runtimeRef": {"name": "kubetorch-byo"}, "trainer": {"numNodes": 2}},
+            {"runtimeRef": {"name": "python"}, "trainer": {"numNodes": 2}},
         ),
         2,
     ),

@@ -18,11 +18,13 @@ import pytest
 import yaml
 
 import example_programs
-from cluster import definitions
+from cluster import byo, definitions, faults
 
 #: What is installed; read now, since tests see no variables of ours.
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
 POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
+#: Whether parts of the cluster may be stopped.
+MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
 Objects = list[dict[str, Any]]
 Kubectl = Callable[..., str]
 
@@ -40,42 +42,6 @@ REQUIRED: Objects = [
         "metadata": {"name": "high"},
         "value": 1000,
     },
-]
-#: What a TrainJob runs on.
-RUNTIME: Objects = [
-    {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "ClusterTrainingRuntime",
-        "metadata": {"name": "python"},
-        "spec": {
-            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": 1}},
-            "template": {
-                "spec": {
-                    "replicatedJobs": [
-                        {
-                            "name": "node",
-                            "template": {
-                                "metadata": {
-                                    "labels": {
-                                        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
-                                    }
-                                },
-                                "spec": {
-                                    "template": {
-                                        "spec": {
-                                            "containers": [
-                                                {"name": "node", "image": "localhost/python:3.11"}
-                                            ]
-                                        }
-                                    }
-                                },
-                            },
-                        }
-                    ]
-                }
-            },
-        },
-    }
 ]
 #: What Knative refuses in a pod template unless its configuration allows it.
 KNATIVE_FEATURES = (
@@ -163,6 +129,31 @@ def installed(kubectl: Kubectl, controller: str) -> Iterator[Installed]:
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
+@pytest.fixture
+def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], faults.Client]]:
+    """Starts programs of a user, each of them in a folder of its own."""
+    started: list[faults.Client] = []
+
+    def start(program: str) -> faults.Client:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(faults.Client(program, folder, installed.environ))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def kit() -> Path:
+    """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
+    folder = Path(__file__).parents[3] / "shared" / "cluster"
+    if not (folder / "node").exists() or not MAY_BREAK:
+        pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
     """The kinds that the API server has, `Kind.group`, the test definitions among them."""
@@ -179,8 +170,8 @@ def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
         name = one["metadata"]["name"]
         kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{name}")
     if "TrainJob.trainer.kubeflow.org" in there:
-        kubectl("apply", "--server-side", "-f", "-", given=RUNTIME)
-        required += RUNTIME
+        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+        required.append(byo.TRAIN_RUNTIME)
     if "Service.serving.knative.dev" in there:
         found = json.loads(kubectl("get", *_FEATURES, "-o", "json")).get("data") or {}
         before = {name: found.get(name) for name in KNATIVE_FEATURES}

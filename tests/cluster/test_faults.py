@@ -7,126 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
-from cluster.conftest import Installed, Kubectl
-
-#: Whether parts of the cluster may be stopped; read now, since tests see no variables of ours.
-MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
-#: Calls that take a while, and say which pod they ran in.
-SERVICE = """
-import os, time
-
-def slow(seconds):
-    time.sleep(seconds)
-    return os.environ["POD_NAME"]
-
-def echo(value):
-    return value
-"""
-
-
-class Client:
-    """A program of a user that runs while something breaks."""
-
-    def __init__(self, program: str, folder: Path, installed: Installed) -> None:
-        (folder / "service.py").write_text(SERVICE)
-        file = folder / "client.py"
-        file.write_text("import kubetorch as kt\nimport service\n" + textwrap.dedent(program))
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", str(file)],
-            cwd=folder,
-            env={**os.environ, **installed.environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def line(self, beginning: str) -> str:
-        """Wait for a line that begins so."""
-        assert self._process.stdout is not None
-        seen = []
-        for line in self._process.stdout:
-            seen.append(line)
-            if line.startswith(beginning):
-                return line.strip()
-        raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
-
-    def end(self, timeout: float = 60.0) -> str:
-        """What else it prints; it has to succeed."""
-        output, _ = self._process.communicate(timeout=timeout)
-        assert self._process.returncode == 0, output
-        return output
-
-    def kill(self) -> None:
-        """End it without a word."""
-        self._process.kill()
-        self._process.wait(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-@pytest.fixture
-def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], Client]]:
-    """Starts programs, each of them in a folder of its own."""
-    started: list[Client] = []
-
-    def start(program: str) -> Client:
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        started.append(Client(program, folder, installed))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-
-
-def pods(kubectl: Kubectl, namespace: str, service: str) -> list[str]:
-    """The names of the pods of a service."""
-    selector = f"kubetorch.com/service={service}"
-    found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
-    return [one["metadata"]["name"] for one in found["items"]]
-
-
-def processes(*words: str) -> list[psutil.Process]:
-    """Processes of this machine, which is the cluster's node, with these words in their command."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if all(any(word in part for part in command) for word in words):
-            found.append(process)
-    return found
-
-
-def controllers() -> list[psutil.Process]:
-    """The processes of controllers."""
-    found = processes("kubetorch.controller")
-    assert found, "no controller runs on this machine"
-    return found
-
-
-@contextlib.contextmanager
-def stopped(found: list[psutil.Process]) -> Iterator[None]:
-    """As if the machine that these run on had frozen."""
-    for process in found:
-        process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in found:
-            process.send_signal(signal.SIGCONT)
-
+from cluster.conftest import Kubectl
+from cluster.faults import controllers, pods, processes, stopped
 
 # ------------------------------------------------------------------------------------- the client
 
@@ -150,6 +37,53 @@ def test_a_pod_that_is_deleted_ends_its_call_with_its_name_and_calls_go_on(
 
     assert pod in program.line("terminated")
     assert pod not in program.line("after")
+
+
+def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
+    client, kubectl, installed, tmp_path
+):
+    program = client("""
+        pod = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 6}}}}
+        f = kt.fn(service.slow, name="evicted").to(kt.Compute(cpus="0.01", service_template=pod))
+        print("deployed", flush=True)
+        try:
+            f(60)
+        except kt.PodTerminatedError as error:
+            print("terminated", error.pod_name, error.reason, flush=True)
+        print("after", f(0))
+    """)
+    program.line("deployed")
+    time.sleep(1)
+    [pod] = pods(kubectl, installed.namespace, "evicted")
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": installed.namespace},
+    }
+    path = f"/api/v1/namespaces/{installed.namespace}/pods/{pod}/eviction"
+    (tmp_path / "eviction.json").write_text(json.dumps(eviction))
+    kubectl("create", "--raw", path, "-f", str(tmp_path / "eviction.json"))
+
+    assert program.line("terminated").split()[1] == pod
+    assert pod not in program.line("after")
+
+
+def test_a_call_that_uses_too_much_memory_fails_alone(client, installed):
+    program = client("""
+        limit = {"resources": {"limits": {"memory": "300Mi"}}}
+        pod = {"spec": {"template": {"spec": {"containers": [{"name": "kubetorch", **limit}]}}}}
+        compute = kt.Compute(cpus="0.01", service_template=pod)
+        f = kt.fn(service.fill, name="memory").to(compute)
+        pod = f(1)
+        try:
+            f(600)
+        except kt.OutOfMemoryError as error:
+            print("killed", pod in str(error), error, flush=True)
+        print("after", f(1) == pod)
+    """)
+
+    assert program.line("killed").startswith("killed True")
+    assert program.line("after") == "after True"
 
 
 def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(
@@ -253,15 +187,6 @@ def test_a_controller_that_comes_back_knows_everything_again(kubectl, installed,
 
 
 # ------------------------------------------------------------------------------------ the cluster
-
-
-@pytest.fixture
-def kit() -> Path:
-    """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
-    folder = Path(__file__).parents[3] / "shared" / "cluster"
-    if not (folder / "node").exists() or not MAY_BREAK:
-        pytest.skip("KT_TEST_BREAK_CLUSTER=1 allows to stop parts of a cluster of the kit")
-    return folder
 
 
 def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(client, kit):

@@ -184,3 +184,26 @@ def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
         )
         assert done.stdout.strip() == said, done.stderr
     assert "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace)
+
+
+def test_a_service_gets_a_second_replica_and_goes_back_to_one(
+    installed: Installed, tmp_path: Path
+) -> None:
+    printed = installed.python(
+        """
+        import kubetorch as kt
+
+        def echo(value):
+            return value
+
+        for count in (1, 2, 1):
+            f = kt.fn(echo, name="grown").to(kt.Compute(cpus="0.01", replicas=count))
+            print("of", count, f(5))
+        """,
+        tmp_path,
+    )
+    assert [line for line in printed.splitlines() if line.startswith("of")] == [
+        "of 1 5",
+        "of 2 [5, 5]",
+        "of 1 5",
+    ]

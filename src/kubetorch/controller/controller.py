@@ -80,6 +80,7 @@ class Controller:
             needed=lambda depot: depot.needed(self.workloads.specs()) | calls.results(depot),
             clock=clock,
         )
+        depots.on_full = self._garbage.hurry
         service = ServiceRoutes(
             self.workloads, backend=backend.name, started=clock.time(), stop=stop
         )

@@ -8,11 +8,11 @@ again to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kubetorch.controller.completeness import Completeness
-from kubetorch.datastore.blobs import BlobStore
+from kubetorch.datastore.blobs import BlobStore, Room
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -23,11 +23,12 @@ class Depot:
     Args:
         folder: Where it lies.
         namespace: Whose it is; `None` when all namespaces share it.
+        room: What to say when it is full.
     """
 
-    def __init__(self, folder: Path, namespace: str | None) -> None:
+    def __init__(self, folder: Path, namespace: str | None, room: Room) -> None:
         self.namespace = namespace
-        self.blobs = BlobStore(folder)
+        self.blobs = BlobStore(folder, room)
         self.completeness = Completeness(self.blobs)
 
     def is_of(self, namespace: str) -> bool:
@@ -45,11 +46,17 @@ class Depots:
     Args:
         folder: Where they lie.
         is_shared: Whether there is one for all namespaces.
+        room: What to say when there is none left.
+
+    Attributes:
+        on_full: Called when there was none left.
     """
 
-    def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
+    def __init__(self, folder: Path, *, is_shared: bool = False, room: Room | None = None) -> None:
         self._folder = folder
-        self._shared = Depot(folder, None) if is_shared else None
+        self._room = room or Room()
+        self.on_full: Callable[[], None] = lambda: None
+        self._shared = Depot(folder, None, self._room) if is_shared else None
         self._known: dict[str, Depot] = {}
 
     def of(self, namespace: str) -> Depot:
@@ -63,7 +70,7 @@ class Depots:
         found = self._known.get(namespace)
         if found is None:
             names.check_namespace(namespace)
-            found = self._known[namespace] = Depot(self._folder / namespace, namespace)
+            found = self._known[namespace] = Depot(self._folder / namespace, namespace, self._room)
         return found
 
     def all(self) -> list[Depot]:

@@ -2,7 +2,8 @@
 
 What is referred to: the generations that are kept of each workload (wanted, last good, and the one
 before), and results of spawned calls that are kept. A blob that came in the last ten minutes is
-left alone whatever refers to it: it may belong to a deploy that is on its way.
+left alone whatever refers to it: it may belong to a deploy that is on its way. A store that was
+found full is looked through at once.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Garbage:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def hurry(self) -> None:
+        """Collect now, unless that is being done: somebody found no room."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def collect(self) -> int:
         """Delete what nothing refers to; how many blobs that were."""

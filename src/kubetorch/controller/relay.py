@@ -130,13 +130,11 @@ class Relay:
             workload = self._find(namespace, name)
         except ServiceNotFoundError:
             workload = None
-        if not self._may_pass(namespace, name, query, headers):
+        refused = self._refusal(namespace, name, query, headers)
+        if refused is not None:
             app = None if workload is None else workload.spec.callable.app
             if app is None or not app.public or not self.is_app(path):
-                raise UnauthorizedError(
-                    "this needs a token of the service",
-                    hint="send it as Authorization: Bearer <token>; kt token NAME prints one",
-                )
+                raise refused
         if workload is None:
             raise ServiceNotFoundError(
                 f"there is no service {name!r} in namespace {namespace!r}",
@@ -156,24 +154,34 @@ class Relay:
             more = (*more, (_HOST, parts.netloc.encode()))
         return Target(parts.hostname, parts.port or 80, Mount(outside, ""), more)
 
-    def _may_pass(self, namespace: str, name: str, query: bytes, headers: list[Header]) -> bool:
-        """Whether a request brings a genuine token of the service, wherever it has it."""
+    def _refusal(
+        self, namespace: str, name: str, query: bytes, headers: list[Header]
+    ) -> UnauthorizedError | None:
+        """Why a request may not pass; `None` if it brings a token of the service anywhere."""
         audience = tokens.audience(namespace, name)
-        return any(self._is_genuine(audience, token) for token in _candidates(query, headers))
+        refused = UnauthorizedError(
+            "this needs a token of the service",
+            hint="send it as Authorization: Bearer <token>; kt token NAME prints one",
+        )
+        for token in _candidates(query, headers):
+            try:
+                self._check(audience, token)
+            except UnauthorizedError as error:
+                # What an app takes for a token of its own is none of ours that is wrong.
+                refused = error if tokens.is_signed(token) else refused
+            else:
+                return None
+        return refused
 
-    def _is_genuine(self, audience: str, token: str) -> bool:
+    def _check(self, audience: str, token: str) -> None:
         now = self._clock()
         if self._known.get((audience, token), 0.0) > now:
-            return True
+            return
         key = tokens.workload_key(self._secret, audience)
-        try:
-            claims = tokens.verify(key, token, audience=audience, now=now)
-        except UnauthorizedError:
-            return False
+        claims = tokens.verify(key, token, audience=audience, now=now)
         if len(self._known) >= _CACHE_SIZE:
             self._known.clear()
         self._known[audience, token] = claims.expires
-        return True
 
 
 def _candidates(query: bytes, headers: Iterable[Header]) -> Iterable[str]:

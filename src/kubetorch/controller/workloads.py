@@ -283,7 +283,8 @@ class Workloads:
             verbs: What it is for, of `tokens.VERBS`.
         """
         audience = tokens.audience(namespace, name)
-        claims = tokens.Claims(audience, self._clock.time() + ttl, subject, verbs)
+        now = self._clock.time()
+        claims = tokens.Claims(audience, now + ttl, subject, verbs, issued=now)
         key = tokens.workload_key(self._secret, audience)
         return TokenView(tokens.sign(key, claims), claims.expires)
 

@@ -67,7 +67,23 @@ def poisoned(digest: str, what: str) -> DataStoreError:
     return DataStoreError(f"the blob {digest} is poisoned: {what}")
 
 
-def storage_error(error: OSError, folder: Path) -> DataStoreError | None:
+@dataclass(frozen=True)
+class Room:
+    """What to tell who meets a file system without room.
+
+    Attributes:
+        whose: What is full, for those who do not know the folder; nothing on their own machine.
+        hint: How to make room.
+    """
+
+    whose: str = ""
+    hint: str = "make room there, then deploy again"
+
+
+_HERE = Room()
+
+
+def storage_error(error: OSError, folder: Path, room: Room = _HERE) -> DataStoreError | None:
     """The error for a file system without room, if `error` says so."""
     if error.errno not in _FULL:
         return None
@@ -77,9 +93,8 @@ def storage_error(error: OSError, folder: Path) -> DataStoreError | None:
     except OSError:
         free = "free space unknown"
     what = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space left"
-    return StorageFullError(
-        f"{what} in {folder} ({free})", hint="make room there, then deploy again"
-    )
+    whose = f"{room.whose} is full: " if room.whose else ""
+    return StorageFullError(f"{whose}{what} in {folder} ({free})", hint=room.hint)
 
 
 @dataclass(frozen=True)
@@ -96,10 +111,12 @@ class BlobStore:
 
     Args:
         root: The folder; made when the first blob comes.
+        room: What to say when it is full.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, room: Room = _HERE) -> None:
         self._root = root
+        self._room = room
         self._folder = os.fspath(root)
 
     @property
@@ -189,7 +206,7 @@ class BlobStore:
             digest: What the bytes must have.
             length: How many must come.
         """
-        return BlobWriter(self._root, check_digest(digest), length)
+        return BlobWriter(self._root, check_digest(digest), length, self._room)
 
     def delete(self, digest: str) -> bool:
         """Remove a blob; whether it was here."""
@@ -238,8 +255,9 @@ class BlobWriter:
     As a context it stores the blob when it is left, and drops it when an exception leaves it.
     """
 
-    def __init__(self, root: Path, digest: str, length: int) -> None:
+    def __init__(self, root: Path, digest: str, length: int, room: Room) -> None:
         self._root = root
+        self._room = room
         self._digest = digest
         self._length = length
         self._written = 0
@@ -325,6 +343,6 @@ class BlobWriter:
             raise poisoned(self._digest, f"what came has the digest {found}")
 
     def _failure(self, error: OSError) -> DataStoreError:
-        return storage_error(error, self._root) or DataStoreError(
+        return storage_error(error, self._root, self._room) or DataStoreError(
             f"cannot write the blob {self._digest} to {self._root}: {error}"
         )

@@ -107,9 +107,12 @@ def render(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)
     )
     _label(places, own, selected=_selected(manifest))
-    if kind == _DEPLOYMENT and replicas.read(manifest, kind) > 1:
-        # Pods of two templates would answer one call together.
-        manifest["spec"].setdefault("strategy", {"type": "Recreate"})
+    if kind == _DEPLOYMENT:
+        # Pods of two templates would answer one call together. What is the default is said too: it
+        # may have been the other one.
+        several = replicas.read(manifest, kind) > 1
+        strategy = "Recreate" if several else "RollingUpdate"
+        manifest["spec"].setdefault("strategy", {"type": strategy})
     if kind == _STATEFUL_SET:
         _name_pods(manifest)
     if kind == _CRON_JOB:

@@ -1,10 +1,15 @@
 """Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
-object with `aud` (`namespace/name`), `exp` (seconds since the epoch), `sub` (who asked for it)
-and, unless it is for calls alone, `verbs` (what it opens); the signature is HMAC-SHA256 of
-`kt1.<claims>` under the workload's own key. That key is derived from the installation's secret, so
-a pod, which knows only its own, can neither read nor make a token for another workload.
+object with `aud` (`namespace/name`), `iat` and `exp` (when it was issued and when it ends, seconds
+since the epoch), `sub` (who asked for it) and, unless it is for calls alone, `verbs` (what it
+opens); the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key is
+derived from the installation's secret, so a pod, which knows only its own, can neither read nor
+make a token for another workload.
+
+The clock that issues a token is the controller's, the one that checks it mostly a pod's. They may
+differ by `SKEW`. Beyond that a token of the future is refused too: it would last for longer than
+was meant, and its clock should be noticed while the difference is small.
 """
 
 from __future__ import annotations
@@ -20,6 +25,12 @@ from kubetorch.errors import UnauthorizedError
 
 _PREFIX = "kt1"
 _HINT = "kt token NAME prints a fresh one"
+#: Seconds by which the clocks of who issues and who checks a token may differ.
+SKEW = 60.0
+_CLOCKS = (
+    f"the clocks of the controller's node and the pod's may differ by {SKEW:.0f} s: set both by "
+    "NTP (timedatectl, on each node, says what it has)"
+)
 
 #: What a token may open: calls and apps, shells and commands in the pod, its log.
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
@@ -34,12 +45,14 @@ class Claims:
         expires: Seconds since the epoch.
         subject: Who asked for it.
         verbs: What it opens, of `VERBS`.
+        issued: Seconds since the epoch; 0 where issuer and checker have one clock.
     """
 
     audience: str
     expires: float
     subject: str = "user"
     verbs: tuple[str, ...] = (CALL,)
+    issued: float = 0.0
 
 
 def audience(namespace: str, name: str) -> str:
@@ -65,6 +78,8 @@ def fingerprint(token: str) -> str:
 def sign(key: bytes, claims: Claims) -> str:
     """The token for these claims."""
     said = {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject}
+    if claims.issued:
+        said["iat"] = claims.issued
     if claims.verbs != (CALL,):
         said["verbs"] = claims.verbs
     body = json.dumps(said, separators=(",", ":"))
@@ -73,7 +88,7 @@ def sign(key: bytes, claims: Claims) -> str:
 
 
 def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
-    """What a token says, if it is genuine, for this audience, and has not expired.
+    """What a token says, if it is genuine, for this audience, and this is its time.
 
     Raises:
         UnauthorizedError: It is not. The message never repeats the token.
@@ -85,8 +100,18 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     claims = _claims(signed)
     if claims.audience != audience:
         raise UnauthorizedError(f"the token is for another service than {audience}", hint=_HINT)
-    if claims.expires <= now:
-        raise UnauthorizedError(f"the token expired {now - claims.expires:.0f} s ago", hint=_HINT)
+    skew = SKEW if claims.issued else 0.0
+    if claims.issued > now + skew:
+        raise UnauthorizedError(
+            f"the token is not valid yet: it was issued {claims.issued - now:.0f} s in the future "
+            "of the clock that checks it",
+            hint=_CLOCKS,
+        )
+    if claims.expires + skew <= now:
+        raise UnauthorizedError(
+            f"the token expired {now - claims.expires:.0f} s ago, by the clock that checks it",
+            hint=f"{_HINT}; if that one has expired too, {_CLOCKS}",
+        )
     return claims
 
 
@@ -106,7 +131,8 @@ def _claims(signed: str) -> Claims:
         if prefix != _PREFIX:
             raise ValueError(prefix)
         verbs = tuple(map(str, data.get("verbs", (CALL,))))
-        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs)
+        issued = float(data.get("iat", 0.0))
+        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         raise UnauthorizedError("the token cannot be read", hint=_HINT) from error
 

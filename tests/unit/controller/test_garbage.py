@@ -72,3 +72,29 @@ def test_what_becomes_needed_in_between_is_kept(depots: Depots, store: BlobStore
     garbage = Garbage(depots, needed=needed, clock=clock)
     assert asyncio.run(garbage.collect()) == 100
     assert len(store.missing(blobs)) == 100
+
+
+def test_a_store_that_was_found_full_is_looked_through_at_once(
+    depots: Depots, store: BlobStore
+) -> None:
+    clock = ManualClock()
+    old = put(store, clock, b"old", age=YOUNG + 1)
+    asked: list[Depot] = []
+
+    async def scenario() -> None:
+        looked = asyncio.Event()
+
+        def needed(depot: Depot) -> set[str]:
+            asked.append(depot)
+            looked.set()
+            return set()
+
+        garbage = Garbage(depots, needed=needed, clock=clock)
+        garbage.hurry()
+        garbage.hurry()
+        await looked.wait()
+        await garbage.close()
+
+    asyncio.run(scenario())
+    assert store.missing([old]) == [old]
+    assert len(asked) == 1

@@ -175,6 +175,14 @@ def test_a_full_disk_names_the_folder_and_what_is_free(
     assert "hint" in str(error)
 
 
+def test_a_full_disk_of_another_machine_says_whose_it_is(tmp_path: Path) -> None:
+    room = blobs.Room("the controller's store", "ask for more")
+    error = blobs.storage_error(OSError(errno.ENOSPC, "full"), tmp_path, room)
+    assert error is not None
+    assert str(error).startswith("the controller's store is full: no space left in ")
+    assert error.hint == "ask for more"
+
+
 def test_other_errors_of_the_system_are_not_a_full_disk(tmp_path: Path) -> None:
     assert blobs.storage_error(PermissionError(errno.EACCES, "no"), tmp_path) is None
 

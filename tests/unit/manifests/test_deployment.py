@@ -88,7 +88,8 @@ def test_the_launch_timeout_is_counted_in_startup_probes() -> None:
 
 
 def test_several_replicas_are_recreated() -> None:
-    assert "strategy" not in deployment.render(ComputeSpec(), namespace="ns")["spec"]
+    one = deployment.render(ComputeSpec(), namespace="ns")["spec"]
+    assert one["strategy"] == {"type": "RollingUpdate"}
     several = deployment.render(ComputeSpec(replicas=3), namespace="ns")["spec"]
     assert (several["replicas"], several["strategy"]) == (3, {"type": "Recreate"})
 

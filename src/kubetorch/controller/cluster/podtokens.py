@@ -123,7 +123,8 @@ class PodTokens:
 
     def _manifest(self, namespace: str) -> Object:
         audience = tokens.audience(namespace, "*")
-        claims = tokens.Claims(audience, self._time() + LIFETIME, _SUBJECT, ())
+        now = self._time()
+        claims = tokens.Claims(audience, now + LIFETIME, _SUBJECT, (), issued=now)
         token = tokens.sign(tokens.workload_key(self._secret, audience), claims)
         return {
             "apiVersion": "v1",

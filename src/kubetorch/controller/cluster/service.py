@@ -45,6 +45,7 @@ from kubetorch.controller.controller import Controller
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import Kept, SqliteState
 from kubetorch.controller.workloads import Workloads
+from kubetorch.datastore.blobs import Room
 from kubetorch.errors import KubetorchError
 from kubetorch.k8s import locating
 from kubetorch.k8s.client import Client
@@ -54,6 +55,13 @@ from kubetorch.manifests.kinds import Manifest
 
 #: Connections that wait to be accepted.
 BACKLOG = 1024
+#: What to tell who deploys when there is no room for it.
+ROOM = Room(
+    "the controller's blob store",
+    "tear down services that nobody uses and deploy again some minutes later, or have an "
+    "administrator give it more: kt upgrade --set blobs.emptyDir.sizeLimit=40Gi, or a larger "
+    "volume (blobs.persistence)",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +178,7 @@ class _Service:
         return Controller(
             backend=backend,
             state=Kept(state, calls),
-            depots=Depots(settings.blobs / "blobs"),
+            depots=Depots(settings.blobs / "blobs", room=ROOM),
             clock=clock,
             secret=secret,
             new_access=new_access,

@@ -54,7 +54,7 @@ class BlobRoutes:
 
     async def store(self, exchange: Exchange) -> None:
         """Store blobs."""
-        stored = await receive(exchange.chunks(), self._store(exchange))
+        stored = await receive(exchange.chunks(), self._depots, self._namespace(exchange))
         await exchange.respond_message({"stored": stored})
 
     async def missing(self, exchange: Exchange) -> None:
@@ -76,8 +76,10 @@ class BlobRoutes:
 
     def _store(self, exchange: Exchange) -> BlobStore:
         """The store that is asked: that of the pod's own namespace, or of `?namespace=`."""
-        namespace = exchange.asker.pod_namespace or exchange.query("namespace")
-        return self._depots.of(namespace).blobs
+        return self._depots.of(self._namespace(exchange)).blobs
+
+    def _namespace(self, exchange: Exchange) -> str:
+        return exchange.asker.pod_namespace or exchange.query("namespace")
 
     async def _names(self, exchange: Exchange) -> tuple[str, ...]:
         body = await exchange.body(NAMES_LIMIT)
@@ -90,14 +92,20 @@ class BlobRoutes:
         return names
 
 
-async def receive(chunks: AsyncIterator[bytes], blobs: BlobStore) -> int:
+async def receive(chunks: AsyncIterator[bytes], depots: Depots, namespace: str) -> int:
     """Store the blobs of a stream that may be empty; how many there were.
+
+    Args:
+        chunks: The stream.
+        depots: The stores.
+        namespace: Whose blobs they are.
 
     Raises:
         ProtocolError: It is no such stream, or it brings too much.
         DataStoreError: A blob is not what its digest says.
         StorageFullError: There is no room.
     """
+    blobs = depots.of(namespace).blobs
     receiver: Receiver | None = None
     try:
         async for chunk in chunks:
@@ -108,6 +116,7 @@ async def receive(chunks: AsyncIterator[bytes], blobs: BlobStore) -> int:
                     await asyncio.sleep(0)
         return 0 if receiver is None else len(receiver.finish())
     except StorageFullError:
+        depots.on_full()
         raise
     except DataStoreError as error:  # poisoned: the sender's fault
         with_status(error, 400)

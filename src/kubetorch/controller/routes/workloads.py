@@ -128,7 +128,7 @@ class WorkloadRoutes:
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
         await exchange.asker.check_deploy(deploy.spec)
-        await receive(_joined(rest, chunks), self._depots.of(namespace).blobs)
+        await receive(_joined(rest, chunks), self._depots, namespace)
         events = await self._workloads.deploy(deploy)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
 

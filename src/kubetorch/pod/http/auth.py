@@ -95,7 +95,8 @@ class Guard:
         """A token for calls of this workload; `None` without a key."""
         if not self._key:
             return None
-        claims = tokens.Claims(audience=self._audience, expires=self._clock() + OWN_SECONDS)
+        now = self._clock()
+        claims = tokens.Claims(self._audience, now + OWN_SECONDS, issued=now)
         return tokens.sign(self._key, claims)
 
     def check_origin(self, host: str | None, origin: str | None) -> None:

@@ -31,6 +31,8 @@ GONE_TIMEOUT = 60.0
 #: What is there, by reference; `None` where nothing is.
 Known = dict[Ref, Object | None]
 
+_RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
+
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +94,9 @@ class Applier:
             )
         if there is not None and _keeps_pods(there, wanted):
             await self._remove(ref, wanted)
+        elif there is not None and _is_to_be_recreated(there, wanted):
+            wanted = {**wanted, "spec": {"paused": False, **wanted["spec"]}}
+            await self._change_strategy(ref, there, wanted)
         try:
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         except KubernetesRequestError as error:
@@ -139,6 +144,31 @@ class Applier:
         if there is not None and _applied(there):
             _log.info("object to be made anew ref=%s", ref)
             await self._remove(ref, manifest)
+
+    async def _change_strategy(self, ref: Ref, there: Object, wanted: Manifest) -> None:
+        """Make a Deployment ready for an apply that has its pods recreated.
+
+        The defaults of a rolling update belong to nobody, so no apply removes them, and the other
+        strategy is refused beside them. What is between the two is paused, lest pods end for it.
+        A Deployment to be recreated whose pods are of two templates is not scaled any more, so
+        those of the earlier roll-out have to end first.
+        """
+        await self._client.patch(ref, {"spec": {"strategy": _RECREATE, "paused": True}})
+        if _is_settled(there):
+            return
+        metadata = dict(wanted["metadata"])
+        metadata["annotations"] = {**metadata["annotations"], labels.APPLIED: "begun"}
+        spec = {**wanted["spec"], "replicas": there["spec"]["replicas"]}
+        begun = {**wanted, "metadata": metadata, "spec": spec}
+        made = await self._client.apply(begun, field_manager=FIELD_MANAGER, force=True)
+        generation = made["metadata"]["generation"]
+        one = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+        with contextlib.suppress(TimeoutError):
+            async with Informer(self._client, one) as informer:
+                await informer.until(
+                    lambda objects: all(_is_settled(o, generation) for o in objects.values()),
+                    timeout=GONE_TIMEOUT,
+                )
 
     async def _remove(self, ref: Ref, wanted: Manifest) -> None:
         """Delete an object and wait until it and its pods are gone.
@@ -197,6 +227,22 @@ def _keeps_pods(there: Object, wanted: Manifest) -> bool:
         return False
     old, new = (agent.digest_of(locating.places(one, kind)[0].template) for one in (there, wanted))
     return bool(old and new and old != new)
+
+
+def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
+    """Whether a Deployment changes its strategy to the one without fields, or was about to."""
+    if wanted["kind"] != "Deployment":
+        return False
+    was, becomes = (one["spec"].get("strategy") or {} for one in (there, wanted))
+    is_whole = "rollingUpdate" not in was and not there["spec"].get("paused")
+    return becomes.get("type") == "Recreate" and not is_whole
+
+
+def _is_settled(deployment: Object, generation: int = 0) -> bool:
+    """Whether a Deployment of this generation or a later one has pods of one template."""
+    status = deployment.get("status") or {}
+    is_seen = int(status.get("observedGeneration", 0)) >= generation
+    return is_seen and int(status.get("replicas", 0)) == int(status.get("updatedReplicas", 0))
 
 
 def _label_of_pods(manifest: Manifest) -> str:

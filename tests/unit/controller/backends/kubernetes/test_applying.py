@@ -41,6 +41,12 @@ class OneObject:
         self.there = manifest
         return manifest
 
+    async def patch(self, ref: Ref, patch: Object) -> Object:
+        self.asked.append("patch")
+        assert self.there is not None
+        self.there["spec"].update(patch["spec"])
+        return self.there
+
 
 def applier(server: OneObject) -> Applier:
     return Applier(cast("Client", server))
@@ -83,3 +89,24 @@ def test_what_the_server_did_not_say_at_first_is_asked_again() -> None:
 
     asyncio.run(main())
     assert server.asked == ["get", "get", "apply"]
+
+
+def test_a_deployment_of_more_pods_loses_the_defaults_of_the_other_strategy_first() -> None:
+    server = OneObject()
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%"}}
+
+    def manifest(strategy: Object) -> Object:
+        head = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": MANIFEST["metadata"]}
+        return {**head, "spec": {"strategy": strategy}}
+
+    async def main() -> None:
+        one = applier(server)
+        await one.apply(manifest({"type": "RollingUpdate"}))
+        assert server.there is not None
+        server.there["spec"]["strategy"] = rolling
+        await one.apply(manifest({"type": "Recreate"}))
+        assert server.there["spec"] == {"strategy": {"type": "Recreate"}, "paused": False}
+        await one.apply(manifest({"type": "RollingUpdate"}))
+
+    asyncio.run(main())
+    assert server.asked == ["get", "apply", "get", "patch", "apply", "get", "apply"]

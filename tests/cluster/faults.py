@@ -1,0 +1,120 @@
+"""Programs of a user that run while something breaks, and what can be broken from this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+#: Calls that take a while, and say which pod they ran in.
+SERVICE = """
+import os, time
+
+def slow(seconds):
+    time.sleep(seconds)
+    return os.environ["POD_NAME"]
+
+def fill(mebibytes):
+    held = b"1" * (mebibytes * 1024 * 1024)
+    return os.environ["POD_NAME"]
+
+def echo(value):
+    return value
+"""
+
+
+class Client:
+    """A program of a user that runs while something breaks.
+
+    Attributes:
+        folder: Where it runs.
+    """
+
+    def __init__(self, program: str, folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        # What makes the folder a project, so that all of it travels.
+        (folder / "pyproject.toml").touch()
+        (folder / "service.py").write_text(SERVICE)
+        file = folder / "client.py"
+        file.write_text("import kubetorch as kt\nimport service\n" + textwrap.dedent(program))
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", str(file)],
+            cwd=folder,
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self, beginning: str, timeout: float = 100.0) -> str:
+        """Wait for a line that begins so; the program ends when that takes too long."""
+        assert self._process.stdout is not None
+        seen = []
+        late = threading.Timer(timeout, self._process.kill)
+        late.start()
+        try:
+            for line in self._process.stdout:
+                seen.append(line)
+                if line.startswith(beginning):
+                    return line.strip()
+        finally:
+            late.cancel()
+        raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
+
+    def end(self, timeout: float = 60.0) -> str:
+        """What else it prints; it has to succeed."""
+        output, _ = self._process.communicate(timeout=timeout)
+        assert self._process.returncode == 0, output
+        return output
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def pods(kubectl: Callable[..., str], namespace: str, service: str) -> list[str]:
+    """The names of the pods of a service."""
+    selector = f"kubetorch.com/service={service}"
+    found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
+    return [one["metadata"]["name"] for one in found["items"]]
+
+
+def processes(*words: str) -> list[psutil.Process]:
+    """Processes of this machine, which is the cluster's node, with these words in their command."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if all(any(word in part for part in command) for word in words):
+            found.append(process)
+    return found
+
+
+def controllers() -> list[psutil.Process]:
+    """The processes of controllers."""
+    found = processes("kubetorch.controller")
+    assert found, "no controller runs on this machine"
+    return found
+
+
+@contextlib.contextmanager
+def stopped(found: list[psutil.Process]) -> Iterator[None]:
+    """As if the machine that these run on had frozen."""
+    for process in found:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in found:
+            process.send_signal(signal.SIGCONT)

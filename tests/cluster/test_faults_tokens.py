@@ -1,0 +1,153 @@
+"""Tokens that are not what they were: of a clock that is off, of an account that was made anew."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import Installed, Kubectl
+from cluster.faults import Client, pods
+from kubetorch.manifests.container import SERVICE_ACCOUNT
+from kubetorch.wire import tokens
+from kubetorch.wire.tokens import SKEW, Claims
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+HOUR = 3600.0
+#: This machine reaches pods by their addresses, and no proxy does.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+Start = Callable[[str], Client]
+DEPLOY = """
+    print("result", kt.fn(service.echo, name="{0}").to(kt.Compute(cpus="0.01"))(1), flush=True)
+"""
+
+
+def address(kubectl: Kubectl, namespace: str, selector: str) -> str:
+    """The address of the one pod with these labels that is not about to end."""
+    ended = time.monotonic() + 20
+    while True:
+        found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
+        here = [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
+        # An agent answers sooner than its kubelet says where it is.
+        known = [one["status"]["podIP"] for one in here if "podIP" in one["status"]]
+        if len(known) == len(here) == 1:
+            return str(known[0])
+        assert time.monotonic() < ended, found
+        time.sleep(0.5)
+
+
+def ask(url: str, token: str) -> tuple[int, str]:
+    """Call `echo` over HTTP: the status, and what was answered."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    body = json.dumps({"args": [5]}).encode()
+    request = urllib.request.Request(url, body, headers)
+    try:
+        with DIRECT.open(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_token_of_a_clock_that_is_off_is_refused_by_more_than_a_minute(
+    client: Start, kubectl: Kubectl, installed: Installed
+) -> None:
+    client(DEPLOY.format("skewed")).line("result 1")
+    found = json.loads(
+        kubectl("get", "secret", "kubetorch-installation", "-n", "kubetorch", "-o", "json")
+    )
+    secret = bytes.fromhex(base64.b64decode(found["data"]["secret"]).decode())
+    audience = tokens.audience(installed.namespace, "skewed")
+    agent = address(kubectl, installed.namespace, "kubetorch.com/service=skewed")
+    leader = address(kubectl, "kubetorch", "kubetorch.com/leads")
+    ways = {
+        "pod": f"http://{agent}:32300/echo",
+        "controller": f"http://{leader}:8080/{installed.namespace}/skewed/echo",
+    }
+
+    def of_clock(ahead: float) -> str:
+        """A token for an hour, as a controller whose clock is off would make it."""
+        now = time.time() + ahead
+        claims = Claims(audience, now + HOUR, issued=now)
+        return tokens.sign(tokens.workload_key(secret, audience), claims)
+
+    for way, url in ways.items():
+        for ahead in (0.0, SKEW - 10, 10 - SKEW - HOUR):
+            assert ask(url, of_clock(ahead)) == (200, "5"), (way, ahead)
+        for ahead, words in (
+            (SKEW + 60, "not valid yet: it was issued 1"),
+            (-HOUR - SKEW - 60, "expired 1"),
+        ):
+            status, text = ask(url, of_clock(ahead))
+            assert status == 401, (way, text)
+            assert "UnauthorizedError" in text
+            assert words in text
+            assert "clock" in text and "NTP" in text
+
+
+class Mounted:
+    """The token of a pod's agent, in the file that its kubelet keeps."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str, pod: str) -> None:
+        found = json.loads(kubectl("get", "pod", pod, "-n", namespace, "-o", "json"))
+        uid = found["metadata"]["uid"]
+        volumes = f"node*/kubelet/pods/{uid}/volumes/kubernetes.io~projected"
+        cluster = Path(os.environ["KUBECONFIG"]).parent
+        [self._file] = cluster.glob(f"{volumes}/kubetorch-token/token")
+        self._kubectl = kubectl
+        self._asked = ("create", "token", SERVICE_ACCOUNT, "-n", namespace, "--audience=kubetorch")
+        self._bound = (f"--bound-object-name={pod}", f"--bound-object-uid={uid}")
+
+    def is_void(self) -> bool:
+        """Whether the API server does not take it any more."""
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "metadata": {"name": "review"},
+            "spec": {"token": self._file.read_text(), "audiences": ["kubetorch"]},
+        }
+        said = self._kubectl("create", "-o", "json", "-f", "-", given=[review])
+        return not json.loads(said)["status"].get("authenticated")
+
+    def rotate(self) -> None:
+        """Put a new one there, as the kubelet does long before the old one ends."""
+        token = self._kubectl(*self._asked, "--bound-object-kind=Pod", *self._bound)
+        self._file.resolve().write_text(token.strip())
+
+
+def test_a_pod_reads_its_token_again_when_its_account_was_made_anew(
+    client: Start, kubectl: Kubectl, installed: Installed, kit: Path
+) -> None:
+    client(DEPLOY.format("rotated")).line("result 1")
+    before = pods(kubectl, installed.namespace, "rotated")
+    mounted = Mounted(kubectl, installed.namespace, before[0])
+    for verb in ("delete", "create"):
+        kubectl(verb, "serviceaccount", SERVICE_ACCOUNT, "-n", installed.namespace)
+    # The API server remembers for ten seconds whom it let in.
+    ended = time.monotonic() + 20
+    while not mounted.is_void():
+        assert time.monotonic() < ended
+        time.sleep(1)
+    ours = ("-n", "kubetorch", "-l", "app.kubernetes.io/component=controller")
+    kubectl("delete", "pods", *ours, "--wait=true")
+    kubectl("rollout", "status", "-n", "kubetorch", "deployment/kubetorch-controller")
+
+    time.sleep(3)
+    view = json.loads(installed.run("kt", "describe", "rotated", "--json"))
+    assert view["status"] != "Ready", "nobody asked for the token"
+    ended = time.monotonic() + 40
+    while view["status"] != "Ready":
+        view = json.loads(installed.run("kt", "describe", "rotated", "--json"))
+        assert time.monotonic() < ended, view
+        # The kubelet may put back what it has, which it takes for good.
+        mounted.rotate()
+        time.sleep(1)
+    assert pods(kubectl, installed.namespace, "rotated") == before
+    client(DEPLOY.format("rotated").replace("(1)", "(2)")).line("result 2")
