@@ -21,6 +21,7 @@ from kubetorch.errors import (
 )
 from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import frames
+from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Kind
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
@@ -271,6 +272,21 @@ def test_streams_are_closed_politely_so_that_plain_calls_are_cancelled() -> None
         assert isinstance(call.join().error, CallLostError)
         assert agent.closed.wait(5)
         assert agent.close_codes == [1000]
+
+
+def test_a_forked_child_has_ids_of_calls_of_its_own() -> None:
+    new_call_id()  # some are made ahead
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, new_call_id().encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    theirs = os.read(reading, 100).decode()
+    os.close(reading)
+    os.close(writing)
+    assert len(theirs) == 32
+    assert theirs not in {new_call_id() for _ in range(100)}
 
 
 def test_a_forked_child_has_connections_of_its_own() -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ def returned(codec: str, value: object, **more) -> calls.Returned:
 
 
 def test_call_ids_are_unique():
-    assert len({calls.new_call_id() for _ in range(1000)}) == 1000
+    ids = {calls.new_call_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
 
 @pytest.mark.parametrize("codec", ["json", "pickle", "none"])

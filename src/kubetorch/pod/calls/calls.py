@@ -160,7 +160,9 @@ class Calls:
                 f"arguments of {body.total} bytes; {ARGUMENTS_LIMIT} are allowed",
                 hint="send a name or a path of large data instead of the data itself",
             )
-        if any(size < 0 for size in body.sizes) or codecs.layout(body.sizes)[1] != body.total:
+        sizes = body.sizes
+        is_whole = len(sizes) == 1 and sizes[0] == body.total >= 0
+        if not is_whole and (min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != body.total):
             raise SerializationError(f"a payload of {body.total} bytes in other segments")
 
     def check_target(self, name: str, codec: str) -> None:

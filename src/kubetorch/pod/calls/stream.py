@@ -32,6 +32,10 @@ UNACKNOWLEDGED_LIMIT = 64 * 1024 * 1024
 LINGER = 30.0
 
 
+# As plain numbers: these are compared for every call.
+_DATA, _OPEN, _ACK = int(Kind.DATA), int(Kind.OPEN), int(Kind.ACK)
+
+
 class ClientStream:
     """One client's stream; the endpoint of whichever connection it has.
 
@@ -227,15 +231,15 @@ class ClientStream:
             self._connection.send(frames.encode(Kind.ACK, 0, meta))
 
     def _on_frame(self, kind: int, number: int, meta: memoryview, payload: memoryview) -> None:
-        if kind == Kind.DATA:
+        if kind == _DATA:
             self._on_data(number, payload)
             return
         if kind not in _FROM_CLIENT:
             raise ProtocolError(f"a client may not send a frame of kind {kind}")
         content: Any = frames.decode_meta(kind, meta)
-        if kind == Kind.OPEN:
+        if kind == _OPEN:
             self._on_open_frame(number, content, payload)
-        elif kind == Kind.ACK:
+        elif kind == _ACK:
             self._outbox.ack(content.frames)
             if self._ready:
                 self._pump()
@@ -358,4 +362,4 @@ class ClientStream:
                 ready.append(relay)
 
 
-_FROM_CLIENT = frozenset({Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK, Kind.ATTACH})
+_FROM_CLIENT = frozenset(map(int, (Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK, Kind.ATTACH)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -84,7 +83,7 @@ class Calls:
 
     def _open(self, frame: Frame) -> Job | None:
         codec, sizes, meta = protocol.unpack_sizes(frame)
-        method, request_id = json.loads(meta)
+        method, request_id = protocol.unpack_call(meta)
         try:
             payload = memoryview(self._connection.payload(frame))
             segments = codecs.split(payload, sizes)

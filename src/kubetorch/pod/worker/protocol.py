@@ -18,7 +18,8 @@ the first frame that names it (`DESCRIPTOR`). RELEASE says that this end does no
 file any more, so its owner may use it again; FORGET that it will never be used again.
 
 Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags` and, when there is
-more than one segment, at the beginning of meta.
+more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
+method's name (u32, 0xffffffff for none), the name, and the identity of the request, in UTF-8.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ SPENT: Final = 0x80
 _HEADER: Final = struct.Struct("<BBxxIIQQ")
 HEADER_BYTES: Final = _HEADER.size
 _COUNT: Final = struct.Struct("<I")
+_NAME: Final = struct.Struct("<I")
+_NO_METHOD: Final = _NAME.pack(0xFFFFFFFF)
 
 
 class Frame(NamedTuple):
@@ -129,6 +132,24 @@ def pack(
 ) -> bytes:
     """Header and meta of a frame."""
     return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
+
+
+def pack_call(method: str | None, request_id: str) -> bytes:
+    """What is called and for whom: not as JSON, which would take longer than the system call."""
+    if method is None:
+        return _NO_METHOD + request_id.encode(errors="surrogatepass")
+    name = method.encode(errors="surrogatepass")
+    return _NAME.pack(len(name)) + name + request_id.encode(errors="surrogatepass")
+
+
+def unpack_call(meta: bytes) -> tuple[str | None, str]:
+    """Method and identity of the request."""
+    begin = end = _NAME.size
+    method = None
+    if not meta.startswith(_NO_METHOD):
+        end = begin + _NAME.unpack_from(meta)[0]
+        method = meta[begin:end].decode(errors="surrogatepass")
+    return method, meta[end:].decode(errors="surrogatepass")
 
 
 # ------------------------------------------------------------------------------------- receiving

@@ -222,7 +222,7 @@ class Worker:
         self._running[number] = _Running(sink)
         self._idle.clear()
         self._output.begin(number)
-        rest = json.dumps((method, request_id)).encode()
+        rest = protocol.pack_call(method, request_id)
         self._link.send_payload(protocol.CALL, number, codec, sizes, payload, rest)
         return number
 
