@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ import leaks
 # How long an example takes says nothing on a machine that does other things too.
 settings.register_profile("kubetorch", deadline=None)
 settings.load_profile("kubetorch")
+
+# A shell that starts this in the background has it ignore Ctrl-C, and all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 #: Variables of a developer's machine or of a CI runner that change what a test sees.
