@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-#: Calls that take a while, and say which pod they ran in.
+#: Calls that take a while, and say which pod they ran in; and a wait of the program for the test.
 SERVICE = """
 import os, time
 
@@ -29,6 +29,12 @@ def fill(mebibytes):
 
 def echo(value):
     return value
+
+def until(is_so, seconds=60):
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 """
 
 

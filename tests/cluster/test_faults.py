@@ -31,7 +31,7 @@ def test_a_pod_that_is_deleted_ends_its_call_with_its_name_and_calls_go_on(
         print("after", f(0))
     """)
     program.line("deployed")
-    time.sleep(1)
+    time.sleep(1)  # its call begins
     [pod] = pods(kubectl, installed.namespace, "slow")
     kubectl("delete", "pod", "-n", installed.namespace, pod, "--grace-period=1", "--wait=false")
 
@@ -53,7 +53,7 @@ def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
         print("after", f(0))
     """)
     program.line("deployed")
-    time.sleep(1)
+    time.sleep(1)  # its call begins
     [pod] = pods(kubectl, installed.namespace, "evicted")
     eviction = {
         "apiVersion": "policy/v1",
@@ -98,7 +98,7 @@ def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(
         f = kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))
     """)
     uploading.line("begins")
-    time.sleep(0.3)
+    time.sleep(0.3)  # its upload begins
     uploading.kill()
     assert big.exists()
 
@@ -144,7 +144,7 @@ def test_calls_go_on_while_the_controller_is_away(client):
         print("calls", count)
     """)
     program.line("deployed")
-    time.sleep(1)
+    time.sleep(1)  # its calls begin
     with stopped(controllers()):
         time.sleep(5)
 
@@ -158,7 +158,7 @@ def test_a_controller_that_is_killed_in_a_deploy_goes_on_with_it(client):
         print("result", f(7))
     """)
     program.line("begins")
-    time.sleep(0.8)
+    time.sleep(0.8)  # the pods are being made
     for process in controllers():
         process.kill()
 
@@ -210,7 +210,7 @@ def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(clie
         print("result", f(3))
     """)
     deploying.line("begins")
-    time.sleep(0.7)
+    time.sleep(0.7)  # the pods are being made
     with stopped(processes("kube-apiserver", "--etcd-servers")):
         time.sleep(30)
 
@@ -235,7 +235,7 @@ def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, 
         compact = ["curl", "--silent", "--fail", "http://127.0.0.1:2379/v3/kv/compaction"]
         body = json.dumps({"revision": revision, "physical": True})
         subprocess.run([*compact, "-d", body], check=True, capture_output=True)
-        time.sleep(1)
+        time.sleep(1)  # watches hear of it
 
     after = client("""
         print("result", kt.fn(service.echo, name="after").to(kt.Compute(cpus="0.01"))(2))
@@ -273,7 +273,7 @@ def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, kubect
             print("lost", type(error).__name__, error)
     """)
     program.line("deployed")
-    time.sleep(1)
+    time.sleep(1)  # its call begins
     link = "kt-n2"
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
     try:

@@ -70,7 +70,7 @@ def test_a_full_blob_volume_fails_deploys_alone_and_they_work_when_there_is_room
     client: Start, inside: Callable[[str], str], kubectl: Kubectl, installed: Installed
 ) -> None:
     program = client("""
-        import json, os, time
+        import json, os
         from pathlib import Path
 
         def deploy():
@@ -88,13 +88,11 @@ def test_a_full_blob_volume_fails_deploys_alone_and_they_work_when_there_is_room
         fail("refused")
         print("answers", kept(1), flush=True)
         big.write_bytes(os.urandom(1024))
-        while not Path("is-full").exists():
-            time.sleep(0.1)
+        service.until(Path("is-full").exists)
         fail("full")
         print("answers", kept(2), flush=True)
         print("spawned", kept.spawn(4).get(), flush=True)
-        while Path("is-full").exists():
-            time.sleep(0.1)
+        service.until(lambda: not Path("is-full").exists())
         print("result", deploy()(3), flush=True)
     """)
     for word, number in (("refused", 1), ("full", 2)):
@@ -170,8 +168,7 @@ def test_an_image_that_its_registry_lost_dooms_new_pods_and_leaves_those_that_ru
 
         pulled = deploy()
         print("deployed", pulled(0), flush=True)
-        while not Path("is-gone").exists():
-            time.sleep(0.1)
+        service.until(Path("is-gone").exists)
         for more in ({{"env_vars": {{"NEW": "1"}}}}, {{"replicas": 2}}):
             try:
                 deploy(**more)
@@ -179,8 +176,7 @@ def test_an_image_that_its_registry_lost_dooms_new_pods_and_leaves_those_that_ru
                 seconds = time.time() - error.since
                 print("doomed", json.dumps([error.message, error.hint, seconds]), flush=True)
             print("answers", pulled(1), flush=True)
-        while Path("is-gone").exists():
-            time.sleep(0.1)
+        service.until(lambda: not Path("is-gone").exists())
         print("result", deploy(env_vars={{"NEW": "1"}})(2), flush=True)
     """)
     program.line("deployed")

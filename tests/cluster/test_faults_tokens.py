@@ -139,7 +139,7 @@ def test_a_pod_reads_its_token_again_when_its_account_was_made_anew(
     kubectl("delete", "pods", *ours, "--wait=true")
     kubectl("rollout", "status", "-n", "kubetorch", "deployment/kubetorch-controller")
 
-    time.sleep(3)
+    time.sleep(3)  # for the pod to find the new controller, and be refused
     view = json.loads(installed.run("kt", "describe", "rotated", "--json"))
     assert view["status"] != "Ready", "nobody asked for the token"
     ended = time.monotonic() + 40

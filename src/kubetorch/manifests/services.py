@@ -29,13 +29,24 @@ def pool(compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, name: str)
     """
     if compute.selector is not None:
         return _with_job_name(compute.selector, name)
-    if manifest is not None:
-        kind = locating.kind_of(manifest, compute.pod_template_path)
-        if kind.pool is not None:
-            return {kind.pool: manifest["metadata"]["name"] or name}
-        chosen = (manifest.get("spec") or {}).get("selector")
-        if kind.has_selector and chosen and chosen.get("matchLabels"):
-            return dict(chosen["matchLabels"])
+    if manifest is None:
+        return {labels.SERVICE: name}
+    return pods_of(manifest, locating.kind_of(manifest, compute.pod_template_path), name=name)
+
+
+def pods_of(manifest: Mapping[str, Any], kind: Kind, *, name: str) -> dict[str, str]:
+    """Labels of all pods of an object.
+
+    Args:
+        manifest: The object.
+        kind: Its kind.
+        name: Name of the service.
+    """
+    if kind.pool is not None:
+        return {kind.pool: manifest["metadata"]["name"] or name}
+    chosen = (manifest.get("spec") or {}).get("selector")
+    if kind.has_selector and chosen and chosen.get("matchLabels"):
+        return dict(chosen["matchLabels"])
     return {labels.SERVICE: name}
 
 

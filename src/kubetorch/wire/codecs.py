@@ -216,8 +216,6 @@ def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     Raises:
         SerializationError: The sizes do not fit the payload.
     """
-    if len(sizes) == 1 and sizes[0] == len(payload):
-        return [payload]
     offsets, total = layout(sizes)
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")

@@ -161,8 +161,7 @@ class Calls:
                 hint="send a name or a path of large data instead of the data itself",
             )
         sizes = body.sizes
-        is_whole = len(sizes) == 1 and sizes[0] == body.total >= 0
-        if not is_whole and (min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != body.total):
+        if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != body.total:
             raise SerializationError(f"a payload of {body.total} bytes in other segments")
 
     def check_target(self, name: str, codec: str) -> None:

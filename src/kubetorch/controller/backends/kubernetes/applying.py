@@ -21,7 +21,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.lib import deadlines
-from kubetorch.manifests import agent, kinds, labels, locating
+from kubetorch.manifests import agent, kinds, labels, locating, services
 from kubetorch.manifests.kinds import Manifest
 
 FIELD_MANAGER = "kubetorch"
@@ -184,9 +184,9 @@ class Applier:
                 await self._gone(
                     Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
                 )
-                pods = _label_of_pods(wanted)
-                if pods:
-                    await self._gone(Selection(PODS, ref.namespace, labels=pods))
+                pods = _pods_of(wanted, ref.namespace)
+                if pods is not None:
+                    await self._gone(pods)
         except TimeoutError as error:
             raise StartupError(
                 f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old one, "
@@ -245,16 +245,15 @@ def _is_settled(deployment: Object, generation: int = 0) -> bool:
     return is_seen and int(status.get("replicas", 0)) == int(status.get("updatedReplicas", 0))
 
 
-def _label_of_pods(manifest: Manifest) -> str:
-    """A selector of an object's pods; empty if it has none."""
-    metadata = manifest["metadata"]
-    service = (metadata.get("labels") or {}).get(labels.SERVICE)
-    if (manifest["apiVersion"], manifest["kind"]) == ("v1", "Service") or not service:
-        return ""
+def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
+    """The pods of an object; `None` for one of a kind that is not known to run any."""
     kind = kinds.find(manifest)
-    if kind is not None and kind.pool is not None:
-        return f"{kind.pool}={metadata['name']}"
-    return f"{labels.SERVICE}={service}"
+    if kind is None:
+        return None
+    name = manifest["metadata"]["name"]
+    service = (manifest["metadata"].get("labels") or {}).get(labels.SERVICE, name)
+    chosen = services.pods_of(manifest, kind, name=service)
+    return Selection(PODS, namespace, labels=",".join(f"{k}={v}" for k, v in chosen.items()))
 
 
 def _applied(manifest: Manifest) -> str:

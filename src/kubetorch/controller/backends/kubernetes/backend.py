@@ -195,10 +195,13 @@ class KubernetesBackend:
         """The object of a workload, if its controller makes none of the pods.
 
         It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
-        object's at once. What a user brought is not ours to delete.
+        object's at once. What a user brought is not ours to delete, and an autoscaled service has
+        more to lose than its pods: the revision that served before.
         """
         before = self._workloads.get(key)
         if before is None or before.main is None or before.spec.compute.manifest is not None:
+            return None
+        if before.main["kind"] != "Deployment":
             return None
         if self._watch.of(key) or not self._judgements.of_owner(key, before.main).is_doomed:
             return None
