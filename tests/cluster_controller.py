@@ -78,8 +78,8 @@ class MadeUp:
     def url(self, spec: WorkloadSpec, manifest: Manifest | None) -> str:
         return ""
 
-    def rests(self, namespace: str, name: str) -> bool:
-        return False
+    def expected(self, namespace: str, name: str) -> int | None:
+        return len(self.pods(namespace, name))
 
     def news(self, namespace: str, name: str) -> list[News]:
         return []

@@ -71,9 +71,9 @@ class SimulatedBackend:
         """None."""
         return Trouble()
 
-    def rests(self, namespace: str, name: str) -> bool:
-        """There is no scaler."""
-        return False
+    def expected(self, namespace: str, name: str) -> int | None:
+        """All of them are there."""
+        return len(self.pods(namespace, name))
 
     def news(self, namespace: str, name: str) -> list[News]:
         """Nothing ever happens."""

@@ -186,18 +186,23 @@ def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
     assert "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace)
 
 
-def test_a_service_gets_a_second_replica_and_goes_back_to_one(
+def test_a_service_has_all_its_replicas_when_it_is_deployed_and_goes_back_to_one(
     installed: Installed, tmp_path: Path
 ) -> None:
     printed = installed.python(
         """
+        import os, subprocess
         import kubetorch as kt
 
         def echo(value):
             return value
 
-        for count in (1, 2, 1):
+        PODS = "kubectl get pods -l kubetorch.com/service=grown -o name -n "
+        PODS += os.environ["KT_NAMESPACE"]
+        for count in (1, 2, 4, 1):
             f = kt.fn(echo, name="grown").to(kt.Compute(cpus="0.01", replicas=count))
+            there = len(subprocess.check_output(PODS.split(), text=True).splitlines())
+            assert there >= count, f"deployed with {there} of {count} pods"
             print("of", count, f(5))
         """,
         tmp_path,
@@ -205,5 +210,6 @@ def test_a_service_gets_a_second_replica_and_goes_back_to_one(
     assert [line for line in printed.splitlines() if line.startswith("of")] == [
         "of 1 5",
         "of 2 [5, 5]",
+        "of 4 [5, 5, 5, 5]",
         "of 1 5",
     ]

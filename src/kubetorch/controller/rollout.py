@@ -44,12 +44,13 @@ class Deployed(msgspec.Struct, frozen=True):
 class PodsChanged(msgspec.Struct, frozen=True):
     """The backend has these pods now: those of the wanted template, and retiring ones.
 
-    Without any it may `rest`: its scaler makes pods when they are needed.
+    It `expects` so many of the wanted template at the least: 0 where its scaler makes pods when
+    they are needed, `None` while that is not known yet.
     """
 
     pods: frozenset[str]
     retiring: frozenset[str] = frozenset()
-    rests: bool = False
+    expected: int | None = 1
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -143,7 +144,7 @@ class Rollout(msgspec.Struct):
     failure: Failure | None = None
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
-    rests: bool = False
+    expected: int | None = None
     _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
     _ready: set[str] = msgspec.field(default_factory=set)
@@ -157,8 +158,8 @@ class Rollout(msgspec.Struct):
                 effects += self._deployed(generation)
                 if failure is not None:
                     effects += self._give_up(generation, failure)
-            case PodsChanged(pods, retiring, rests):
-                self.pods, self.retiring, self.rests = pods, retiring, rests and not pods
+            case PodsChanged(pods, retiring, expected):
+                self.pods, self.retiring, self.expected = pods, retiring, expected
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -208,9 +209,25 @@ class Rollout(msgspec.Struct):
         return self._ready
 
     @property
+    def rests(self) -> bool:
+        """Whether it is without pods, as it should be."""
+        return self.expected == 0 and not self.pods
+
+    @property
+    def total(self) -> int:
+        """How many pods it has, with those that it lacks."""
+        return max(len(self.pods), self.expected or 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all the pods that it should have."""
+        return self.expected is not None and len(self.pods) >= self.expected
+
+    @property
     def is_served(self) -> bool:
-        """Whether all of them do, or none is needed."""
-        return self.rests or (bool(self.pods) and len(self._ready) == len(self.pods))
+        """Whether all pods that there should be do, or none is needed."""
+        is_all = bool(self.pods) and len(self._ready) == len(self.pods)
+        return self.rests or (is_all and self.is_complete)
 
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""

@@ -89,7 +89,8 @@ def status(
     if codes and app is not None and app.port is None:
         return "Running"
     if serving:
-        return "Ready" if len(serving) == len(current) else "Scaling"
+        is_all = len(serving) == len(current) and state.is_complete
+        return "Ready" if is_all else "Scaling"
     if state.failure is not None or any(pod.failure is not None for pod in current):
         return "Failed"
     if state.rests:
@@ -121,9 +122,13 @@ def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> 
         for pod in pods
         if pod.name in lagging
     ]
-    ready = len(state.pods) - len(lagging)
-    served = f"{ready} of {len(state.pods)} pods serve generation {state.wanted}"
-    return "; ".join([served, *(waits or ["there are no pods"])])
+    ready, lacking = len(state.pods) - len(lagging), state.total - len(state.pods)
+    if not pods:
+        waits = ["there are no pods"]
+    elif lacking:
+        waits.append(f"{lacking} of the pods {'is' if lacking == 1 else 'are'} not there yet")
+    served = f"{ready} of {state.total} pods serve generation {state.wanted}"
+    return "; ".join([served, *waits])
 
 
 def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
@@ -148,7 +153,7 @@ def stage(pod: str, message: StageReport) -> Stage:
 
 def served(pod: str, state: Rollout) -> Stage:
     """One more pod serves the wanted generation."""
-    return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=len(state.pods))
+    return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=state.total)
 
 
 def line(pod: str, message: LogReport) -> DeployLog:

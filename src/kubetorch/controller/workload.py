@@ -245,8 +245,8 @@ class Workload:
                 session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        rests = self._with.backend.rests(*self.key)
-        self._handle(rollout.PodsChanged(current, retiring, rests))
+        expected = self._with.backend.expected(*self.key)
+        self._handle(rollout.PodsChanged(current, retiring, expected))
         trouble = self._with.backend.trouble(*self.key)
         news = self._with.backend.news(*self.key) if self._waiting else []
         self._telling.tell(self.pods, trouble, news)

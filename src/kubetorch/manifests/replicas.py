@@ -25,6 +25,28 @@ def read(manifest: Manifest, kind: Kind) -> int:
     return called * factor + sum(_workers(manifest, group) for group in kind.workers)
 
 
+def running(manifest: Manifest, kind: Kind) -> int:
+    """Number of pods of the latest template that run at one time, once all have started.
+
+    It is less than `read` where a Job needs fewer pods to complete, a rolling update leaves pods of
+    a StatefulSet as they are (`partition`), or a RayCluster's group is limited.
+    """
+    wanted = read(manifest, kind)
+    paths = [] if kind.primary.replicas is None else [kind.primary.replicas]
+    if paths and paths[0][-1] == "parallelism":
+        parallelism = _number(manifest, paths[0], kind.primary.default)
+        completions = _number(manifest, (*paths[0][:-1], "completions"), parallelism)
+        return wanted // max(1, parallelism) * min(parallelism, completions)
+    if kind.kind == "StatefulSet":
+        partition = ("spec", "updateStrategy", "rollingUpdate", "partition")
+        return max(0, wanted - _number(manifest, partition, 0))
+    for group in kind.workers if kind.kind == "RayCluster" else ():
+        for path in kinds.expand(manifest, group.replicas or ()):
+            number = _number(manifest, path, group.default)
+            wanted -= max(0, number - _number(manifest, (*path[:-1], "maxReplicas"), number))
+    return wanted
+
+
 def _workers(manifest: Manifest, group: Group) -> int:
     if group.replicas is None:
         return 0

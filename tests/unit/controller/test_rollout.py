@@ -186,7 +186,32 @@ def test_any_order_and_duplication_of_events_converges(
     assert len(decided) == len(set(decided)), "a generation was decided twice"
 
 
-RESTS = PodsChanged(frozenset(), rests=True)
+def test_a_generation_is_reached_only_when_there_are_as_many_pods_as_there_should_be() -> None:
+    state = rolled_out("a")
+    assert run(state, PodsChanged(frozenset("a"), expected=2), Deployed(2)) == [Reload("a", 2)]
+    assert run(state, Observed("a", 2, 2)) == []
+    assert (state.is_served, state.total) == (False, 2)
+    assert run(state, PodsChanged(frozenset("ab"), expected=2), Connected("b", 0)) == [
+        Reload("b", 2)
+    ]
+    assert run(state, Observed("b", 2, 2)) == [Reached(2)]
+
+
+def test_more_pods_than_there_should_be_all_have_to_serve() -> None:
+    state = rolled_out("a", "b")
+    run(state, PodsChanged(frozenset("ab"), expected=1), Deployed(2))
+    assert run(state, Observed("a", 2, 2)) == []
+    assert run(state, PodsChanged(frozenset("a"), frozenset("b"), expected=1)) == [Reached(2)]
+
+
+def test_nothing_is_reached_while_nobody_knows_how_many_pods_there_should_be() -> None:
+    state = rolled_out("a")
+    run(state, PodsChanged(frozenset("a"), expected=None), Deployed(2))
+    assert run(state, Observed("a", 2, 2)) == []
+    assert run(state, PodsChanged(frozenset("a"), expected=1)) == [Reached(2)]
+
+
+RESTS = PodsChanged(frozenset(), expected=0)
 
 
 def test_a_workload_that_rests_needs_no_pod_for_a_new_generation() -> None:

@@ -27,6 +27,23 @@ def status(*apps, port=None):
     return views.status(PODS, heard, state, WorkloadSpec("default", "web", ref))
 
 
+def test_a_deploy_that_is_late_says_what_it_lacks():
+    state = rollout.Rollout(wanted=2, good=1)
+    state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=3))
+    state.handle(rollout.Connected("web-0", 2))
+    said = views.late(PODS[:1], {}, state)
+    assert said == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
+    assert views.late([], {}, rollout.Rollout(wanted=1)).endswith("there are no pods")
+
+
+def test_a_service_that_lacks_pods_is_scaling():
+    state = rollout.Rollout(wanted=1, good=1)
+    state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=2))
+    state.handle(rollout.Connected("web-0", 1))
+    spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))
+    assert views.status(PODS[:1], {}, state, spec) == "Scaling"
+
+
 RUNS = AppView(state="running", pid=1)
 
 

@@ -61,8 +61,8 @@ class OneThatBreaks:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
-    def rests(self, namespace: str, name: str) -> bool:
-        return False
+    def expected(self, namespace: str, name: str) -> int | None:
+        return 1
 
     def news(self, namespace: str, name: str) -> list[News]:
         return []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import deployment, kinds, reading, rendering
+from kubetorch.manifests import deployment, kinds, reading, rendering, replicas
 from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -65,6 +65,33 @@ def test_another_number_of_pods_is_written_where_the_kind_has_it(kind: str) -> N
     path = tuple((WHERE | WORKERS)[kind].split("."))
     assert kinds.get(rendered, path) == (4 if kind in WORKERS else 5)
     assert reading.compute(rendered).replicas == 5
+
+
+def test_the_pods_that_run_at_one_time_are_those_that_a_kind_starts() -> None:
+    kept = {"updateStrategy": {"rollingUpdate": {"partition": 1}}}
+    assert running("StatefulSet", spec=kept) == PRESENT["StatefulSet"] - 1
+    short = {"parallelism": 4, "completions": 3}
+    assert running("Job", spec=short) == 3
+    jobs = manifests()["JobSet"]
+    jobs["spec"]["replicatedJobs"][0]["replicas"] = 2
+    jobs["spec"]["replicatedJobs"][0]["template"]["spec"] |= short
+    assert replicas.running(jobs, kinds.KINDS["JobSet", "jobset.x-k8s.io"]) == 6
+    rays = manifests()["RayCluster"]
+    rays["spec"]["workerGroupSpecs"][0] |= {"replicas": 5, "maxReplicas": 3}
+    assert replicas.running(rays, kinds.KINDS["RayCluster", "ray.io"]) == 4
+
+
+@pytest.mark.parametrize("kind", sorted(manifests()))
+def test_those_are_all_of_them_where_nothing_else_is_said(kind: str) -> None:
+    assert running(kind) == PRESENT.get(kind, 1)
+
+
+def running(kind: str, *, spec: Manifest | None = None) -> int:
+    manifest = manifests()[kind]
+    manifest["spec"] |= spec or {}
+    row = kinds.find(manifest)
+    assert row is not None
+    return replicas.running(manifest, row)
 
 
 @pytest.mark.parametrize("kind", FIXED)

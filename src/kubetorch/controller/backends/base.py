@@ -135,8 +135,13 @@ class Backend(Protocol):
     def news(self, namespace: str, name: str) -> list[News]:
         """What happened to its pods since this was asked the last time, from its last apply on."""
 
-    def rests(self, namespace: str, name: str) -> bool:
-        """Whether a scaler has it without pods because nobody calls it: that is as it should be."""
+    def expected(self, namespace: str, name: str) -> int | None:
+        """How many pods of its present template a workload should have, at the least.
+
+        Returns:
+            0 where a scaler has it without pods because nobody calls it; `None` while that is not
+            known yet.
+        """
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end.

@@ -203,8 +203,9 @@ class ProcessBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         return Trouble()
 
-    def rests(self, namespace: str, name: str) -> bool:  # noqa: D102  # Backend's
-        return False
+    def expected(self, namespace: str, name: str) -> int | None:  # noqa: D102  # Backend's
+        workload = self._workloads.get((namespace, name))
+        return None if workload is None else workload.wanted.replicas
 
     def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
         return []

@@ -8,11 +8,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence, Set
 
-import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, runtimes, scaling, statuses
+from kubetorch.controller.backends.kubernetes.applied import Applied
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.insisting import Insisting, Wish
@@ -31,7 +31,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import agent, deployment, services
+from kubetorch.manifests import services
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -43,22 +43,6 @@ DELETE_SLACK = 30.0
 _AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
-
-
-class _Workload(msgspec.Struct):
-    """What was applied.
-
-    Attributes:
-        spec: The workload.
-        main: The object whose controller makes the pods; `None` where pods are somebody else's.
-        template: Digest of the template that its pods should have.
-        called: Labels of the pods that calls go to.
-    """
-
-    spec: WorkloadSpec
-    main: Manifest | None
-    template: str
-    called: dict[str, str]
 
 
 class KubernetesBackend:
@@ -95,7 +79,7 @@ class KubernetesBackend:
         self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
         self._judgements = Judgements(client, self._survey, self._watch.mark)
         self._now = now
-        self._workloads: dict[Key, _Workload] = {}
+        self._workloads: dict[Key, Applied] = {}
         # What those who wait for its pods were told.
         self._told: dict[Key, Told] = {}
         self._insisting = Insisting(self._applier, now=now, on_wait=self._changed)
@@ -132,20 +116,20 @@ class KubernetesBackend:
     async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
         """Know a workload that an earlier controller applied, maybe of another version."""
         key = (spec.namespace, spec.name)
-        main = _rendered(spec)
-        template = self._equip(spec, main)
+        workload = Applied.of(spec)
+        workload.equip(self._runtime)
+        main = workload.main
         async with room:
             try:
                 if main is not None:
-                    there = await self._find(main)
-                    template = template if there is None else _template_of(there, spec)
+                    workload.found(await self._find(main))
                     with contextlib.suppress(KubernetesNotFoundError):  # as above
                         await self._survey.look_at(main)
                 await self._select(spec, main)
             except KubernetesRequestError as error:
                 _log.warning("workload not looked at workload=%s/%s error=%s", *key, error)
                 self._insisting.reasons[key] = str(error)
-        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
+        self._workloads[key] = workload
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -160,7 +144,8 @@ class KubernetesBackend:
 
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)
-        main = _rendered(spec)
+        workload = Applied.of(spec)
+        main = workload.main
         self._told[key] = Told(self._now(), self._told.get(key))
         # Meanwhile: an edit that changes no object is to wait for the API server once.
         looking = asyncio.create_task(self._look(spec, main))
@@ -176,8 +161,8 @@ class KubernetesBackend:
         if given_up is not None:
             await self._applier.remove(given_up)
             known = {}
-        template = self._equip(spec, main)
-        self._workloads[key] = _Workload(spec, main, template, _called(spec, main))
+        workload.equip(self._runtime)
+        self._workloads[key] = workload
         await self._select(spec, main)
         wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
         if main is not None:
@@ -188,7 +173,9 @@ class KubernetesBackend:
         taken = main if spec.compute.manifest is not None else None
         manifests = wanted if main is None else [*wanted, main]
         wish = Wish(manifests, taken, self._owner(*key), known, spec.compute.launch_timeout)
-        await self._insisting.apply(key, wish)
+        made = await self._insisting.apply(key, wish)
+        if main is not None:
+            workload.applied(made[-1])
         self._watch.mark(key)
 
     def _given_up(self, key: Key) -> Manifest | None:
@@ -211,13 +198,6 @@ class KubernetesBackend:
         """What is there of the objects of a workload."""
         wanted = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
         return await self._applier.look(wanted if main is None else (*wanted, main))
-
-    def _equip(self, spec: WorkloadSpec, main: Manifest | None) -> str:
-        """Put the agent into the pods of an object; the digest of their template."""
-        if main is None:
-            return ""
-        path = spec.compute.pod_template_path
-        return agent.equip(main, workload=spec.name, runtime=self._runtime, path=path)
 
     async def _select(self, spec: WorkloadSpec, main: Manifest | None) -> None:
         selector = services.pool(spec.compute, main, name=spec.name)
@@ -313,11 +293,12 @@ class KubernetesBackend:
         found = [told.new(event) for event in events]
         return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
 
-    def rests(self, namespace: str, name: str) -> bool:  # noqa: D102  # Backend's
+    def expected(self, namespace: str, name: str) -> int | None:  # noqa: D102  # Backend's
         workload = self._workloads.get((namespace, name))
-        if workload is None or workload.main is None:
-            return False
-        return scaling.rests(self._survey.owners(workload.main), workload.template)
+        if workload is None:
+            return None
+        owners = [] if workload.main is None else self._survey.owners(workload.main)
+        return workload.expected(owners)
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
         # Who replaces pods here is the object's own controller, by the readiness probe.
@@ -372,24 +353,6 @@ class KubernetesBackend:
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         self._judgements.close()
         await asyncio.gather(self._watch.close(), self._survey.close())
-
-
-def _rendered(spec: WorkloadSpec) -> Manifest | None:
-    """The object of a workload; `None` where pods are somebody else's."""
-    return None if spec.compute.is_selector_only else deployment.of_workload(spec)
-
-
-def _called(spec: WorkloadSpec, main: Manifest | None) -> dict[str, str]:
-    """Labels of the pods that calls go to; none when each call goes to all of them."""
-    if spec.compute.broadcast is not None:
-        return {}
-    return services.called(spec.compute, main, name=spec.name)
-
-
-def _template_of(there: Manifest, spec: WorkloadSpec) -> str:
-    """Digest of the template that an applied object has."""
-    found = deployment.primary_template(there, pod_template_path=spec.compute.pod_template_path)
-    return agent.digest_of(found)
 
 
 def _ignore(namespace: str, name: str) -> None:

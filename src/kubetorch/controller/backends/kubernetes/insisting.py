@@ -14,6 +14,7 @@ from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms import judging
 from kubetorch.controller.backends.kubernetes.watching import Key
 from kubetorch.errors import KubetorchError, ServiceTimeoutError
+from kubetorch.k8s.resources import Object
 from kubetorch.lib import backoff, deadlines
 from kubetorch.manifests.kinds import Manifest
 
@@ -57,8 +58,8 @@ class Insisting:
         #: Why objects are not applied yet, by workload.
         self.reasons: dict[Key, str] = {}
 
-    async def apply(self, key: Key, wish: Wish) -> None:
-        """Have the objects of a workload there.
+    async def apply(self, key: Key, wish: Wish) -> list[Object]:
+        """Have the objects of a workload there; as they are then.
 
         Raises:
             ServiceTimeoutError: The time is over.
@@ -66,8 +67,7 @@ class Insisting:
         """
         try:
             async with deadlines.timeout(wish.timeout):
-                for manifest in wish.manifests:
-                    await self._apply(key, manifest, wish)
+                return [await self._apply(key, manifest, wish) for manifest in wish.manifests]
         except TimeoutError as error:
             raise ServiceTimeoutError(
                 f"{key[1]} could not be applied within {wish.timeout:.0f} s: "
@@ -77,12 +77,14 @@ class Insisting:
         finally:
             self.reasons.pop(key, None)
 
-    async def _apply(self, key: Key, manifest: Manifest, wish: Wish) -> None:
+    async def _apply(self, key: Key, manifest: Manifest, wish: Wish) -> Object:
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
         takes = manifest is wish.taken
         while True:
             try:
-                await self._applier.apply(manifest, owner=wish.owner, takes=takes, known=wish.known)
+                return await self._applier.apply(
+                    manifest, owner=wish.owner, takes=takes, known=wish.known
+                )
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is error:
@@ -92,5 +94,3 @@ class Insisting:
                 self.reasons[key] = verdict.reason
                 self._on_wait(key)
                 await asyncio.sleep(verdict.again or next(pauses))
-            else:
-                return

@@ -1,4 +1,4 @@
-"""What Knative says of an autoscaled service: whether it needs no pods now, and where it is called.
+"""How many pods an object asks for now; and where an autoscaled service is called.
 
 Knative makes pods from a Revision, one for each template. It notes there how many it wants.
 """
@@ -9,9 +9,33 @@ from collections.abc import Sequence
 
 from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.k8s.resources import Object
-from kubetorch.manifests import agent
+from kubetorch.manifests import agent, locating, replicas
+from kubetorch.manifests.kinds import Path
 
 _API = "serving.knative.dev/"
+
+
+def expected(there: Object, path: Path | None = None) -> int | None:
+    """How many pods of its latest template an object asks for, at the least.
+
+    Somebody else may have changed the number since it was applied, such as a
+    HorizontalPodAutoscaler.
+
+    Args:
+        there: The object.
+        path: Where its pod template lies, if a user said so.
+
+    Returns:
+        1 where the number is nobody's demand, or zero; `None` while its controller has not said.
+    """
+    kind = locating.kind_of(there, path)
+    if kind.is_autoscaled:
+        return 1
+    if kind.kind == "DaemonSet":
+        status = there.get("status") or {}
+        is_seen = status.get("observedGeneration", 0) >= there["metadata"].get("generation", 1)
+        return max(1, int(status.get("desiredNumberScheduled") or 0)) if is_seen else None
+    return max(1, replicas.running(there, kind))
 
 
 def rests(owners: Sequence[Object], template: str) -> bool:

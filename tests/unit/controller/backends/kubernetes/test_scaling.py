@@ -10,6 +10,18 @@ from kubetorch.controller.backends.kubernetes import scaling
 from kubetorch.manifests import labels
 
 API = "serving.knative.dev/v1"
+PARTITION = {"updateStrategy": {"rollingUpdate": {"partition": 1}}}
+
+
+def workload(kind: str, *, api_version: str = "apps/v1", **spec: Any) -> dict[str, Any]:
+    """An object with a pod template."""
+    template = {"spec": {"containers": [{"name": "kubetorch"}]}}
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {"name": "echo"},
+        "spec": {"template": template, **spec},
+    }
 
 
 def owners(*, ready: str = "True", desired: int | None = 0, name: str = "echo-1") -> list[Any]:
@@ -57,6 +69,37 @@ def test_otherwise_it_does_not(given: list[Any]) -> None:
 
 def test_a_revision_of_an_older_template_says_nothing() -> None:
     assert not scaling.rests(owners(), "def")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "count"),
+    [
+        ("Deployment", {"replicas": 3}, 3),
+        ("Deployment", {}, 1),
+        ("Deployment", {"replicas": 0}, 1),
+        ("StatefulSet", {"replicas": 3, **PARTITION}, 2),
+    ],
+    ids=["as many", "none said", "scaled to none", "an update that leaves one as it is"],
+)
+def test_an_object_says_how_many_pods_it_asks_for(
+    kind: str, spec: dict[str, Any], count: int
+) -> None:
+    assert scaling.expected(workload(kind, **spec)) == count
+
+
+def test_the_nodes_decide_how_many_pods_a_daemon_set_has_once_its_controller_saw_it() -> None:
+    there = workload("DaemonSet")
+    assert scaling.expected(there) is None
+    there["metadata"]["generation"] = 2
+    there["status"] = {"observedGeneration": 1, "desiredNumberScheduled": 1}
+    assert scaling.expected(there) is None
+    there["status"] = {"observedGeneration": 2, "desiredNumberScheduled": 3}
+    assert scaling.expected(there) == 3
+
+
+def test_an_autoscaled_service_asks_for_a_pod() -> None:
+    there = workload("Service", api_version=API, replicas=7)
+    assert scaling.expected(there) == 1
 
 
 def test_a_service_says_where_it_is_called() -> None:

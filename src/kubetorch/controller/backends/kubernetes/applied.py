@@ -1,0 +1,78 @@
+"""A workload with the object whose controller makes its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kubetorch.controller.backends.kubernetes import scaling
+from kubetorch.k8s.resources import Object
+from kubetorch.manifests import agent, deployment, services
+from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs.workload import WorkloadSpec
+
+
+class Applied(msgspec.Struct):
+    """What was applied.
+
+    Attributes:
+        spec: The workload.
+        main: The object whose controller makes the pods; `None` where pods are somebody else's.
+        called: Labels of the pods that calls go to; none when each call goes to all of them.
+        template: Digest of the template that its pods should have; empty while it is not known.
+    """
+
+    spec: WorkloadSpec
+    main: Manifest | None
+    called: dict[str, str]
+    template: str = ""
+    # That of the object which it was applied as (`metadata.generation`).
+    _generation: int = 0
+
+    @classmethod
+    def of(cls, spec: WorkloadSpec) -> Applied:
+        """A workload that is to be applied."""
+        main = None if spec.compute.is_selector_only else deployment.of_workload(spec)
+        is_all = spec.compute.broadcast is not None
+        called = {} if is_all else services.called(spec.compute, main, name=spec.name)
+        return cls(spec, main, called)
+
+    def equip(self, runtime: Runtime) -> None:
+        """Put the agent into its pods: the last that is written into its object."""
+        if self.main is not None:
+            path = self.spec.compute.pod_template_path
+            self.template = agent.equip(
+                self.main, workload=self.spec.name, runtime=runtime, path=path
+            )
+
+    def found(self, there: Object | None) -> None:
+        """An earlier controller applied it, maybe with another agent; it is left as it is."""
+        if there is not None:
+            path = self.spec.compute.pod_template_path
+            template = deployment.primary_template(there, pod_template_path=path)
+            self.template = agent.digest_of(template)
+            self.applied(there)
+
+    def applied(self, there: Object) -> None:
+        """The API server took its object."""
+        self._generation = _generation(there)
+
+    def expected(self, owners: Sequence[Object]) -> int | None:
+        """How many pods there should be, as `Backend.expected` says it.
+
+        Args:
+            owners: Its object as it was seen last, and what that owns above the pods.
+        """
+        if self.main is None:
+            return 1
+        if scaling.rests(owners, self.template):
+            return 0
+        # What was seen last may be older than what was applied.
+        newer = (one for one in owners[:1] if _generation(one) >= self._generation)
+        return scaling.expected(next(newer, self.main), self.spec.compute.pod_template_path)
+
+
+def _generation(there: Object) -> int:
+    return int(there["metadata"].get("generation") or 0)
