@@ -30,6 +30,19 @@ def build(name: str, context: Path, *arguments: str | Path) -> None:
     assert built.returncode == 0, f"{built.stdout[-3000:]}\n{built.stderr[-3000:]}"
 
 
+def remove(name: str) -> None:
+    """Remove an image from every node, by each name that it has there."""
+    cluster = Path(os.environ["KUBECONFIG"]).parent
+    for socket in cluster.glob("node*/containerd.sock"):
+        on_node = ["ctr", "-a", socket, "-n", "k8s.io", "images"]
+        listed = subprocess.run(
+            [*on_node, "ls", "-q"], capture_output=True, text=True, timeout=30, check=True
+        )
+        found = [one for one in listed.stdout.split() if name in one]
+        if found:
+            subprocess.run([*on_node, "rm", *found], check=True, capture_output=True, timeout=30)
+
+
 def has_image(name: str) -> bool:
     """Whether a node has an image."""
     cluster = Path(os.environ["KUBECONFIG"]).parent

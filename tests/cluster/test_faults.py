@@ -6,9 +6,12 @@ Those that stop a part of the cluster itself need the kit that started it (`KT_C
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -243,26 +246,58 @@ def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, 
     assert after.line("result") == "result 2"
 
 
-def leave(kubectl: Kubectl, node: str) -> None:
-    """Have the controller somewhere else: it is what knows that a node is not heard of."""
-    ours = ("-n", "kubetorch", "-l", "app.kubernetes.io/component=controller")
-    found = json.loads(kubectl("get", "pods", *ours, "-o", "json"))["items"]
-    if all(one["spec"].get("nodeName") != node for one in found):
-        return
-    kubectl("cordon", node)
+def leave(kubectl: Kubectl, node: str, namespace: str) -> None:
+    """Have what other tests need somewhere else: operators, and the controller.
+
+    The controller is what knows that a node is not heard of. Deployments of tests, in their
+    namespace, are left as they are.
+    """
+    timeout = "--timeout=80s"
+    others = f"--field-selector=metadata.namespace!={namespace}"
     try:
-        kubectl("delete", "pods", *ours, "--wait=true")
-        kubectl("rollout", "status", "-n", "kubetorch", "deployment/kubetorch-controller")
+        kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout)
+        kubectl("wait", "deployments", "-A", others, "--for=condition=Available", timeout)
     finally:
         kubectl("uncordon", node)
 
 
-def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, kubectl, installed, kit):
+@pytest.fixture
+def second(kubectl, installed):
+    """The name of the second node, on which nothing runs that is needed."""
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     if len(nodes) < 2:
-        pytest.skip("one node alone cannot be cut off")
-    second = nodes[1]["metadata"]["name"]
-    leave(kubectl, second)
+        pytest.skip("the first node is the machine that the cluster runs on")
+    name = nodes[1]["metadata"]["name"]
+    leave(kubectl, name, installed.namespace)
+    return name
+
+
+def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_is_back(
+    client, second, kit
+):
+    program = client(f"""
+        compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
+        f = kt.fn(service.slow, name="stopped").to(compute)
+        print("deployed", flush=True)
+        try:
+            f(120)
+        except (kt.PodTerminatedError, kt.CallLostError) as error:
+            print("lost", type(error).__name__, error, flush=True)
+        print("after", f(0), flush=True)
+    """)
+    program.line("deployed")
+    time.sleep(1)  # its call begins
+    environ = {**os.environ, "KT_CLUSTER_DIR": str(Path(os.environ["KUBECONFIG"]).parent)}
+    run = functools.partial(subprocess.run, check=True, timeout=120, env=environ)
+    run([kit / "node", "2", "stop"])
+    try:
+        assert "stopped" in program.line("lost")
+    finally:
+        run([kit / "node", "2"])
+    assert program.line("after").startswith("after stopped-")
+
+
+def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, second, kit):
     program = client(f"""
         compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
         f = kt.fn(service.slow, name="far").to(compute)

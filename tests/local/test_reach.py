@@ -284,6 +284,20 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
         double.teardown()
 
 
+def test_a_call_waits_for_a_node_that_does_not_answer_just_now(cluster, jobs, deployed):
+    double = deployed(jobs.double)
+    cluster.refused["forward pods"] = 500
+    found = []
+    caller = threading.Thread(target=lambda: found.append(double(2)))
+    caller.start()
+    caller.join(1.5)
+    assert not found
+    assert caller.is_alive()
+    cluster.refused.clear()
+    caller.join(20)
+    assert found == [4]
+
+
 def test_rights_that_are_taken_away_are_said_soon(cluster, jobs, deployed):
     double = deployed(jobs.double)
     assert double(1) == 2

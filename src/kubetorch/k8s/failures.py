@@ -164,6 +164,11 @@ def _hint(action: Action, status_code: int, reason: str, said: str) -> str | Non
     return None
 
 
+def is_passing(error: errors.KubernetesRequestError) -> bool:
+    """Whether the server only cannot do it just now: it, or a node that it asks, is away."""
+    return error.status_code == 429 or error.status_code >= 500
+
+
 def is_unserved(said: str) -> bool:
     """Whether a message says that a path is not served, rather than that an object is missing."""
     return "could not find the requested resource" in said or "404 page not found" in said

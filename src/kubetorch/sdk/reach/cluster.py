@@ -24,6 +24,7 @@ from kubetorch.errors import (
     KubernetesRequestError,
     KubetorchError,
 )
+from kubetorch.k8s import failures
 from kubetorch.k8s.resources import PODS, SERVICES, Ref, Selection
 from kubetorch.lib.http import IDLE_SECONDS
 from kubetorch.manifests import labels
@@ -197,6 +198,10 @@ class Cluster:
             # Asked again, the route gets an address at the controller.
             self._may_forward[namespace] = (False, time.monotonic() + _KNOWN)
             raise ConnectionAbortedError(error.message) from error
+        except KubernetesRequestError as error:
+            if failures.is_passing(error):  # the pod's node does not answer
+                raise ConnectionAbortedError(error.message) from error
+            raise
 
     def headers(self, url: str) -> Mapping[str, str]:
         """Hosts have the name that they have for each forwarded port; the relay is told the pod."""

@@ -126,7 +126,7 @@ def _is_passing(error: KubernetesRequestError) -> bool:
     """Whether the API server only cannot do it just now."""
     if error.status_code == 409:
         return "Apply failed with" not in error.message
-    return error.status_code == 429 or error.status_code >= 500
+    return failures.is_passing(error)
 
 
 def _is_same(one: Object, manifest: Object) -> bool:
