@@ -52,7 +52,7 @@ def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
         try:
             f(60)
         except kt.PodTerminatedError as error:
-            print("terminated", error.pod_name, error.reason, flush=True)
+            print("terminated", error.pod_name, error.reason, error.evicted, flush=True)
         print("after", f(0))
     """)
     program.line("deployed")
@@ -67,7 +67,7 @@ def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
     (tmp_path / "eviction.json").write_text(json.dumps(eviction))
     kubectl("create", "--raw", path, "-f", str(tmp_path / "eviction.json"))
 
-    assert program.line("terminated").split()[1] == pod
+    assert program.line("terminated").split()[1:] == [pod, "Evicted", "True"]
     assert pod not in program.line("after")
 
 
@@ -287,7 +287,12 @@ def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_
     """)
     program.line("deployed")
     time.sleep(1)  # its call begins
-    environ = {**os.environ, "KT_CLUSTER_DIR": str(Path(os.environ["KUBECONFIG"]).parent)}
+    # What it starts outlives this test, and so must not have its folders.
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+        "KT_CLUSTER_DIR": str(Path(os.environ["KUBECONFIG"]).parent),
+    }
     run = functools.partial(subprocess.run, check=True, timeout=120, env=environ)
     run([kit / "node", "2", "stop"])
     try:

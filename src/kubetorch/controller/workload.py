@@ -231,7 +231,8 @@ class Workload:
         self._gathering.close()
         if self.is_gone:
             return
-        self.pods = self._with.backend.pods(*self.key)
+        backend = self._with.backend
+        self.pods = backend.pods(*self.key)
         current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
         self._names = current | retiring
@@ -240,15 +241,15 @@ class Workload:
         self._pod_failure = next(failures, None)
         self._tell_members(is_news=self._membership.update(self.pods, self._heard))
         for pod in self.pods:
-            if pod.is_down and pod.name in self._sessions:
+            if (session := self._sessions.get(pod.name)) is not None and pod.is_down:
                 # The end of its connection may be heard of later.
-                session = self._sessions[pod.name]
                 self.disconnected(pod.name, session)
                 session.close("its agent ended")
-        expected = self._with.backend.expected(*self.key)
-        self._handle(rollout.PodsChanged(current, retiring, expected))
-        trouble = self._with.backend.trouble(*self.key)
-        news = self._with.backend.news(*self.key) if self._waiting else []
+            elif pod.ending is not None:
+                self.send(pod.name, pod.ending)
+        self._handle(rollout.PodsChanged(current, retiring, backend.expected(*self.key)))
+        trouble = backend.trouble(*self.key)
+        news = backend.news(*self.key) if self._waiting else []
         self._telling.tell(self.pods, trouble, news)
         for failure in filter(None, (trouble.failure, self._pod_failure)):
             self._handle(rollout.GaveUp(self.record.generation, failure))

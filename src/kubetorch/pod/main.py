@@ -54,6 +54,7 @@ from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
     Activity,
     CancelCall,
+    Ending,
     FromController,
     Hello,
     Members,
@@ -176,7 +177,7 @@ class Agent:
             hello=self._hello,
             activity=self._activity,
             on_message=self._on_message,
-            on_settled=self._on_settled,
+            on_settled=lambda call_id: self._results.forget(call_id),
             on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
         )
         self._results = Results(
@@ -360,6 +361,8 @@ class Agent:
             case Terminate(grace=grace, reason=reason):
                 self.is_dismissed = not self._stopped.done()
                 self.stop(reason, grace)
+            case Ending():
+                self._calls.ending = message
             case CancelCall(id=call_id, reason=reason):
                 call = self._calls.find(call_id)
                 if isinstance(call, Call):
@@ -370,9 +373,6 @@ class Agent:
                 self._guard.take_key(bytes.fromhex(message.key))
             case SendBlobs():
                 self._transfers.send_later(message.blobs, message.trees)
-
-    def _on_settled(self, call_id: str) -> None:
-        self._results.forget(call_id)
 
     # ----------------------------------------------------------------------------- the workers
 

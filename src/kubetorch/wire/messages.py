@@ -170,6 +170,20 @@ class Terminate(Message, tag="terminate", frozen=True):
     reason: str
 
 
+class Ending(Message, tag="ending", frozen=True):
+    """Who runs the pod ends it, and this is why: what the error of its calls says.
+
+    Attributes:
+        reason: Kubernetes' word, such as `Evicted`.
+        message: A sentence.
+        time: Seconds since the epoch.
+    """
+
+    reason: str
+    message: str = ""
+    time: float = 0.0
+
+
 class CancelCall(Message, tag="cancel", frozen=True):
     """Cancel a spawned call, if it still runs; its `CallReport` says what became of it."""
 
@@ -205,7 +219,7 @@ class SendBlobs(Message, tag="send_blobs", frozen=True):
 
 
 FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport
-FromController = Welcome | Reload | Terminate | CancelCall | Members | SendBlobs
+FromController = Welcome | Reload | Terminate | Ending | CancelCall | Members | SendBlobs
 
 # ----------------------------------------------------------------------------------------- deploy
 

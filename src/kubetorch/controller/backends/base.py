@@ -10,6 +10,7 @@ import msgspec
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Ending
 
 Manifest = dict[str, Any]
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
@@ -35,6 +36,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
         uid: Identity that no other pod ever has, where there are such.
         is_called: Whether calls go to it, or it only helps those that they go to.
+        ending: Why somebody else ends it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     is_down: bool = False
     uid: str = ""
     is_called: bool = True
+    ending: Ending | None = None
 
 
 class Trouble(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, failures
 from kubetorch.wire.calls import Outcome, Returned
 from kubetorch.wire.frames import Open
+from kubetorch.wire.messages import Ending
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
@@ -92,6 +93,8 @@ class Calls:
         self.failed = 0
         #: Seconds since the epoch of the last begin or end of a call.
         self.last = time.time()
+        #: Why somebody ends the pod, if its backend says so.
+        self.ending: Ending | None = None
         #: Process id of the last worker that ended while it had calls.
         self.lost_with: int | None = None
 
@@ -325,7 +328,14 @@ class Calls:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
-            call.fail(PodTerminatedError(self._pod_name, reason), started=True)
+            call.fail(self._terminated(reason), started=True)
+
+    def _terminated(self, reason: str) -> PodTerminatedError:
+        ending = self.ending
+        if ending is None:
+            return PodTerminatedError(self._pod_name, reason)
+        event = {"timestamp": ending.time, "reason": ending.reason, "message": ending.message}
+        return PodTerminatedError(self._pod_name, ending.reason, events=[event])
 
 
 def check_name(name: str, spec: WorkloadSpec) -> None:

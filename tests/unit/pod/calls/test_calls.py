@@ -8,14 +8,17 @@ from kubetorch.errors import (
     CallableNotFoundError,
     CallRefusedError,
     KubetorchError,
+    PodTerminatedError,
     SerializationError,
     WorkerDiedError,
 )
 from kubetorch.pod.calls import calls as module
 from kubetorch.pod.calls.call import Call
 from kubetorch.pod.workers.host import OwnedPayload
+from kubetorch.wire import failures
 from kubetorch.wire.calls import Raised, Returned
 from kubetorch.wire.frames import Body, Open
+from kubetorch.wire.messages import Ending
 from tests.unit.pod.fakes import (
     FakeCaller,
     FakeRecords,
@@ -456,6 +459,21 @@ def test_what_outlasts_the_grace_ends_with_the_reason():
         assert caller.failure.error_type == "PodTerminatedError"
         assert caller.failure.state["reason"] == "Evicted"
         assert caller.failure.started
+
+    run(scenario())
+
+
+def test_what_a_cluster_says_of_the_end_is_the_reason():
+    async def scenario():
+        calls, _ = started()
+        caller = FakeCaller()
+        begin(calls, opening(), caller)
+        calls.ending = Ending(reason="Evicted", message="make room", time=5.0)
+        await calls.drain(5.0, "SIGTERM")
+        error = failures.rebuild(caller.failure)
+        assert isinstance(error, PodTerminatedError)
+        assert (error.reason, error.evicted) == ("Evicted", True)
+        assert error.events == [{"timestamp": 5.0, "reason": "Evicted", "message": "make room"}]
 
     run(scenario())
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
+from kubetorch.controller.backends.kubernetes.dooms import endings
 from kubetorch.manifests import kinds
 from kubetorch.manifests.agent import digest_of
 from kubetorch.manifests.kinds import Manifest as Object
@@ -47,6 +48,7 @@ def status(
         is_down=_is_down(pod, container),
         uid=pod["metadata"].get("uid") or "",
         is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
+        ending=endings.disruption(pod),
     )
 
 

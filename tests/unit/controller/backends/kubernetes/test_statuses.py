@@ -8,6 +8,7 @@ import pytest
 
 from kubetorch.controller.backends.kubernetes import statuses
 from kubetorch.manifests import labels
+from kubetorch.wire.messages import Ending
 
 POD = {
     "metadata": {"name": "train-abc", "namespace": "team", "annotations": {}},
@@ -51,6 +52,20 @@ def test_a_running_pod_has_a_url_and_a_start():
     assert (found.phase, found.url, found.restarts) == ("Running", "http://10.0.0.7:32300", 2)
     assert found.started == 1767225610.0
     assert not found.is_down
+
+
+def test_a_pod_that_is_about_to_be_evicted_says_why():
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": "2026-01-01T00:00:10Z",
+    }
+    said = Ending(reason="Evicted", message="Eviction API: evicting", time=1767225610.0)
+    assert of(pod(phase="Running", conditions=[target])).ending == said
+    assert of(pod(phase="Running", conditions=[{**target, "status": "False"}])).ending is None
+    assert of(pod(phase="Running", leaving=True)).ending is None
 
 
 def test_a_pod_that_never_started_is_pending_and_may_have_a_session_before_it_is_said_to_run():

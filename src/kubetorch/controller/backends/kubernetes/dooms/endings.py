@@ -14,6 +14,7 @@ from kubetorch.controller.backends.kubernetes.dooms.verdicts import (
 )
 from kubetorch.errors import PodTerminatedError
 from kubetorch.k8s.resources import Object
+from kubetorch.wire.messages import Ending
 
 #: Owners that replace a pod that is lost, however often.
 _REPLACING = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
@@ -42,6 +43,20 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     return _on_lost_node(pod, events, cluster)
 
 
+def disruption(pod: Object) -> Ending | None:
+    """Why a pod is about to be ended, if it is not just deleted.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
+    """
+    found = reading.condition(pod, "DisruptionTarget")
+    if found.get("status") != "True":
+        return None
+    reason = str(found.get("reason") or "")
+    word = "Preempted" if reason == "PreemptionByScheduler" else "Evicted"
+    since = reading.time_of(found.get("lastTransitionTime")) or 0.0
+    return Ending(reason=word, message=str(found.get("message") or reason), time=since)
+
+
 def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     name = pod["spec"].get("nodeName")
     node = cluster.find(NODES, name) if name else None
@@ -63,11 +78,9 @@ def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict
     since = reading.time_of(pod["metadata"]["deletionTimestamp"])
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     since = None if since is None else since - grace
-    preempted = reading.condition(pod, "DisruptionTarget")
-    if preempted.get("status") == "True":
-        reason = str(preempted.get("reason") or "")
-        word = "Preempted" if reason == "PreemptionByScheduler" else "Evicted"
-        return _gone(pod, word, str(preempted.get("message") or reason), events, since)
+    disrupted = disruption(pod)
+    if disrupted is not None:
+        return _gone(pod, disrupted.reason, disrupted.message, events, since)
     lost = _on_lost_node(pod, events, cluster)
     if lost.is_doomed:
         return lost
