@@ -11,12 +11,33 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster.conftest import Kubectl
 from cluster.faults import controllers, pods, processes, stopped
+
+MIB = 1024 * 1024
+
+
+def largest(folder: Path, pattern: str) -> int:
+    """The size of the largest file."""
+    found = [0]
+    for one in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(one.stat().st_size)
+    return max(found)
+
+
+def until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    """Wait, with little pause, as what is waited for may be over soon."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
 
 # ------------------------------------------------------------------------------------- the client
 
@@ -89,21 +110,21 @@ def test_a_call_that_uses_too_much_memory_fails_alone(client, installed):
     assert program.line("after") == "after True"
 
 
-def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(
-    client, tmp_path, installed
-):
-    big = tmp_path / "0" / "big.bin"
+def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(client, installed):
+    [controller] = controllers()
+    store = Path(f"/proc/{controller.pid}/root/var/lib/kubetorch")
     uploading = client("""
-        import os, threading, time
+        import os
         from pathlib import Path
-        Path("big.bin").write_bytes(os.urandom(80 * 1024 * 1024))
+        Path("big.bin").write_bytes(os.urandom(200 * 1024 * 1024))
         print("begins", flush=True)
         f = kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))
     """)
     uploading.line("begins")
-    time.sleep(0.3)  # its upload begins
+    until(lambda: largest(store, "**/tmp/*") > 10 * MIB)
     uploading.kill()
-    assert big.exists()
+    until(lambda: not list(store.glob("**/tmp/*")))
+    assert largest(store, "**/*") < 100 * MIB
 
     again = client("""
         print("result", kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))(1))
