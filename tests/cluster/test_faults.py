@@ -102,11 +102,11 @@ def test_a_call_that_uses_too_much_memory_fails_alone(client, installed):
         try:
             f(600)
         except kt.OutOfMemoryError as error:
-            print("killed", pod in str(error), error, flush=True)
+            print("killed", pod in str(error), "300Mi" in str(error), error, flush=True)
         print("after", f(1) == pod)
     """)
 
-    assert program.line("killed").startswith("killed True")
+    assert program.line("killed").startswith("killed True True")
     assert program.line("after") == "after True"
 
 

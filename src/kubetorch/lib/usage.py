@@ -51,3 +51,11 @@ def _proportional(pid: int) -> int:
         if name == "Pss":
             return int(amount.split()[0]) * 1024
     return 0
+
+
+def written(size: int) -> str:
+    """Bytes as manifests write them, to four digits."""
+    for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return str(size)

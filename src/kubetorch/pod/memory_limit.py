@@ -87,7 +87,7 @@ class MemoryLimit:
         if not sizes:
             return
         largest = max(sizes, key=lambda worker: sizes[worker])
-        limit, found = _amount(self._limit), _amount(used)
+        limit, found = usage.written(self._limit), usage.written(used)
         _log.warning("memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit, found)
         error = OutOfMemoryError(
             f"the worker in {self._pod_name} was killed: the pod used {found} of memory, and its "
@@ -98,11 +98,3 @@ class MemoryLimit:
         error.pod_name = self._pod_name
         error.limit_bytes, error.used_bytes = self._limit, used
         largest.condemn(error)
-
-
-def _amount(size: int) -> str:
-    """Bytes as manifests write them."""
-    for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.4g}{unit}"
-    return f"{size}"

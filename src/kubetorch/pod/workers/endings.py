@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from kubetorch.errors import OutOfMemoryError, WorkerDiedError
+from kubetorch.lib import usage
 
 _HIERARCHY = Path("/sys/fs/cgroup")
 # Version 1 says "no limit" by the largest number of pages that there could be.
@@ -95,13 +96,16 @@ def died(
     """
     error: WorkerDiedError
     if status == -signal.SIGKILL and kills is not None and kills.has_risen():
+        limit = kills.limit
+        text = f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}"
         error = OutOfMemoryError(
-            f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}",
+            text if limit is None else f"{text}: its pod may use {usage.written(limit)}",
             exit_code=status,
-            hint="a limit in the manifest, or in service_template (resources.limits.memory), is "
-            "what a pod may use; without one the machine had no more",
+            hint="its machine had no more: ask for what it needs, kt.Compute(memory=...)"
+            if limit is None
+            else "resources.limits.memory in the manifest, or in service_template, allows more",
         )
-        error.limit_bytes, error.used_bytes = kills.limit, kills.peak
+        error.limit_bytes, error.used_bytes = limit, kills.peak
     else:
         error = WorkerDiedError(
             f"the worker in {pod_name} {describe(status)}{doing}", exit_code=status

@@ -13,10 +13,9 @@ from kubetorch.pod.workers import endings
 class Kills:
     """A counter of the kernel's that has risen, or has not."""
 
-    def __init__(self, *, risen: bool) -> None:
+    def __init__(self, *, risen: bool, limit: int | None = 300) -> None:
         self._risen = risen
-
-    limit, peak = 300, 299
+        self.limit, self.peak = limit, 299
 
     def has_risen(self) -> bool:
         return self._risen
@@ -44,6 +43,17 @@ def test_only_a_kill_with_a_risen_counter_is_out_of_memory() -> None:
     assert kind(-signal.SIGKILL, risen=False) is WorkerDiedError
     assert kind(-signal.SIGSEGV, risen=True) is WorkerDiedError
     assert kind(137, risen=True) is WorkerDiedError
+
+
+def test_a_lack_of_memory_names_the_limit_if_there_is_one() -> None:
+    def error(limit: int | None) -> WorkerDiedError:
+        kills = Kills(risen=True, limit=limit)
+        return endings.died(-signal.SIGKILL, pod_name="pod-0", kills=kills)
+
+    limited = error(300 * 1024 * 1024)
+    assert limited.message.endswith("its pod may use 300Mi")
+    assert "resources.limits.memory" in str(limited.hint)
+    assert "its machine had no more" in str(error(None).hint)
 
 
 def test_the_error_names_pod_and_code() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kubetorch.k8s.resources import Object
+from kubetorch.lib import usage
 from kubetorch.specs import quantity
 
 Amounts = dict[str, Fraction]
@@ -132,10 +133,7 @@ def _shown(name: str, amount: Fraction) -> str:
 def written(name: str, amount: Fraction) -> str:
     """An amount as people write it."""
     if name in _BYTES:
-        for unit, size in (("Gi", 1024**3), ("Mi", 1024**2), ("Ki", 1024)):
-            if amount >= size:
-                return f"{float(amount / size):.4g}{unit}"
-        return str(int(amount))
+        return usage.written(int(amount))
     return str(int(amount)) if amount.denominator == 1 else f"{float(amount):g}"
 
 
