@@ -17,7 +17,7 @@ import msgspec
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import ProtocolError
-from kubetorch.lib import fetching
+from kubetorch.lib import fetching, httppool
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
 
@@ -30,6 +30,10 @@ _OVERLAP = 1000
 _QUEUE = 10_000
 # Seconds for an agent to answer.
 _TIMEOUT = 5.0
+# Bytes of a line: agents cut theirs at far less.
+_LINE_LIMIT = 1024 * 1024
+# What reading ends with when an agent does not answer, or not to the end.
+_UNANSWERED = (OSError, httppool.TooLargeError)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -128,13 +132,13 @@ class PodLogs:
                     line = _parse(raw, pod.name)
                     if line is not None:
                         await queue.put(line)
-        except (OSError, TimeoutError, asyncio.TimeoutError, fetching.FetchError):
+        except _UNANSWERED:
             return  # its agent ended; a change says when it is there again
 
     async def _tail(self, pod: PodStatus, count: int) -> list[bytes]:
         try:
             return [line async for line in self._lines(pod, tail=count, follow=False)]
-        except (OSError, TimeoutError, asyncio.TimeoutError, fetching.FetchError):
+        except _UNANSWERED:
             namespace = self._workload.record.namespace
             return await self._backend.log_tail(namespace, pod.name, count)
 
@@ -143,12 +147,13 @@ class PodLogs:
     ) -> AsyncGenerator[bytes, None]:
         url = f"{pod.url}{routes.LOGS}?tail={tail}&follow={str(follow).lower()}"
         headers = {routes.AUTHORIZATION: f"Bearer {self._token()}"}
-        begun = b""
-        async with contextlib.aclosing(fetching.stream(url, headers, timeout=_TIMEOUT)) as pieces:
-            async for piece in pieces:
-                *whole, begun = (begun + piece).split(b"\n")
-                for line in whole:
-                    yield line
+        async with fetching.fetch(
+            "GET", url, headers, connect_timeout=_TIMEOUT, timeout=_TIMEOUT
+        ) as answer:
+            if answer.status != 200:
+                raise ConnectionError(f"{url} answered {answer.status}")
+            async for line in answer.lines(limit=_LINE_LIMIT, timeout=None):
+                yield line
 
 
 def _parse(raw: bytes, pod: str) -> DeployLog | None:

@@ -73,13 +73,16 @@ class HttpPool:
         self._all: set[_Connection] = set()
         self._is_closed = False
 
-    async def send(self, route: dialing.Route, request: Request, *, timeout: float) -> Answer:
+    async def send(
+        self, route: dialing.Route, request: Request, *, timeout: float | None
+    ) -> Answer:
         """Send a request, and wait for the head of its answer.
 
         Args:
             route: The server.
             request: What to ask.
-            timeout: Seconds until the head of the answer, from when the connection is there.
+            timeout: Seconds until the head of the answer, from when the connection is there;
+                `None` leaves it to TCP's keep-alive to notice that the server is gone.
 
         Raises:
             dialing.UnreachableError: There is no connection.
@@ -338,8 +341,7 @@ class Answer:
         """Pieces of the body, each as soon as it is there.
 
         Args:
-            timeout: Seconds that the next piece may take; `None` leaves it to TCP's keep-alive to
-                notice that the server is gone.
+            timeout: Seconds that the next piece may take; `None` as for `HttpPool.send`.
 
         Raises:
             BrokenError, SilentError: The rest does not come.

@@ -11,10 +11,16 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from kubetorch.errors import AgentDiedError, CallRefusedError, KubetorchError
-from kubetorch.lib import backoff, deadlines, fetching
+from kubetorch.errors import (
+    AgentDiedError,
+    CallRefusedError,
+    KubetorchError,
+    SerializationError,
+)
+from kubetorch.lib import backoff, deadlines, dialing, fetching, httppool
 from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.http import calling
 from kubetorch.pod.http.asgi import JSON, NDJSON, Request, Responder
@@ -26,6 +32,8 @@ PATIENCE = 30.0
 #: Seconds that the other pods get to say how their calls ended once one has failed.
 SETTLING = 0.2
 _CONNECTING = 5.0
+#: Bytes that one value of a generator may have as JSON.
+_VALUE_LIMIT = 1024 * 1024 * 1024
 _PASSED_ON = (
     routes.AUTHORIZATION,
     routes.REQUEST_ID,
@@ -162,11 +170,16 @@ class _Part:
         for delay in backoff.exponential(first=0.05, limit=1.0):
             member = self._members.find(self._ordinal)
             if member is not None:
-                url = member.url + path
-                exchange = fetching.Exchange("POST", url, headers, body, timeout=_CONNECTING)
-                with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError):
-                    async with exchange:
-                        return await self._exchange(exchange, member, output)
+                fetched = fetching.fetch(
+                    "POST",
+                    member.url + path,
+                    headers,
+                    body,
+                    connect_timeout=_CONNECTING,
+                    timeout=None,
+                )
+                with contextlib.suppress(dialing.UnreachableError):
+                    return await self._exchange(fetched, member, output)
             left = deadline - loop.time()
             if left <= 0:
                 break
@@ -181,18 +194,29 @@ class _Part:
                 await self._members.changes.wait()
 
     async def _exchange(
-        self, exchange: fetching.Exchange, member: Member, output: _Output
+        self,
+        fetched: AbstractAsyncContextManager[httppool.Answer],
+        member: Member,
+        output: _Output,
     ) -> _Answer:
+        error: KubetorchError
         try:
-            await exchange.send()
-            return await self._read(exchange, output)
+            async with fetched as answer:
+                return await self._read(answer, output)
+        except dialing.UnreachableError:
+            raise
         except OSError:
-            return _failure(AgentDiedError(member.pod, "AgentDied"), member.pod, started=True)
+            error = AgentDiedError(member.pod, "AgentDied")
+        except httppool.TooLargeError as large:
+            error = SerializationError(f"pod {member.pod} gave {large}")
+        return _failure(error, member.pod, started=True)
 
-    async def _read(self, exchange: fetching.Exchange, output: _Output) -> _Answer:
-        if not exchange.content_type.startswith(NDJSON):
-            return _Answer(exchange.status, exchange.content_type, await exchange.read())
-        async for line in exchange.lines():
+    async def _read(self, answer: httppool.Answer, output: _Output) -> _Answer:
+        content_type = answer.headers.get("content-type", "")
+        if not content_type.startswith(NDJSON):
+            body = [piece async for piece in answer.pieces(timeout=None)]
+            return _Answer(answer.status, content_type, b"".join(body))
+        async for line in answer.lines(limit=_VALUE_LIMIT, timeout=None):
             await output.write(self._ordinal, line)
         return _Answer(200, is_streamed=True)
 
