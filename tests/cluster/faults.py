@@ -27,6 +27,13 @@ def fill(mebibytes):
     held = b"1" * (mebibytes * 1024 * 1024)
     return os.environ["POD_NAME"]
 
+def fill_disk(mebibytes):
+    if mebibytes:
+        with open("/tmp/filled", "wb") as file:
+            file.write(bytes(mebibytes * 1024 * 1024))
+        time.sleep(120)
+    return os.environ["POD_NAME"]
+
 def echo(value):
     return value
 

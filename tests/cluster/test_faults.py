@@ -92,6 +92,32 @@ def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(
     assert pod not in program.line("after")
 
 
+def test_a_pod_that_its_kubelet_evicts_is_replaced_and_the_next_edit_is_live(
+    client, kubectl, installed
+):
+    program = client("""
+        limit = {"resources": {"limits": {"ephemeral-storage": "30Mi"}}}
+        pod = {"spec": {"template": {"spec": {"containers": [{"name": "kubetorch", **limit}]}}}}
+
+        compute = kt.Compute(cpus="0.01", service_template=pod)
+        f = kt.fn(service.fill_disk, name="greedy").to(compute)
+        print("evicting", f(0), flush=True)
+        try:
+            f(60)
+            print("ended", flush=True)
+        except kt.PodTerminatedError as error:
+            print("ended", error.pod_name, error.reason, error.evicted, flush=True)
+        print("after", f(0), flush=True)
+        print("edited", kt.fn(service.echo, name="greedy").to(compute)(7), flush=True)
+    """)
+    pod = program.line("evicting").split()[1]
+    assert program.line("ended").split()[1:] == [pod, "Evicted", "True"]
+    assert pod not in program.line("after")
+    # What is left of the first pod is still there.
+    assert pod in pods(kubectl, installed.namespace, "greedy")
+    assert program.line("edited") == "edited 7"
+
+
 def test_a_call_that_uses_too_much_memory_fails_alone(client, installed):
     program = client("""
         limit = {"resources": {"limits": {"memory": "300Mi"}}}

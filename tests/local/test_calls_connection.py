@@ -15,6 +15,7 @@ from kubetorch.errors import (
     CallLostError,
     CallRefusedError,
     CallTimeoutError,
+    PodTerminatedError,
     ServiceNotFoundError,
     UnauthorizedError,
     VersionMismatchError,
@@ -23,6 +24,7 @@ from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import frames
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Kind
+from kubetorch.wire.messages import Ending
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
@@ -109,6 +111,19 @@ def test_a_pod_that_is_gone_for_good_fails_its_calls_at_once() -> None:
         assert isinstance(call.join().error, ServiceNotFoundError)
         with pytest.raises(ServiceNotFoundError):
             caller(route, "echo")(1)
+
+
+def test_what_ended_a_pod_is_the_reason_of_its_calls_once_that_is_known() -> None:
+    ended: dict[str, Ending] = {}
+    agent = ScriptedAgent(never=never)
+    with agent, route_to(lambda: agent.locate()._replace(ended=ended)) as route:
+        call = InThread(caller(route, "never"))
+        until(lambda: agent.opened)
+        agent.__exit__()
+        ended[agent.pod] = Ending(reason="Evicted", message="make room")
+        error = call.join().error
+    assert isinstance(error, PodTerminatedError)
+    assert (error.pod_name, error.evicted) == (agent.pod, True)
 
 
 def test_a_pod_that_was_replaced_by_another_fails_its_calls_at_once() -> None:

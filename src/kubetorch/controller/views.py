@@ -51,6 +51,7 @@ def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: b
         calls=0 if activity is None else activity.calls,
         started=pod.started,
         app=None if activity is None else activity.app,
+        ended=pod.ending if pod.is_down else None,
     )
 
 

@@ -201,6 +201,7 @@ def _location_of(opened: Session, view: WorkloadView) -> Location:
         view.token,
         tuple(pod.ordinal for pod in ready),
         scaler,
+        {pod.name: pod.ended for pod in view.pods if pod.ended is not None},
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kubetorch.errors import ProtocolError
+from kubetorch.errors import PodTerminatedError, ProtocolError
 from kubetorch.lib.decoding import json_decoder
 from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
@@ -171,17 +171,22 @@ class Terminate(Message, tag="terminate", frozen=True):
 
 
 class Ending(Message, tag="ending", frozen=True):
-    """Who runs the pod ends it, and this is why: what the error of its calls says.
+    """Who runs the pod ends it, or has, and this is why: what the error of its calls says.
 
     Attributes:
         reason: Kubernetes' word, such as `Evicted`.
         message: A sentence.
-        time: Seconds since the epoch.
+        time: Seconds since the epoch; 0 if that is not known.
     """
 
     reason: str
     message: str = ""
     time: float = 0.0
+
+    def error(self, pod: str) -> PodTerminatedError:
+        """The error of the calls of the pod."""
+        event = {"timestamp": self.time or None, "reason": self.reason, "message": self.message}
+        return PodTerminatedError(pod, self.reason, events=[event] if self.message else [])
 
 
 class CancelCall(Message, tag="cancel", frozen=True):
@@ -326,6 +331,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         calls: Calls that run on it.
         started: Seconds since the epoch.
         app: The app that runs in it.
+        ended: Why it has ended, once that is certain.
     """
 
     name: str
@@ -340,6 +346,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     calls: int = 0
     started: float = 0.0
     app: AppView | None = None
+    ended: Ending | None = None
 
 
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

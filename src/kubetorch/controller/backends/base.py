@@ -36,7 +36,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
         uid: Identity that no other pod ever has, where there are such.
         is_called: Whether calls go to it, or it only helps those that they go to.
-        ending: Why somebody else ends it.
+        ending: Why somebody else ends it, or why its agent has ended.
     """
 
     name: str

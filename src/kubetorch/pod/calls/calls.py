@@ -20,7 +20,6 @@ from kubetorch.errors import (
     CallableNotFoundError,
     CallRefusedError,
     KubetorchError,
-    PodTerminatedError,
     SerializationError,
 )
 from kubetorch.pod.calls.call import Call, Caller, Runner
@@ -328,14 +327,8 @@ class Calls:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
-            call.fail(self._terminated(reason), started=True)
-
-    def _terminated(self, reason: str) -> PodTerminatedError:
-        ending = self.ending
-        if ending is None:
-            return PodTerminatedError(self._pod_name, reason)
-        event = {"timestamp": ending.time, "reason": ending.reason, "message": ending.message}
-        return PodTerminatedError(self._pod_name, ending.reason, events=[event])
+            ending = self.ending or Ending(reason=reason)
+            call.fail(ending.error(self._pod_name), started=True)
 
 
 def check_name(name: str, spec: WorkloadSpec) -> None:

@@ -95,7 +95,7 @@ class Scaled:
             found = Location(*self._resolve())
             pods = {} if found.scaler is None else found.scaler.pods
             url = pods.get(stream.pod)
-            return Location(() if url is None else (url,), found.token)
+            return Location(() if url is None else (url,), found.token, ended=found.ended)
 
         backoff = Backoff(self._way.patience)
         while stream.calls and not stream.has_ended:

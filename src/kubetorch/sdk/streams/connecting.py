@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubetorch.errors import (
     AgentDiedError,
@@ -26,6 +27,9 @@ from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.sdk.streams import dial
 from kubetorch.sdk.streams.stream import Stream
 from kubetorch.wire import failures, routes, versions
+
+if TYPE_CHECKING:
+    from kubetorch.wire.messages import Ending
 
 #: Seconds for one attempt.
 _ATTEMPT = 5.0
@@ -60,12 +64,14 @@ class Location(NamedTuple):
         token: What calls to them carry.
         ordinals: The number of each pod in the service, where that is known.
         scaler: Where each call goes on a connection of its own, if the service is autoscaled.
+        ended: Why pods have ended whose calls may not know it, by their names.
     """
 
     urls: tuple[str, ...]
     token: str
     ordinals: tuple[int, ...] = ()
     scaler: Scaler | None = None
+    ended: Mapping[str, Ending] = MappingProxyType({})
 
     def only(self, urls: Iterable[str]) -> Location:
         """The same without pods that have none of these URLs."""
@@ -78,7 +84,7 @@ class Location(NamedTuple):
         """Where one pod of the service is: without a URL when it is not ready."""
         numbered = zip(self.urls, self.ordinals, strict=False)
         here = tuple(url for url, number in numbered if number == ordinal)
-        return Location(here[:1], self.token, (ordinal,))
+        return Location(here[:1], self.token, (ordinal,), None, self.ended)
 
 
 #: Asks the controller where a service is; raises `ServiceNotFoundError` when it is gone.
@@ -244,8 +250,9 @@ def resume(
             break
         if found is not None:
             token, is_fresh = found.token, True
-            if url not in found.urls and isinstance(error, ConnectionRefusedError):
-                error = AgentDiedError(stream.pod, "AgentDied")
+            end = _end(stream.pod, url, found, error)
+            if end is not None:
+                error = end
                 break
             if url in found.urls:
                 missing_since = None
@@ -261,6 +268,15 @@ def resume(
     # What the API server says of a pod that it does not reach is how, not what happened.
     is_way = isinstance(error, KubernetesError) and not isinstance(error, MISTAKES)
     stream.end(error if isinstance(error, KubetorchError) and not is_way else lost)
+
+
+def _end(pod: str, url: str, found: Location, error: Exception) -> KubetorchError | None:
+    """Why nobody is there any more, if that is so."""
+    if pod in found.ended:
+        return found.ended[pod].error(pod)
+    if url not in found.urls and isinstance(error, ConnectionRefusedError):
+        return AgentDiedError(pod, "AgentDied")
+    return None
 
 
 def _try(stream: Stream, url: str, token: str, backoff: Backoff, way: Way) -> Exception | None:

@@ -12,6 +12,7 @@ from kubetorch.manifests import kinds
 from kubetorch.manifests.agent import digest_of
 from kubetorch.manifests.kinds import Manifest as Object
 from kubetorch.wire import podenv
+from kubetorch.wire.messages import Ending
 
 #: Label or annotation that says the number of a pod in its set, by kind of owner.
 _INDEXES = (
@@ -36,19 +37,21 @@ def status(
     """
     container = agent_status(pod)
     digest = digest_of(pod)
+    is_old = bool(wanted and digest and digest != wanted)
     return PodStatus(
         name=pod["metadata"]["name"],
         ordinal=ordinal,
         phase=_phase(pod, container),
         url=_url(pod),
-        is_retiring=is_leaving(pod) or bool(wanted and digest and digest != wanted),
+        # A pod that its kubelet evicted stays after its successor is there, as `Failed`.
+        is_retiring=is_old or is_leaving(pod) or (is_over(pod) and endings.is_replaced(pod)),
         restarts=int(container.get("restartCount") or 0),
         reason=_reason(pod, container),
         started=_started(container),
         is_down=_is_down(pod, container),
         uid=pod["metadata"].get("uid") or "",
         is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
-        ending=endings.disruption(pod),
+        ending=_ending(pod, container),
     )
 
 
@@ -117,6 +120,18 @@ def _is_down(pod: Object, container: Manifest) -> bool:
     state = container.get("state") or {}
     has_run = bool(container.get("lastState")) or int(container.get("restartCount") or 0) > 0
     return "terminated" in state or ("waiting" in state and has_run)
+
+
+def _ending(pod: Object, container: Manifest) -> Ending | None:
+    """Why it ends or has ended; `None` if it does not, or was just deleted."""
+    status = pod.get("status") or {}
+    if is_over(pod) and status.get("reason"):
+        return Ending(reason=str(status["reason"]), message=str(status.get("message") or ""))
+    ended = (container.get("state") or {}).get("terminated") or {}
+    if ended.get("reason") == "OOMKilled":
+        said = f"its container ended with exit code {ended.get('exitCode')}"
+        return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
+    return endings.disruption(pod)
 
 
 def _url(pod: Object) -> str:

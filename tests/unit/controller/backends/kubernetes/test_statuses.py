@@ -54,6 +54,26 @@ def test_a_running_pod_has_a_url_and_a_start():
     assert not found.is_down
 
 
+@pytest.mark.parametrize(
+    ("owner", "is_retiring"), [("ReplicaSet", True), ("Job", False), (None, False)]
+)
+def test_what_is_left_of_a_pod_that_has_a_successor_is_not_waited_for(owner, is_retiring):
+    given = pod(phase="Failed", reason="Evicted")
+    if owner is not None:
+        given["metadata"]["ownerReferences"] = [{"kind": owner, "controller": True}]
+    found = of(given)
+    assert (found.is_retiring, found.phase, found.is_down) == (is_retiring, "Failed", True)
+
+
+def test_what_is_left_of_a_pod_says_what_ended_it():
+    evicted = of(pod(phase="Failed", reason="Evicted", message="low on memory"))
+    assert evicted.ending == Ending(reason="Evicted", message="low on memory")
+    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    assert of(pod(phase="Running", **container(killed))).ending.reason == "OOMKilled"
+    ended = {"terminated": {"reason": "Completed", "exitCode": 0}}
+    assert of(pod(phase="Running", **container(ended))).ending is None
+
+
 def test_a_pod_that_is_about_to_be_evicted_says_why():
     target = {
         "type": "DisruptionTarget",

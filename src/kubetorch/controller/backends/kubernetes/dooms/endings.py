@@ -43,6 +43,17 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     return _on_lost_node(pod, events, cluster)
 
 
+def is_replaced(pod: Object) -> bool:
+    """Whether its owner makes another one when it is lost; what is left of it may stay for long."""
+    owner = _owner(pod)
+    return owner is not None and owner.get("kind") in _REPLACING
+
+
+def _owner(pod: Object) -> Object | None:
+    references = pod["metadata"].get("ownerReferences") or ()
+    return next((one for one in references if one.get("controller")), None)
+
+
 def disruption(pod: Object) -> Ending | None:
     """Why a pod is about to be ended, if it is not just deleted.
 
@@ -111,13 +122,10 @@ def _gone(
     pod: Object, word: str, text: str, events: Sequence[Object], since: float | None
 ) -> Verdict:
     """A pod that is lost: a doom, unless its owner makes another one."""
-    owner = next(
-        (one for one in pod["metadata"].get("ownerReferences") or () if one.get("controller")), None
-    )
-    if owner is not None and owner.get("kind") in _REPLACING:
+    if is_replaced(pod):
         name = pod["metadata"]["name"]
         return waiting(f"{name} is replaced ({word}: {text.strip()})", since)
-    if owner is not None and word != "NodeLost":
+    if _owner(pod) is not None and word != "NodeLost":
         # Jobs count it against their limit, and say so when it is reached.
         return waiting(f"{pod['metadata']['name']} was lost ({word}: {text.strip()})", since)
     return doomed(_error(pod, word, text, events), since)
