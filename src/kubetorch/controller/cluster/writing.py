@@ -148,6 +148,8 @@ class Writing:
         if is_new:
             self._spec = resource.spec(content)
             self._is_news, self.error = True, None
+            # Whoever waits for this is not to wait for what failed before.
+            self._pauses, self._pause_until = None, 0.0
         elif self.wanted is None:
             return
         self.wanted = content
