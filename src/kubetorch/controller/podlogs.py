@@ -17,7 +17,6 @@ import msgspec
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import ProtocolError
-from kubetorch.lib import fetching, httppool
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
 
@@ -32,8 +31,6 @@ _QUEUE = 10_000
 _TIMEOUT = 5.0
 # Bytes of a line: agents cut theirs at far less.
 _LINE_LIMIT = 1024 * 1024
-# What reading ends with when an agent does not answer, or not to the end.
-_UNANSWERED = (OSError, httppool.TooLargeError)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -132,28 +129,33 @@ class PodLogs:
                     line = _parse(raw, pod.name)
                     if line is not None:
                         await queue.put(line)
-        except _UNANSWERED:
+        except OSError:
             return  # its agent ended; a change says when it is there again
 
     async def _tail(self, pod: PodStatus, count: int) -> list[bytes]:
         try:
             return [line async for line in self._lines(pod, tail=count, follow=False)]
-        except _UNANSWERED:
+        except OSError:
             namespace = self._workload.record.namespace
             return await self._backend.log_tail(namespace, pod.name, count)
 
     async def _lines(
         self, pod: PodStatus, *, tail: int, follow: bool
     ) -> AsyncGenerator[bytes, None]:
+        """Lines of a pod's log; `OSError` when its agent does not answer, or not to the end."""
+        from kubetorch.lib import fetching, httppool  # noqa: PLC0415  # 3 ms of a service's start
+
         url = f"{pod.url}{routes.LOGS}?tail={tail}&follow={str(follow).lower()}"
         headers = {routes.AUTHORIZATION: f"Bearer {self._token()}"}
-        async with fetching.fetch(
-            "GET", url, headers, connect_timeout=_TIMEOUT, timeout=_TIMEOUT
-        ) as answer:
-            if answer.status != 200:
-                raise ConnectionError(f"{url} answered {answer.status}")
-            async for line in answer.lines(limit=_LINE_LIMIT, timeout=None):
-                yield line
+        fetched = fetching.fetch("GET", url, headers, connect_timeout=_TIMEOUT, timeout=_TIMEOUT)
+        try:
+            async with fetched as answer:
+                if answer.status != 200:
+                    raise ConnectionError(f"{url} answered {answer.status}")
+                async for line in answer.lines(limit=_LINE_LIMIT, timeout=None):
+                    yield line
+        except httppool.TooLargeError as error:
+            raise ConnectionError(str(error)) from error
 
 
 def _parse(raw: bytes, pod: str) -> DeployLog | None:
