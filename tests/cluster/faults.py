@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def fill_disk(mebibytes):
     if mebibytes:
         with open("/tmp/filled", "wb") as file:
             file.write(bytes(mebibytes * 1024 * 1024))
-        time.sleep(120)
+        time.sleep(120)  # the kubelet looks now and then
     return os.environ["POD_NAME"]
 
 def echo(value):
@@ -41,7 +42,7 @@ def until(is_so, seconds=60):
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two looks
 """
 
 
@@ -119,6 +120,15 @@ def controllers() -> list[psutil.Process]:
     found = processes("kubetorch.controller")
     assert found, "no controller runs on this machine"
     return found
+
+
+def until(is_so: Callable[[], object], *, seconds: float = 30.0) -> float:
+    """Seconds until something is so."""
+    begun = time.monotonic()
+    while not is_so():
+        assert time.monotonic() < begun + seconds
+        time.sleep(0.01)  # no more: what is waited for may be over soon
+    return time.monotonic() - begun
 
 
 @contextlib.contextmanager

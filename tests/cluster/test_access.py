@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.conftest import Kubectl
+from cluster.faults import until
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.errors import KubernetesNotFoundError
@@ -117,15 +117,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield world
         finally:
             world.run(world.tidy())
-
-
-def until(condition: Any, *, seconds: float) -> float:
-    """Seconds until something is so."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + seconds
-        time.sleep(0.1)
-    return time.monotonic() - begun
 
 
 @pytest.mark.parametrize("audiences", [("kubetorch",), ()], ids=["for us", "for the API server"])

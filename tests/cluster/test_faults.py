@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from cluster.conftest import Kubectl
-from cluster.faults import controllers, pods, processes, stopped
+from cluster.faults import Client, controllers, pods, processes, stopped, until
 
 MIB = 1024 * 1024
 
@@ -29,14 +29,6 @@ def largest(folder: Path, pattern: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             found.append(one.stat().st_size)
     return max(found)
-
-
-def until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
-    """Wait, with little pause, as what is waited for may be over soon."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------- the client
@@ -318,6 +310,23 @@ def second(kubectl, installed):
     return name
 
 
+def calling(client: Callable[[str], Client], name: str, node: str) -> Client:
+    """A program in the middle of a call of a service whose pod is on a node."""
+    program = client(f"""
+        compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{node}"}})
+        f = kt.fn(service.slow, name="{name}").to(compute)
+        print("deployed", flush=True)
+        try:
+            f(120)
+        except (kt.PodTerminatedError, kt.CallLostError) as error:
+            print("lost", type(error).__name__, error, flush=True)
+        print("after", f(0), flush=True)
+    """)
+    program.line("deployed")
+    time.sleep(1)  # its call begins
+    return program
+
+
 def start_node(kit: Path, environ: dict[str, str]) -> None:
     """Start the second node.
 
@@ -345,18 +354,7 @@ def lives(pid: int) -> bool:
 def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_is_back(
     client, second, kit
 ):
-    program = client(f"""
-        compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
-        f = kt.fn(service.slow, name="stopped").to(compute)
-        print("deployed", flush=True)
-        try:
-            f(120)
-        except (kt.PodTerminatedError, kt.CallLostError) as error:
-            print("lost", type(error).__name__, error, flush=True)
-        print("after", f(0), flush=True)
-    """)
-    program.line("deployed")
-    time.sleep(1)  # its call begins
+    program = calling(client, "stopped", second)
     # What it starts outlives this test, and so must not have its folders.
     environ = {
         "PATH": os.environ["PATH"],
@@ -372,17 +370,7 @@ def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_
 
 
 def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, second, kit):
-    program = client(f"""
-        compute = kt.Compute(cpus="0.01", node_selector={{"kubernetes.io/hostname": "{second}"}})
-        f = kt.fn(service.slow, name="far").to(compute)
-        print("deployed", flush=True)
-        try:
-            f(120)
-        except (kt.PodTerminatedError, kt.CallLostError) as error:
-            print("lost", type(error).__name__, error)
-    """)
-    program.line("deployed")
-    time.sleep(1)  # its call begins
+    program = calling(client, "far", second)
     link = "kt-n2"
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
     try:

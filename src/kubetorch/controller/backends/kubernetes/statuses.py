@@ -123,15 +123,12 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
-    """Why it ends or has ended; `None` if it does not, or was just deleted."""
-    status = pod.get("status") or {}
-    if is_over(pod) and status.get("reason"):
-        return Ending(reason=str(status["reason"]), message=str(status.get("message") or ""))
+    """Why it, or its agent, ends or has ended."""
     ended = (container.get("state") or {}).get("terminated") or {}
     if ended.get("reason") == "OOMKilled":
         said = f"its container ended with exit code {ended.get('exitCode')}"
         return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
-    return endings.disruption(pod)
+    return endings.ending(pod)
 
 
 def _url(pod: Object) -> str:

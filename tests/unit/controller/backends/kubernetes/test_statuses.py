@@ -68,6 +68,7 @@ def test_what_is_left_of_a_pod_that_has_a_successor_is_not_waited_for(owner, is_
 def test_what_is_left_of_a_pod_says_what_ended_it():
     evicted = of(pod(phase="Failed", reason="Evicted", message="low on memory"))
     assert evicted.ending == Ending(reason="Evicted", message="low on memory")
+    assert of(pod(phase="Failed", reason="Preempting")).ending == Ending(reason="Preempted")
     killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
     assert of(pod(phase="Running", **container(killed))).ending.reason == "OOMKilled"
     ended = {"terminated": {"reason": "Completed", "exitCode": 0}}

@@ -54,11 +54,15 @@ def _owner(pod: Object) -> Object | None:
     return next((one for one in references if one.get("controller")), None)
 
 
-def disruption(pod: Object) -> Ending | None:
-    """Why a pod is about to be ended, if it is not just deleted.
+def ending(pod: Object) -> Ending | None:
+    """Why a pod was ended or is about to be; `None` if it is not, or was just deleted.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
     """
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        said = str(status.get("message") or "")
+        return Ending(reason=_word(str(status["reason"])), message=said)
     found = reading.condition(pod, "DisruptionTarget")
     if found.get("status") != "True":
         return None
@@ -89,9 +93,9 @@ def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict
     since = reading.time_of(pod["metadata"]["deletionTimestamp"])
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     since = None if since is None else since - grace
-    disrupted = disruption(pod)
-    if disrupted is not None:
-        return _gone(pod, disrupted.reason, disrupted.message, events, since)
+    found = ending(pod)
+    if found is not None:
+        return _gone(pod, found.reason, found.message, events, since)
     lost = _on_lost_node(pod, events, cluster)
     if lost.is_doomed:
         return lost
@@ -100,10 +104,15 @@ def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict
 
 def _ended(pod: Object, reason: str, message: str, events: Sequence[Object]) -> Verdict:
     since = _end(pod, reason, events)
-    word = "Preempted" if reason == "Preempting" else reason
+    word = _word(reason)
     if word == "DeadlineExceeded":
         return doomed(_error(pod, word, message, events), since)
     return _gone(pod, word, message, events, since)
+
+
+def _word(reason: str) -> str:
+    """The scheduler's word also for what a kubelet preempts."""
+    return "Preempted" if reason == "Preempting" else reason
 
 
 def _end(pod: Object, reason: str, events: Sequence[Object]) -> float | None:
