@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kubetorch.lib import processors
+
 #: Read by the libraries while they are loaded.
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -88,25 +90,19 @@ def _size(environ: Mapping[str, str], variable: str, *, is_logical: bool) -> int
         text = environ.get(name, "").partition(",")[0].strip()
         if text.isdigit() and int(text) > 0:
             return int(text)
-    return len(_processors()) if is_logical else _cores()
-
-
-def _processors() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+    return len(processors.usable()) if is_logical else _cores()
 
 
 def _cores() -> int:
     """Physical cores: the two threads of one share what numeric code needs."""
-    processors = _processors()
+    usable = processors.usable()
     cores = set()
-    for number in processors:
+    for number in usable:
         topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
         try:
             cores.add(topology.read_text())
         except OSError:
-            return len(processors)
+            return len(usable)
     return len(cores)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable
 
 from kubetorch.lib import websocket
 from kubetorch.sdk.streams.incoming import LONGEST
+from kubetorch.sdk.streams.polling import Poller
 
 #: Seconds for which a peer that was heard is taken for alive.
 _RECENT = 0.005
@@ -37,8 +37,7 @@ class Link:
     ) -> None:
         self._connection = connection
         self._parser = websocket.Parser(handler, masked=False, max_message=LONGEST)
-        self._poller = select.poll()
-        self._poller.register(connection, select.POLLIN)
+        self._poller = Poller(connection)
         self._ping = ping
         self._ping_after = ping_after
         self._heard = self._pinged = time.monotonic()
@@ -62,14 +61,18 @@ class Link:
             self._take(size)
         self._connection.settimeout(None)
 
-    def read(self, timeout: float) -> None:
+    def read(self, timeout: float, *, may_stay_awake: bool = False) -> None:
         """Read what is there, or comes in time.
+
+        Args:
+            timeout: Seconds.
+            may_stay_awake: As in `Poller.wait`.
 
         Raises:
             OSError, WebSocketError: The connection ended, or is to end.
         """
         self.is_waiting = True
-        is_readable = self._poller.poll(timeout * 1000)
+        is_readable = self._poller.wait(timeout, may_stay_awake=may_stay_awake)
         self.is_waiting = False
         if not is_readable:
             self._check_silence()

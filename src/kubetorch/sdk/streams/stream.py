@@ -362,16 +362,16 @@ class Stream:
                 timeout = min(deadline - time.monotonic(), timeout)
                 if timeout <= 0:
                     return
-            if not self._read_some(timeout):
+            if not self._read_some(timeout, may_stay_awake=len(self.calls) == 1):
                 return
 
-    def _read_some(self, timeout: float) -> bool:
+    def _read_some(self, timeout: float, *, may_stay_awake: bool = False) -> bool:
         """Read what is there, or comes in time; false when there is no connection any more."""
         link = self._link
         if link is None:
             return False
         try:
-            link.read(timeout)
+            link.read(timeout, may_stay_awake=may_stay_awake)
         except OSError:
             self._disconnect()
         except (websocket.WebSocketError, ProtocolError) as error:
