@@ -27,6 +27,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from kubetorch.errors import DataStoreError, StorageFullError
+from kubetorch.lib.records import record
 
 DIGEST_LENGTH = 64
 #: Temporary files that are older were left by a process that died, in seconds.
@@ -67,7 +68,7 @@ def poisoned(digest: str, what: str) -> DataStoreError:
     return DataStoreError(f"the blob {digest} is poisoned: {what}")
 
 
-@dataclass(frozen=True)
+@record
 class Room:
     """What to tell who meets a file system without room.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kubetorch.errors import ProjectTooLargeError
+from kubetorch.lib.records import record
 
 _MIB = 1024 * 1024
 _HINT = "list what the pods do not need in .ktignore"
@@ -13,7 +12,7 @@ _HINT = "list what the pods do not need in .ktignore"
 Sizes = list[tuple[int, str]]
 
 
-@dataclass(frozen=True)
+@record
 class Limits:
     """How large a project may be.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from kubetorch.lib.records import record
 
 _CLASSES = {
     "alnum": "a-zA-Z0-9",
@@ -22,7 +23,7 @@ _CLASSES = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class Pattern:
     """One line.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
@@ -30,6 +30,7 @@ from kubetorch.datastore.listings import FileRecord, FolderRecord, ListingCache
 from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.datastore.walking import Pending, Walk, unreadable
 from kubetorch.errors import DataStoreError, SpecError
+from kubetorch.lib.records import record
 
 _READ_BYTES = 1024 * 1024
 #: From here on more than one thread pays off, in bytes.
@@ -41,7 +42,7 @@ class FileChangedError(DataStoreError):
     """A file is not what it was when the project was scanned: scan again."""
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """How a project is scanned.
 

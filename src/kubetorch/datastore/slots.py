@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,6 +22,7 @@ from kubetorch.datastore.blobs import Source, storage_error
 from kubetorch.datastore.materialising import WrittenFile, compare, materialise
 from kubetorch.datastore.trees import Tree
 from kubetorch.errors import DataStoreError
+from kubetorch.lib.records import record
 
 #: Slots that are kept: one that serves, and one for the next generation.
 KEPT = 2
@@ -30,7 +30,7 @@ KEPT = 2
 _RECORD_VERSION = 1
 
 
-@dataclass(frozen=True)
+@record
 class Slot:
     """A folder with a tree in it.
 

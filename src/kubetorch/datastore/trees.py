@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from kubetorch.datastore.blobs import DIGEST_LENGTH, digest_of
 from kubetorch.errors import DataStoreError
+from kubetorch.lib.records import record
 
 Mode = Literal["file", "executable", "symlink"]
 
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
     target: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Tree:
     """Entries in the order of their paths.
 

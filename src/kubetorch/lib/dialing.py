@@ -15,11 +15,11 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from kubetorch.lib import deadlines
+from kubetorch.lib.records import record
 
 #: A silent peer is probed after so many seconds, then so often, and given up after so many probes.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 15, 5, 4
@@ -49,7 +49,7 @@ class UntrustedError(UnreachableError):
     """The server's certificate does not verify."""
 
 
-@dataclass(frozen=True)
+@record
 class Route:
     """How to reach a server.
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 from kubetorch.manifests.secrets import HOME
 
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-@dataclass(frozen=True)
+@record
 class SecretVariables:
     """Variables that get their values from a secret.
 
@@ -35,7 +35,7 @@ class SecretVariables:
     optional: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class SecretFiles:
     """A secret whose values are files of a folder.
 
@@ -52,7 +52,7 @@ class SecretFiles:
     optional: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class ClaimMount:
     """A volume at a path.
 
@@ -69,7 +69,7 @@ class ClaimMount:
     sub_path: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Attached:
     """Everything that is attached.
 

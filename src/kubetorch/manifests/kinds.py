@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 
 Path = tuple[str, ...]
 Manifest = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@record
 class Group:
     """One set of equal pods within an object.
 
@@ -32,7 +32,7 @@ class Group:
     default: int = 1
 
 
-@dataclass(frozen=True)
+@record
 class Kind:
     """A kind of object that runs pods.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from kubetorch.lib.records import record
 from kubetorch.manifests.place import Place
 from kubetorch.specs.compute import ComputeSpec
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parameter:
     """One field of `ComputeSpec`.
 

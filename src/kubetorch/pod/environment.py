@@ -7,11 +7,11 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.errors import SpecError
 from kubetorch.lib import runtime
+from kubetorch.lib.records import record
 from kubetorch.pod.apps.run import AppRun
 from kubetorch.pod.workers.host import WorkerSpec
 from kubetorch.specs.logging import LEVELS
@@ -28,7 +28,7 @@ KEPT = f"{INTERNAL}KEPT_"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\(([\w.-]+)\)|(\$\([\w.-]+\)))", re.ASCII)
 
 
-@dataclass(frozen=True)
+@record
 class Prepared:
     """What the workers of a generation start with, once its image is there.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kubetorch.lib.records import record
 
 
-@dataclass(frozen=True)
+@record
 class AppSpec:
     """One app.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from kubetorch.errors import AutoScalingError
+from kubetorch.lib.records import record
 from kubetorch.specs.spelling import nearest
 
 KPA = "kpa.autoscaling.knative.dev"
@@ -37,7 +38,7 @@ ALIASES = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class AutoscalingSpec:
     """When pods are added and removed.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from kubetorch.lib.records import record
 from kubetorch.specs.app import AppSpec
 
 CallableKind = Literal["fn", "cls", "app"]
 
 
-@dataclass(frozen=True)
+@record
 class CallableRef:
     """Where a pod finds the user's callable.
 

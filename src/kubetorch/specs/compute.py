@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kubetorch.lib.records import record
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -19,7 +20,7 @@ Pairs = tuple[tuple[str, str], ...]
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
 
-@dataclass(frozen=True)
+@record
 class Toleration:
     """A taint of nodes that pods accept; the words are those of Kubernetes.
 
@@ -38,7 +39,7 @@ class Toleration:
     seconds: int | None = None
 
 
-@dataclass(frozen=True)
+@record
 class ComputeSpec:
     """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.
 

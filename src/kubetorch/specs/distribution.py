@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 from kubetorch.specs.spelling import nearest
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
@@ -21,7 +21,7 @@ ARGUMENTS = ("distribution_type", "workers", "quorum_timeout", "quorum_workers",
 KNOWN = ("num_proc", "port", "tree_fanout", "tree_minimum", "max_threads_per_proc", "restart_procs")
 
 
-@dataclass(frozen=True)
+@record
 class DistributionSpec:
     """A distributed service.
 

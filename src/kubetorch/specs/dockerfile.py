@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 
 #: Instructions that a live image can follow; see `kubetorch.specs.image.from_dockerfile`.
 SUPPORTED = (
@@ -29,7 +29,7 @@ SUPPORTED = (
 )
 
 
-@dataclass(frozen=True)
+@record
 class Instruction:
     """One instruction.
 

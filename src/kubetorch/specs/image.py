@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 
 #: Variable that holds the pod's install command; a user's `install_cmd` replaces it.
 INSTALL_VARIABLE = "KT_PIP_INSTALL_CMD"
@@ -38,7 +38,7 @@ class Step:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@record
 class PipStep(Step):
     """Install one requirement: a fragment of a shell command, so it may carry quotes and flags."""
 
@@ -50,7 +50,7 @@ class PipStep(Step):
         return _forced(f"RUN {install_command or '$' + INSTALL_VARIABLE} {self.requirement}", self)
 
 
-@dataclass(frozen=True)
+@record
 class RunStep(Step):
     """Run a shell command; one that ends in `&` goes on in the background."""
 
@@ -66,7 +66,7 @@ class RunStep(Step):
         return f"{FORCE}\n{line}" if self.force else line
 
 
-@dataclass(frozen=True)
+@record
 class EnvStep(Step):
     """Set a variable for what follows; `$NAME` in the value is expanded on the pod."""
 
@@ -93,7 +93,7 @@ class EnvStep(Step):
         return f'ENV {self.name}="{escaped}"'
 
 
-@dataclass(frozen=True)
+@record
 class CopyStep(Step):
     """Copy a local file or folder into the pod.
 
@@ -134,7 +134,7 @@ class CopyStep(Step):
         return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
 
 
-@dataclass(frozen=True)
+@record
 class WorkdirStep(Step):
     """Change the folder that what follows runs in."""
 
@@ -146,7 +146,7 @@ class WorkdirStep(Step):
         return f"WORKDIR {self.path}"
 
 
-@dataclass(frozen=True)
+@record
 class UserStep(Step):
     """Change the user that what follows runs as."""
 
@@ -176,7 +176,7 @@ def _forced(line: str, step: PipStep | RunStep) -> str:
 Command = tuple[str, ...] | str | None
 
 
-@dataclass(frozen=True)
+@record
 class ImageSpec:
     """A base image and the steps on top of it.
 
@@ -222,7 +222,7 @@ def is_reference(name: str) -> bool:
 Reason = Literal["new", "changed", "forced"]
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """What a pod has to do to get from the steps that it ran to those that are wanted.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 from kubetorch.specs.spelling import nearest
 
 MountType = Literal["env", "volume"]
@@ -34,7 +34,7 @@ _NEEDED = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@record
 class Provider:
     """Where a provider keeps its credentials.
 
@@ -114,7 +114,7 @@ def provider(name: object) -> Provider:
     return PROVIDERS[name]
 
 
-@dataclass(frozen=True)
+@record
 class SecretRef:
     """A secret as a pod sees it.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 
 ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 _SHORT = {
@@ -28,7 +28,7 @@ _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _TAKEN = ("/dev", "/proc", "/sys")
 
 
-@dataclass(frozen=True)
+@record
 class VolumeSpec:
     """One volume of a service.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from kubetorch.lib.records import record
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 
 
-@dataclass(frozen=True)
+@record
 class RuntimeSpec:
     """The interpreter that the pods of the local backend run the user's code with.
 
@@ -31,7 +32,7 @@ class RuntimeSpec:
     package_managers: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class WorkloadSpec:
     """One workload.
 

@@ -17,11 +17,12 @@ import importlib
 import json
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from types import TracebackType
 from typing import Any
 
 from kubetorch import errors
+from kubetorch.lib.records import record
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
@@ -29,7 +30,7 @@ TEXT_LIMIT = 256 * 1024
 CAUSES_LIMIT = 20
 
 
-@dataclass(frozen=True)
+@record
 class Failure:
     """An exception as plain values.
 

@@ -8,9 +8,9 @@ with `Reload`. Variables that user code may read are set in workers by the agent
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kubetorch.errors import ConfigError
+from kubetorch.lib.records import record
 
 #: Says inside a pod which backend the pod runs on, so that its programs use it too.
 BACKEND = "KT_BACKEND"
@@ -56,7 +56,7 @@ _NEEDED = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class PodEnv:
     """What an agent starts with.
 

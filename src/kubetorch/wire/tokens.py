@@ -19,9 +19,9 @@ import binascii
 import hashlib
 import hmac
 import json
-from dataclasses import dataclass
 
 from kubetorch.errors import UnauthorizedError
+from kubetorch.lib.records import record
 
 _PREFIX = "kt1"
 _HINT = "kt token NAME prints a fresh one"
@@ -36,7 +36,7 @@ _CLOCKS = (
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 
 
-@dataclass(frozen=True)
+@record
 class Claims:
     """What a token says.
 

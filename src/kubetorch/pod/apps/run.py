@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from kubetorch.lib.decoding import json_decoder
+from kubetorch.lib.records import record
 from kubetorch.specs.app import AppSpec
 from kubetorch.wire.apps import AppView
 
@@ -17,7 +17,7 @@ from kubetorch.wire.apps import AppView
 _SIGNALLED = 128
 
 
-@dataclass(frozen=True)
+@record
 class AppRun:
     """One run of an app.
 

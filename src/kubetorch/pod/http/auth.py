@@ -14,7 +14,6 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from kubetorch.errors import (
     ForeignOriginError,
     UnauthorizedError,
 )
+from kubetorch.lib.records import record
 from kubetorch.wire import tokens
 
 _HINT = "send it as Authorization: Bearer <token>; kt token NAME prints one"
@@ -33,7 +33,7 @@ OWN_SECONDS = 300.0
 _CACHE_SIZE = 256
 
 
-@dataclass(frozen=True)
+@record
 class Credentials:
     """What a backend gives to one agent.
 

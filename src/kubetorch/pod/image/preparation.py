@@ -12,10 +12,10 @@ import asyncio
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.errors import ImageStepError
+from kubetorch.lib.records import record
 from kubetorch.pod.environment import expand
 from kubetorch.pod.image import recipes, running, venvs
 from kubetorch.pod.image.copying import Copying
@@ -37,7 +37,7 @@ from kubetorch.specs.image import (
 from kubetorch.specs.workload import RuntimeSpec
 
 
-@dataclass(frozen=True)
+@record
 class Tools:
     """What runs steps.
 

@@ -6,12 +6,12 @@ import os
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from kubetorch.errors import ImageStepError
 from kubetorch.lib import commands
+from kubetorch.lib.records import record
 from kubetorch.pod.image import recipes
 from kubetorch.specs.image import INSTALL_VARIABLE, Step
 
@@ -35,7 +35,7 @@ class Progress(Protocol):
         """A step wrote a line."""
 
 
-@dataclass(frozen=True)
+@record
 class Place:
     """Where commands run.
 

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import (
@@ -28,6 +27,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines, processes
 from kubetorch.lib.processes import ExitWatch
+from kubetorch.lib.records import record
 from kubetorch.pod.worker import protocol
 from kubetorch.pod.worker.protocol import Frame
 from kubetorch.pod.workers import endings
@@ -46,7 +46,7 @@ KILL_TIMEOUT = 10.0
 CALL_LIMIT = 2000
 
 
-@dataclass(frozen=True)
+@record
 class WorkerProcess:
     """A process that was started as a worker, and what belongs to it.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from kubetorch.errors import KubetorchError
+from kubetorch.lib.records import record
 from kubetorch.pod.workers.lines import Line
 from kubetorch.pod.workers.links import Payload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire.failures import Failure
 
 
-@dataclass(frozen=True)
+@record
 class WorkerSpec:
     """What a worker is to run, and how.
 

@@ -10,7 +10,7 @@ import copy
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from kubetorch.errors import (
@@ -22,6 +22,7 @@ from kubetorch.errors import (
     SerializationError,
     WorkerDiedError,
 )
+from kubetorch.lib.records import record
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.logs import CallLines
@@ -46,7 +47,7 @@ _RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
 )
 
 
-@dataclass(frozen=True)
+@record
 class Target:
     """What is called.
 

@@ -9,11 +9,12 @@ callable: a bare `timeout` is the user's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import FunctionType
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
@@ -34,7 +35,7 @@ _RESERVED = BARE.union(REFUSED)
 OnProgress = Callable[[float, float | None, str | None], object]
 
 
-@dataclass(frozen=True)
+@record
 class CallOptions:
     """How a call is made; `None` leaves it to the handle, and then to `kt.config`.
 

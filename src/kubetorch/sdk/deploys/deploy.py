@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kubetorch._version import __version__
@@ -27,6 +27,7 @@ from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError
+from kubetorch.lib.records import record
 from kubetorch.sdk import services
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.controller import Controller, EventStream
@@ -58,7 +59,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 2.0
 MARGIN = 30.0
 
 
-@dataclass(frozen=True)
+@record
 class Order:
     """What is deployed.
 
@@ -79,7 +80,7 @@ class Order:
     secrets: Sequence[Secret] = ()
 
 
-@dataclass(frozen=True)
+@record
 class _Bundle:
     """A complete spec, and the blobs that it names.
 

@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 
 #: What makes a folder the top of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
@@ -19,7 +19,7 @@ MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt"
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True)
+@record
 class ProjectRef:
     """What travels, and how the callable's module is imported there.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.records import record
 from kubetorch.sdk import inpod
 from kubetorch.sdk.deploys import project, runtime
 from kubetorch.sdk.deploys.project import ProjectRef
@@ -21,7 +22,7 @@ Pointers = tuple[str, str, str]
 CallableT = TypeVar("CallableT")
 
 
-@dataclass(frozen=True)
+@record
 class Placement:
     """What travels with a callable; see `kubetorch.sdk.deploys.project.locate`."""
 
