@@ -4,11 +4,14 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
 from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib import http
@@ -561,3 +564,81 @@ def test_a_line_that_never_ends_is_refused() -> None:
         answer = client.request("GET", "/")
         with pytest.raises(ControllerUnavailableError, match="bytes"):
             list(answer.iter_lines())
+
+
+# ----------------------------------------------------------------------------------- what is sent
+
+
+@pytest.mark.parametrize("path", ["/v1/a b", "/v1/a\r\nX: y", "/v1/\x00", "/v1/é"])
+def test_a_target_that_is_not_quoted_is_not_sent(path: str) -> None:
+    with talking_to(always(OK)) as (client, _), pytest.raises(ValueError, match="quoted"):
+        client.request("GET", path)
+
+
+@pytest.mark.parametrize("headers", [{"X-A": "b\r\nX-C: d"}, {"X-A\n": "b"}, {"X-A": "b\x00"}])
+def test_a_header_that_would_be_two_is_not_sent(headers: dict[str, str]) -> None:
+    with talking_to(always(OK)) as (client, server):
+        with pytest.raises(ValueError, match="line break"):
+            client.request("GET", "/", headers=headers)
+        with client.request("GET", "/") as answer:
+            assert answer.read() == b"ok", "what was wrong with one request is over with it"
+        assert server.failures == []
+
+
+def test_a_post_without_a_body_says_so() -> None:
+    with talking_to(echo) as (client, _), client.request("POST", "/") as answer:
+        assert b"content-length: 0" in answer.read().lower()
+
+
+def test_a_header_of_the_request_replaces_the_clients_own() -> None:
+    with talking_to(echo) as (client, _):
+        with client.request("GET", "/", headers={"host": "elsewhere"}) as answer:
+            head = answer.read().lower()
+        assert head.count(b"host:") == 1
+        assert b"host: elsewhere" in head
+
+
+def test_an_interim_answer_is_no_answer() -> None:
+    def serve(connection: Connection) -> None:
+        while connection.request() is not None:
+            connection.send(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+            time.sleep(0.02)
+            connection.send(OK)
+
+    with talking_to(serve) as (client, server):
+        for _ in range(2):
+            with client.request("GET", "/") as answer:
+                assert (answer.status, answer.read()) == (200, b"ok")
+                assert "link" not in answer.headers
+        assert server.connections == 1
+
+
+# -------------------------------------------------------------------------------------------- TLS
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trusted"), [("localhost", True), ("localhost", False), ("127.0.0.1", True)]
+)
+def test_https_is_spoken_with_who_has_the_right_certificate(
+    name: str, is_trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    trusted = tmp_path / "ca.pem"
+    (authority if is_trusted else other).cert_pem.write_to_path(trusted)
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    def serve(connection: Connection) -> None:
+        with context.wrap_socket(connection.socket, server_side=True) as encrypted:
+            always(OK)(Connection(encrypted, connection.number))
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:").replace("127.0.0.1", name)
+        with HttpClient(url, timeout=10.0) as client:
+            if is_trusted and name == "localhost":
+                with client.request("GET", "/") as answer:
+                    assert answer.read() == b"ok"
+            else:
+                with pytest.raises(ControllerUnavailableError, match="certificate"):
+                    client.request("GET", "/")

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from kubetorch.lib import dialing, httppool
+from kubetorch.lib.httpanswer import BrokenError
 from kubetorch.lib.httppool import HttpPool, Request
 from local.fake_apiserver import FakeApiServer
 
@@ -139,7 +140,7 @@ def test_closing_the_pool_breaks_what_is_being_read():
             reading = asyncio.create_task(answer.read(100, timeout=5))
             await asyncio.sleep(0.05)
             await pool.close()
-            with pytest.raises(httppool.BrokenError):
+            with pytest.raises(BrokenError):
                 await reading
             with pytest.raises(dialing.UnreachableError, match="closed"):
                 await get(pool, route)

@@ -23,6 +23,7 @@ from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection, version
 from kubetorch.k8s.session import LINE_LIMIT, Call, Session
 from kubetorch.lib import httppool
+from kubetorch.lib.httpanswer import BrokenError
 
 #: Objects of one page of a list.
 PAGE = 500
@@ -168,7 +169,7 @@ class Client:
                 async for line in lines:
                     if line:
                         yield self._decode(action, line)
-            except (httppool.BrokenError, httppool.SilentError) as error:
+            except (BrokenError, httppool.SilentError) as error:
                 raise failures.unavailable(action, self.session.server, error) from error
             except httppool.TooLargeError as error:
                 raise failures.garbled(action, self.session.server, error) from error

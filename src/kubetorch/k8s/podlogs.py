@@ -11,7 +11,7 @@ from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
-from kubetorch.lib import httppool
+from kubetorch.lib.httpanswer import BrokenError
 
 # What a kubelet answers, with status 200, of a container that it has removed.
 _NOT_THERE = b"unable to retrieve container logs for "
@@ -123,7 +123,7 @@ async def follow(
                 if len(pending) > LONGEST_LINE:
                     yield bytes(pending)
                     pending.clear()
-        except httppool.BrokenError as error:
+        except BrokenError as error:
             raise failures.unavailable(call.action, client.session.server, error) from error
         if pending:
             yield bytes(pending)

@@ -27,6 +27,7 @@ from kubetorch.k8s.access import Access
 from kubetorch.k8s.credentials import Credentials
 from kubetorch.k8s.failures import Action
 from kubetorch.lib import backoff, connections, dialing, httppool, upgrading, websocket
+from kubetorch.lib.httpanswer import BrokenError
 
 #: Bytes that an answer, a watch's line or a refusal may have.
 ANSWER_LIMIT, LINE_LIMIT, REFUSAL_LIMIT = 256 * 1024**2, 16 * 1024**2, 1024**2
@@ -129,7 +130,7 @@ class Session:
             try:
                 async with self._turns, await self._send(call, delays) as answer:
                     return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
-            except (httppool.BrokenError, httppool.SilentError) as error:
+            except (BrokenError, httppool.SilentError) as error:
                 if call.method != _READING or not await delays.pause():
                     raise failures.unavailable(call.action, self.server, error) from error
             except httppool.TooLargeError as error:
@@ -208,7 +209,7 @@ class Session:
                 answer = await self._exchange(call, headers)
             except dialing.UntrustedError as error:
                 raise failures.untrusted(call.action, self.server, error) from error
-            except (dialing.UnreachableError, httppool.BrokenError, httppool.SilentError) as error:
+            except (dialing.UnreachableError, BrokenError, httppool.SilentError) as error:
                 is_safe = isinstance(error, dialing.UnreachableError) or call.method == _READING
                 if not is_safe or not await delays.pause():
                     raise failures.unavailable(call.action, self.server, error) from error
@@ -235,7 +236,7 @@ class Session:
     async def _refusal(self, call: Call, answer: httppool.Answer) -> KubernetesRequestError:
         try:
             body = await answer.read(REFUSAL_LIMIT, timeout=self._timeout)
-        except (httppool.BrokenError, httppool.SilentError, httppool.TooLargeError):
+        except (BrokenError, httppool.SilentError, httppool.TooLargeError):
             body = b""  # the status says enough
         return failures.refused(call.action, answer.status, body, answer.headers)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from kubetorch.errors import ControllerUnavailableError
+from kubetorch.lib.httpanswer import BrokenError, UnansweredError
+from kubetorch.lib.httpconnection import HttpConnection
 
 #: Longest line that `Response.iter_lines` takes, in bytes.
 LINE_LIMIT = 64 * 1024**2
-#: Answers that end before they are complete, or are no HTTP.
-BROKEN = (OSError, http.client.HTTPException)
-_PIECE = 256 * 1024
 
 
 class Response:
@@ -30,19 +28,17 @@ class Response:
 
     def __init__(
         self,
-        connection: http.client.HTTPConnection,
-        raw: http.client.HTTPResponse,
+        connection: HttpConnection,
         request: str,
-        give_back: Callable[[http.client.HTTPConnection], None],
+        give_back: Callable[[HttpConnection], None],
         hint: str | None,
     ) -> None:
         self._give_back = give_back
         self._hint = hint
-        self._connection: http.client.HTTPConnection | None = connection
-        self._raw = raw
+        self._connection: HttpConnection | None = connection
         self._request = request
-        self.status = raw.status
-        self.headers = {name.lower(): value for name, value in raw.getheaders()}
+        self.status = connection.answer.status
+        self.headers = connection.answer.headers
         self._finish_if_read()
 
     def __enter__(self) -> Response:
@@ -68,17 +64,13 @@ class Response:
         """
         while self._connection is not None:
             try:
-                piece = self._raw.read1(_PIECE)
-                if not piece and self._raw.length:
-                    raise http.client.IncompleteRead(b"", self._raw.length)
-            except BROKEN as error:
+                piece = self._connection.read_piece()
+            except OSError as error:
                 self.close()
                 raise unavailable(self._request, error, self._hint) from error
             except BaseException:
                 self.close()
                 raise
-            if not piece:
-                self._raw.close()
             self._finish_if_read()
             if piece:
                 yield piece
@@ -94,7 +86,7 @@ class Response:
                 yield from lines
             elif len(pending) > LINE_LIMIT:
                 self.close()
-                error = http.client.LineTooLong(f"{len(pending)} bytes")
+                error = BrokenError(f"a line of more than {LINE_LIMIT} bytes")
                 raise unavailable(self._request, error, self._hint) from error
         if pending:
             yield bytes(pending)
@@ -103,27 +95,25 @@ class Response:
         """Be done with this answer; what was not read is dropped with the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._raw.close()
             connection.close()
 
     def abort(self) -> None:
         """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
         connection = self._connection
-        if connection is not None and connection.sock is not None:
+        if connection is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _finish_if_read(self) -> None:
         """Give the connection back once nothing of the body is left on it."""
         connection = self._connection
-        if connection is None or not (self._raw.isclosed() or self._raw.length == 0):
+        if connection is None or not connection.answer.is_taken:
             return
         self._connection = None
-        self._raw.close()
-        if self._raw.will_close:
-            connection.close()
-        else:
+        if connection.answer.lets_follow:
             self._give_back(connection)
+        else:
+            connection.close()
 
 
 def unavailable(request: str, error: BaseException, hint: str | None) -> ControllerUnavailableError:
@@ -134,8 +124,6 @@ def unavailable(request: str, error: BaseException, hint: str | None) -> Control
         why = "nobody listens there"
     elif is_unanswered(error):
         why = "the connection was closed before an answer came"
-    elif isinstance(error, http.client.IncompleteRead):
-        why = "the connection was closed in the middle of the answer"
     else:
         why = str(error) or type(error).__name__
     return ControllerUnavailableError(f"{request}: {why}", hint=hint)
@@ -143,7 +131,4 @@ def unavailable(request: str, error: BaseException, hint: str | None) -> Control
 
 def is_unanswered(error: BaseException | None) -> bool:
     """Whether a connection ended before the first byte of an answer."""
-    # http.client raises BadStatusLine for garbage, and its subclass for an answer of no byte.
-    return isinstance(
-        error, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-    )
+    return isinstance(error, (UnansweredError, ConnectionResetError, BrokenPipeError))

@@ -1,4 +1,4 @@
-"""A small blocking HTTP/1.1 client for one server, on `http.client` of the standard library.
+"""A small blocking HTTP/1.1 client for one server, with the parser of `httptools`.
 
 Connections are kept and reused by whichever thread asks next. When is a request sent twice? A kept
 connection may have been closed by the server while nobody looked. So one that was idle for longer
@@ -12,7 +12,6 @@ that was new is never sent again.
 
 from __future__ import annotations
 
-import http.client
 import os
 import select
 import socket
@@ -28,7 +27,9 @@ from kubetorch.errors import (
     KubernetesUnavailableError,
     KubetorchError,
 )
-from kubetorch.lib.answers import BROKEN, Response, is_unanswered, unavailable
+from kubetorch.lib import tcp
+from kubetorch.lib.answers import Response, is_unanswered, unavailable
+from kubetorch.lib.httpconnection import HttpConnection
 
 #: How long an idle connection is taken for alive; uvicorn closes after 5 s.
 IDLE_SECONDS = 4.0
@@ -87,6 +88,7 @@ class HttpClient:
         self._is_https = url.scheme == "https"
         self._host = url.hostname
         self._port = url.port or (443 if self._is_https else 80)
+        self._authority = url.netloc.rpartition("@")[2]
         self._prefix = url.path.rstrip("/")
         self._token = token
         self._headers = dict(headers or {})
@@ -94,7 +96,7 @@ class HttpClient:
         self._timeout = timeout
         self._hint = hint
         self._lock = threading.Lock()
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._idle: list[tuple[HttpConnection, float]] = []
         self._process = os.getpid()
         self._is_closed = False
 
@@ -172,22 +174,23 @@ class HttpClient:
     ) -> Response:
         kept = self._take_idle()
         try:
-            return self._exchange(kept or self._connect(limit), method, path, content, sent, limit)
+            return self._exchange(kept, method, path, content, sent, limit)
         except ControllerUnavailableError as error:
             if kept is None or method not in _SAFE or not is_unanswered(error.__cause__):
                 raise
-        return self._exchange(self._connect(limit), method, path, content, sent, limit)
+        return self._exchange(None, method, path, content, sent, limit)
 
     # ------------------------------------------------------------------------------- connections
 
-    def _connect(self, timeout: float | None) -> http.client.HTTPConnection:
+    def _connect(self, timeout: float | None) -> HttpConnection:
         if self._dialler is not None:
-            return _Dialled(self._host, self._port, self._dialler, timeout)
+            return HttpConnection(self._dialler(timeout), self._authority)
+        sock = tcp.connect(self._host, self._port, timeout)
         if self._is_https:
-            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout)
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+            sock = _encrypted(sock, self._host)
+        return HttpConnection(sock, self._authority)
 
-    def _take_idle(self) -> http.client.HTTPConnection | None:
+    def _take_idle(self) -> HttpConnection | None:
         if self._process != os.getpid():  # a forked child must not write to its parent's sockets
             self._process = os.getpid()
             self._lock = threading.Lock()
@@ -201,7 +204,7 @@ class HttpClient:
                 return connection
             connection.close()
 
-    def _give_back(self, connection: http.client.HTTPConnection) -> None:
+    def _give_back(self, connection: HttpConnection) -> None:
         with self._lock:
             fits = not self._is_closed and len(self._idle) < IDLE_LIMIT
             if fits and self._process == os.getpid():
@@ -213,73 +216,57 @@ class HttpClient:
 
     def _exchange(
         self,
-        connection: http.client.HTTPConnection,
+        kept: HttpConnection | None,
         method: str,
         path: str,
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str],
         timeout: float | None,
     ) -> Response:
-        connection.timeout = timeout
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout)
+        connection = kept
+        request = f"{method} {self.base_url}{path}"
         try:
+            connection = kept or self._connect(timeout)
+            connection.sock.settimeout(timeout)
             self._send(connection, method, path, body, headers)
-            raw = connection.getresponse()
-            _check_head(raw)
+            connection.read_head()
         except BaseException as error:
-            connection.close()
+            if connection is not None:
+                connection.close()
             if isinstance(body, _Pieces) and error is body.failure:
                 raise
             if isinstance(error, KubetorchError) and not isinstance(error, _AWAY):
                 raise  # whoever dials knows better what is wrong
-            if isinstance(error, BROKEN):
-                request = f"{method} {self.base_url}{path}"
+            if isinstance(error, OSError):
                 raise unavailable(request, error, self._hint) from error
             raise
-        request = f"{method} {self.base_url}{path}"
-        return Response(connection, raw, request, self._give_back, self._hint)
+        return Response(connection, request, self._give_back, self._hint)
 
     def _send(
         self,
-        connection: http.client.HTTPConnection,
+        connection: HttpConnection,
         method: str,
         path: str,
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str],
     ) -> None:
         try:
-            connection.request(method, self._prefix + path, body=body, headers=headers)
+            connection.send(method, self._prefix + path, headers, body)
         except (BrokenPipeError, ConnectionResetError) as error:
             # A server that refuses a body answers and closes before it has read all of it.
             is_own = isinstance(body, _Pieces) and error is body.failure
-            if body is None or connection.sock is None or is_own:
+            if body is None or is_own:
                 raise
 
 
-class _Dialled(http.client.HTTPConnection):
-    """A connection that somebody else makes."""
+def _encrypted(sock: socket.socket, host: str) -> socket.socket:
+    import ssl  # noqa: PLC0415  # few servers need it, and it takes 5 ms
 
-    def __init__(self, host: str, port: int, dialler: Dialler, timeout: float | None) -> None:
-        super().__init__(host, port, timeout=timeout)
-        self._dialler = dialler
-
-    def connect(self) -> None:
-        """Make it."""
-        self.sock = self._dialler(self.timeout)
-        self.sock.settimeout(self.timeout)
-
-
-def _check_head(raw: http.client.HTTPResponse) -> None:
-    """Refuse an answer that broke off in its head, which `http.client` takes for an empty one.
-
-    What then is missing is the length of the body. A server that leaves it out on purpose, to end
-    the body by closing, has to say so.
-    """
-    says_close = "close" in (raw.getheader("connection") or "").lower()
-    if raw.version == 11 and raw.length is None and not raw.chunked and not says_close:
-        raw.close()
-        raise http.client.IncompleteRead(b"")
+    try:
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class _Pieces:
@@ -297,10 +284,8 @@ class _Pieces:
             raise
 
 
-def _is_readable(connection: http.client.HTTPConnection) -> bool:
+def _is_readable(connection: HttpConnection) -> bool:
     """Whether an idle connection has bytes, or its end, to read: it cannot be used again."""
-    if connection.sock is None:
-        return True
     if hasattr(select, "poll"):  # select() refuses file descriptors above 1023
         poll = select.poll()
         poll.register(connection.sock, select.POLLIN)

@@ -16,23 +16,16 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-import httptools
-
 from kubetorch.lib import deadlines, dialing
+from kubetorch.lib.httpanswer import BrokenError, HttpAnswer
 
 #: A connection that nobody used for so many seconds is closed; Go's servers keep theirs for longer.
 IDLE_SECONDS = 55.0
 #: Idle connections that are kept.
 IDLE_LIMIT = 32
-#: Bytes that the head of an answer may have.
-HEAD_LIMIT = 64 * 1024
 _PIECE = 64 * 1024
 
 Headers = Iterable[tuple[str, str]]
-
-
-class BrokenError(ConnectionError):
-    """The server broke off, or sent what is no HTTP; it may have processed the request."""
 
 
 class SilentError(TimeoutError):
@@ -167,40 +160,6 @@ class _Reader(asyncio.StreamReader):
         super().feed_data(data)
 
 
-class _Head:
-    """The head of one answer and what of its body is parsed; told by the parser."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.pieces: list[bytes] = []
-        self.has_head = False
-        self.is_complete = False
-        self.has_excess = False
-
-    def on_message_begin(self) -> None:
-        self.has_excess = self.is_complete
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.has_excess:
-            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.has_head = True
-
-    def on_body(self, body: bytes) -> None:
-        if not self.has_excess:
-            self.pieces.append(body)
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
-
-    @property
-    def ends_with_connection(self) -> bool:
-        """Whether nothing but the end of the connection says where the body ends."""
-        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
-
-
 class _Connection:
     """One connection, one exchange at a time."""
 
@@ -209,8 +168,7 @@ class _Connection:
         self.timer: asyncio.TimerHandle | None = None
         self._reader = reader
         self._writer = writer
-        self._head = _Head()
-        self._parser = httptools.HttpResponseParser(self._head)
+        self._answer = HttpAnswer()
 
     @property
     def is_fresh(self) -> bool:
@@ -222,14 +180,10 @@ class _Connection:
     @property
     def is_reusable(self) -> bool:
         """Whether another request may follow the answer, which was read to its end."""
-        head = self._head
-        is_whole = head.is_complete and not head.has_excess and not head.ends_with_connection
-        closes = "close" in head.headers.get("connection", "").lower()
-        return is_whole and not closes and self._parser.get_http_version() == "1.1"
+        return self._answer.lets_follow
 
     def write(self, request: Request) -> None:
-        self._head = _Head()
-        self._parser = httptools.HttpResponseParser(self._head)
+        self._answer = HttpAnswer()
         self._reader.is_expecting = True
         lines = [
             f"{request.method} {request.target} HTTP/1.1",
@@ -241,40 +195,23 @@ class _Connection:
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
         self._writer.write(head + (request.body or b""))
 
-    async def read_head(self) -> _Head:
-        received = 0
-        while not self._head.has_head:
-            received += await self._feed()
-            if received > HEAD_LIMIT and not self._head.has_head:
-                raise BrokenError("the head of the answer has no end")
-        self._head.status = self._parser.get_status_code()
-        return self._head
+    async def read_head(self) -> HttpAnswer:
+        while not self._answer.has_head:
+            await self._feed()
+        return self._answer
 
     async def read_piece(self) -> bytes:
         """The next bytes of the body; none when it has ended."""
-        while not self._head.pieces:
-            if self._head.is_complete:
-                return b""
+        while not (piece := self._answer.take()) and not self._answer.is_complete:
             await self._feed()
-        piece = b"".join(self._head.pieces)
-        self._head.pieces.clear()
         return piece
 
-    async def _feed(self) -> int:
+    async def _feed(self) -> None:
         try:
             data = await self._reader.read(_PIECE)
-            if data:
-                self._parser.feed_data(data)
         except OSError as error:
             raise BrokenError(error.strerror or str(error) or type(error).__name__) from error
-        except httptools.HttpParserError as error:
-            raise BrokenError(f"not an HTTP answer: {error}") from error
-        if not data:
-            if not (self._head.has_head and self._head.ends_with_connection):
-                part = "in the middle of" if self._head.has_head else "before"
-                raise BrokenError(f"the connection was closed {part} the answer")
-            self._head.is_complete = True
-        return len(data)
+        self._answer.feed(data)
 
     def rest(self) -> None:
         """Nothing is expected from the server until the next request."""
@@ -296,7 +233,7 @@ class Answer:
         headers: The headers, names in lower case; of repeated ones the last.
     """
 
-    def __init__(self, pool: HttpPool, connection: _Connection, head: _Head) -> None:
+    def __init__(self, pool: HttpPool, connection: _Connection, head: HttpAnswer) -> None:
         self._pool = pool
         self._connection: _Connection | None = connection
         self.status = head.status

@@ -23,7 +23,7 @@ from kubetorch.lib import files, identity, spawning
 from kubetorch.lib.locking import FileLock
 from kubetorch.local import commands, environment
 from kubetorch.local.home import Home, Running
-from kubetorch.wire import failures, routes
+from kubetorch.wire import routes
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that a start may take.
@@ -197,6 +197,8 @@ def _started(place: Home, spawned: _Spawned, lock: FileLock | None = None) -> En
         os.waitpid(spawned.pid, 0)
     answer = json.loads(line) if line else {}
     if "failure" in answer:
+        from kubetorch.wire import failures  # noqa: PLC0415  # the service is to be spawned first
+
         raise failures.rebuild(failures.parse(answer["failure"]))
     if "url" not in answer:
         raise _not_started(place, has_ended=line is not None)
@@ -229,7 +231,7 @@ def _not_started(place: Home, *, has_ended: bool) -> ControllerUnavailableError:
 
 
 def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -> None:
-    from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # http.client costs 20 ms
+    from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # only to stop
 
     body = json.dumps({"pods": pods}).encode()
     with HttpClient(running.url, place.read_token(), timeout=timeout) as client:

@@ -13,10 +13,8 @@ because unpickling runs code.
 
 from __future__ import annotations
 
-import io
 import json
 import json.encoder
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -59,7 +57,9 @@ def encode(codec: str, value: object) -> list[Segment]:
         SerializationError: The codec cannot carry it; the message says where in the value.
     """
     if codec == "pickle":
-        return _encode_pickle(value)
+        from kubetorch.wire import pickling  # noqa: PLC0415  # agents and most programs do without
+
+        return pickling.encode(value)
     try:
         return [_encode_json(value).encode()]
     except (TypeError, ValueError, RecursionError) as error:
@@ -87,7 +87,9 @@ def decode(
         SerializationError: The segments are not what the codec demands.
     """
     if codec == "pickle":
-        return _decode_pickle(segments, modules or {})
+        from kubetorch.wire import pickling  # noqa: PLC0415  # as above
+
+        return pickling.decode(segments, modules or {})
     if not segments or not len(segments[0]):
         return None
     try:
@@ -112,44 +114,6 @@ def _make_encode_json() -> Callable[[object], str]:
 
 
 _encode_json = _make_encode_json()
-
-
-def _encode_pickle(value: object) -> list[Segment]:
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        return [stream, *(buffer.raw() for buffer in buffers)]
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise SerializationError(
-            f"a value of type {type(value).__name__} cannot be pickled: {error}"
-        ) from error
-
-
-class _Unpickler(pickle.Unpickler):
-    """Finds classes under the module names of this process."""
-
-    def __init__(self, stream: bytes, buffers: Sequence[Segment], modules: Mapping[str, str]):
-        super().__init__(io.BytesIO(stream), buffers=iter(buffers))
-        self._modules = modules
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  # as the base has it
-        return super().find_class(self._modules.get(module, module), name)
-
-
-def _decode_pickle(segments: Sequence[Segment], modules: Mapping[str, str]) -> object:
-    if not segments:
-        raise SerializationError("the body of a pickled value is empty")
-    try:
-        if modules:
-            return _Unpickler(bytes(segments[0]), segments[1:], modules).load()
-        return pickle.loads(segments[0], buffers=segments[1:])
-    except SerializationError:
-        raise
-    except Exception as error:  # unpickling runs code of the user's classes
-        raise SerializationError(
-            f"the pickled value cannot be rebuilt here: {type(error).__name__}: {error}",
-            hint="both ends need the same classes and compatible versions of their libraries",
-        ) from error
 
 
 def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | None:

@@ -31,6 +31,7 @@ from kubetorch.lib.processes import kill_session
 from kubetorch.pod.worker import loader, process
 from kubetorch.pod.worker.pools import VARIABLES, Pools
 from kubetorch.pod.worker.staleness import Snapshot
+from kubetorch.wire import pickling  # noqa: F401  # workers need it with their first pickle
 
 #: What runs in a fresh interpreter.
 PROGRAM = str(Path(__file__).with_name("__main__.py"))

@@ -10,7 +10,6 @@ that gave it can connect to it.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -18,6 +17,8 @@ from urllib.parse import urlsplit
 from kubetorch.errors import ConfigError
 
 if TYPE_CHECKING:
+    import socket
+
     from kubetorch.lib.http import HttpClient
     from kubetorch.wire.messages import PodView
 
@@ -82,9 +83,9 @@ class Direct:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ConfigError(f"{url!r} is no URL that calls can go to; it must begin with http://")
-        connection = socket.create_connection((parts.hostname, parts.port or 80), timeout=timeout)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        from kubetorch.lib import tcp  # noqa: PLC0415  # not before there is something to call
+
+        return tcp.connect(parts.hostname, parts.port or 80, timeout)
 
     def headers(self, url: str) -> Mapping[str, str]:
         """None."""
