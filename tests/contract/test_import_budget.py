@@ -67,6 +67,14 @@ def test_a_program_that_calls_loads_neither_servers_nor_a_terminal_library() -> 
     assert loaded & (SERVERS | TERMINAL | {"sqlite3", "yaml"}) == set()
 
 
+def test_a_deploy_without_tls_loads_no_tls_and_no_parser_of_mail() -> None:
+    loaded = _loaded_by(
+        "import kubetorch as kt\nkt.fn, kt.Compute\n"
+        "import kubetorch.sdk.deploys.deploy, kubetorch.sdk.controller, kubetorch.lib.http"
+    )
+    assert loaded & {"asyncio", "email", "http.client", "ssl"} == set()
+
+
 def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
     program = (
         "import contextlib, io, sys; sys.argv = ['kt', '--help']\n"

@@ -5,9 +5,9 @@ connection may have been closed by the server while nobody looked. So one that w
 than `IDLE_SECONDS` is not used again (servers keep theirs longer), and one that can be read before
 anything was asked is already closed. What remains is a server that closes in the very moment in
 which the request is on its way. If a kept connection breaks before the head of an answer, the
-request is sent once more on a new connection when it is a GET or HEAD, which change nothing. Any
-other may have been processed: its caller gets the error and decides. What was sent on a connection
-that was new is never sent again.
+request is sent once more on a new connection when it is a GET, which changes nothing. Any other may
+have been processed: its caller gets the error and decides. What was sent on a connection that was
+new is never sent again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ IDLE_SECONDS = 4.0
 #: Idle connections that are kept, so that one client never holds more of a server's.
 IDLE_LIMIT = 8
 
-_SAFE = ("GET", "HEAD")
 #: Errors of a dialler that mean no more than that nobody was reached.
 _AWAY = (ControllerUnavailableError, KubernetesUnavailableError)
 _AUTHORIZATION = "Authorization"
@@ -136,7 +135,7 @@ class HttpClient:
         """Send a request and wait for the head of its answer.
 
         Args:
-            method: `GET`, `POST`, ….
+            method: `GET`, `POST`, …, but not `HEAD`, whose answers promise a body without one.
             path: What follows the base URL, quoted, with its query.
             body: The body, or its pieces, which then go out chunked as they are made.
             headers: Further headers.
@@ -176,7 +175,7 @@ class HttpClient:
         try:
             return self._exchange(kept, method, path, content, sent, limit)
         except ControllerUnavailableError as error:
-            if kept is None or method not in _SAFE or not is_unanswered(error.__cause__):
+            if kept is None or method != "GET" or not is_unanswered(error.__cause__):
                 raise
         return self._exchange(None, method, path, content, sent, limit)
 

@@ -8,17 +8,15 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from kubetorch.datastore import transfer, trees
 from kubetorch.datastore.blobs import BlobStore, Source, digest_of
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
+from kubetorch.lib.answers import Response
+from kubetorch.lib.http import HttpClient
 from kubetorch.pod.contact import Contact
 from kubetorch.wire import blobs, failures, routes
-
-if TYPE_CHECKING:
-    from kubetorch.lib.answers import Response
-    from kubetorch.lib.http import HttpClient
 
 #: Delays between attempts to reach a controller that does not answer, in seconds.
 DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
@@ -162,8 +160,6 @@ class Transfers:
         except OSError as error:
             raise ControllerUnavailableError(f"the controller's URL is unknown: {error}") from error
         if self._client is None or self._reached != (url, token):
-            from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # `http.client` costs 7 ms
-
             if self._client is not None:
                 self._client.close()
             try:
