@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.check and options.rounds < ROUNDS:
         parser.error(f"--check needs {ROUNDS} rounds or more")
+    # Installed packages have byte code. A checkout gets it in the first round, unless this forbids it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # So that what was started is stopped.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     found: dict[str, list[Row]] = {}
