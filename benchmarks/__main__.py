@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.check and options.rounds < ROUNDS:
         parser.error(f"--check needs {ROUNDS} rounds or more")
-    # Installed packages have byte code. A checkout gets it in the first round, unless this forbids it.
+    # Installed packages have byte code; a checkout gets it in the first round, if it may.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # So that what was started is stopped.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
