@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_harness import SECRET as AGENT_SECRET
@@ -413,6 +413,8 @@ def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
 
 @few
 @given(_json, st.sampled_from(["compute", "callable", "runtime", "tree", "init_args", "name"]))
+@example("", "init_args")
+@example("../" * 20, "tree")
 def test_a_spec_that_is_none_is_refused(local: Target, value: object, field: str) -> None:
     head = json.loads(messages.encode(deploy(spec("fuzz"))))
     head["spec"][field] = value

@@ -7,6 +7,7 @@ up: another version may have written it, or a user who may write the objects of 
 from __future__ import annotations
 
 from kubetorch.controller.backends.base import Backend
+from kubetorch.datastore import blobs
 from kubetorch.errors import SpecError
 from kubetorch.manifests import deployment
 from kubetorch.specs import names, quantity
@@ -34,6 +35,9 @@ def check(spec: WorkloadSpec, backend: Backend) -> None:
         raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
     if compute.inactivity_ttl is not None:
         quantity.seconds(compute.inactivity_ttl)
+    for digest in (*spec.trees, *(() if spec.init_args is None else (spec.init_args,))):
+        if not blobs.is_digest(digest):
+            raise SpecError(f"{digest!r} names no code or arguments: a digest has 64 hex digits")
     namespace = deployment.of_workload(spec)["metadata"]["namespace"]
     if namespace != spec.namespace:
         # Who may do what is asked for the namespace of the service.

@@ -52,13 +52,18 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
     return blake3(data).hexdigest()
 
 
+def is_digest(text: str) -> bool:
+    """Whether it can name a blob."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def check_digest(digest: str) -> str:
     """`digest`, if it is one.
 
     Raises:
         DataStoreError: It is not.
     """
-    if not _DIGEST.fullmatch(digest):
+    if not is_digest(digest):
         raise DataStoreError(f"{digest!r} is no digest; one has 64 lower-case hex digits")
     return digest
 
