@@ -414,6 +414,7 @@ def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
 @few
 @given(_json, st.sampled_from(["compute", "callable", "runtime", "tree", "init_args", "name"]))
 @example("", "init_args")
+@example("", "tree")
 @example("../" * 20, "tree")
 def test_a_spec_that_is_none_is_refused(local: Target, value: object, field: str) -> None:
     head = json.loads(messages.encode(deploy(spec("fuzz"))))

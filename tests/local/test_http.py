@@ -193,7 +193,10 @@ def test_a_base_url_with_a_path_goes_in_front() -> None:
     assert answer.startswith(b"GET /ns/shop/health HTTP/1.1")
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "unix:///tmp/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:80", "ftp://x", "http://", "unix:///tmp/x", "http://x/a b", "http://x/\u00fc"],
+)
 def test_what_is_no_http_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not an http"):
         HttpClient(url)
@@ -642,3 +645,59 @@ def test_https_is_spoken_with_who_has_the_right_certificate(
             else:
                 with pytest.raises(ControllerUnavailableError, match="certificate"):
                     client.request("GET", "/")
+
+
+# ------------------------------------------------------------------------------ what else may come
+
+
+def test_bytes_after_an_answer_do_not_spoil_it() -> None:
+    def serve(connection: Connection) -> None:
+        while connection.request() is not None:
+            connection.send(OK + b"<html>")
+
+    with talking_to(serve) as (client, server):
+        for number in (1, 2):
+            with client.request("POST", "/", body=b"1") as answer:
+                assert answer.read() == b"ok"
+            assert server.connections == number, "what follows cannot be told from the next answer"
+
+
+def test_trailers_are_no_headers() -> None:
+    answer = CHUNKED + b"2\r\nok\r\n0\r\nX-T: v\r\nConnection: close\r\n\r\n"
+    with talking_to(always(answer)) as (client, server):
+        for _ in range(2):
+            with client.request("GET", "/") as got:
+                assert got.read() == b"ok"
+                assert not got.headers.keys() & {"x-t", "connection"}
+        assert server.connections == 1
+
+
+def test_an_answer_without_a_body_lets_another_follow() -> None:
+    with talking_to(always(b"HTTP/1.1 204 No Content\r\n\r\n")) as (client, server):
+        for _ in range(2):
+            with client.request("DELETE", "/") as answer:
+                assert (answer.status, answer.read()) == (204, b"")
+        assert server.connections == 1
+
+
+def test_another_protocol_unasked_is_a_typed_error() -> None:
+    answer = b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+    with (
+        talking_to(always(answer)) as (client, _),
+        pytest.raises(ControllerUnavailableError, match="protocol"),
+    ):
+        client.request("GET", "/")
+
+
+def test_a_host_of_other_letters_is_sent_in_those_of_dns() -> None:
+    with serving(echo) as server:
+        where = server.url.rpartition(":")[2]
+
+        def dial(timeout: float | None) -> socket.socket:
+            return socket.create_connection(("127.0.0.1", int(where)), timeout)
+
+        with (
+            HttpClient(f"http://b\u00fccher.example:{where}", dialler=dial) as client,
+            client.request("GET", "/") as answer,
+        ):
+            assert f"xn--bcher-kva.example:{where}".encode() in answer.read()

@@ -47,6 +47,7 @@ class Client:
     def __init__(self, project):
         self.connections = 0
         self.project = project
+        self.session = None
 
     def deployment(self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True):
         def connect():
@@ -55,16 +56,21 @@ class Client:
 
         source = Source(kind, None, Placement(), (str(self.project), "jobs", "train"))
         spec = WorkloadSpec("default", "train", source.ref())
+        self.close()
         self.session = Session(connect)
         order = deploy.Order(source, spec, init_args, stream_logs, existing)
         return deploy.Deployment(order, self.session, Screen())
+
+    def close(self):
+        if self.session is not None:
+            self.session.close()
 
 
 @pytest.fixture
 def client(project):
     client = Client(project)
     yield client
-    client.session.close()
+    client.close()
 
 
 def tree_of(fake, deployed):

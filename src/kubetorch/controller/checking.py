@@ -11,6 +11,7 @@ from kubetorch.datastore import blobs
 from kubetorch.errors import SpecError
 from kubetorch.manifests import deployment
 from kubetorch.specs import names, quantity
+from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
 
 
@@ -35,9 +36,13 @@ def check(spec: WorkloadSpec, backend: Backend) -> None:
         raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
     if compute.inactivity_ttl is not None:
         quantity.seconds(compute.inactivity_ttl)
-    for digest in (*spec.trees, *(() if spec.init_args is None else (spec.init_args,))):
-        if not blobs.is_digest(digest):
-            raise SpecError(f"{digest!r} names no code or arguments: a digest has 64 hex digits")
+    steps = compute.image.steps if compute.image is not None else ()
+    copied = (step.digest for step in steps if isinstance(step, CopyStep))
+    for digest in (spec.tree, spec.init_args, *copied):
+        if digest is not None and not blobs.is_digest(digest):
+            raise SpecError(
+                f"{digest!r} names no code or arguments: a digest has 64 lower-case hex digits"
+            )
     namespace = deployment.of_workload(spec)["metadata"]["namespace"]
     if namespace != spec.namespace:
         # Who may do what is asked for the namespace of the service.

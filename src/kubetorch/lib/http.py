@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kubetorch.errors import (
     ControllerUnavailableError,
@@ -29,7 +29,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import tcp
 from kubetorch.lib.answers import Response, is_unanswered, unavailable
-from kubetorch.lib.httpconnection import HttpConnection
+from kubetorch.lib.httpconnection import HttpConnection, is_target
 
 #: How long an idle connection is taken for alive; uvicorn closes after 5 s.
 IDLE_SECONDS = 4.0
@@ -81,13 +81,14 @@ class HttpClient:
         dialler: Dialler | None = None,
     ) -> None:
         url = urlsplit(base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        is_http = url.scheme in ("http", "https") and url.hostname
+        if not url.hostname or not is_http or not is_target(url.path or "/"):
             raise ValueError(f"not an http:// or https:// URL: {base_url!r}")
         self.base_url = base_url.rstrip("/")
         self._is_https = url.scheme == "https"
         self._host = url.hostname
         self._port = url.port or (443 if self._is_https else 80)
-        self._authority = url.netloc.rpartition("@")[2]
+        self._authority = _authority(url)
         self._prefix = url.path.rstrip("/")
         self._token = token
         self._headers = dict(headers or {})
@@ -256,6 +257,12 @@ class HttpClient:
             is_own = isinstance(body, _Pieces) and error is body.failure
             if body is None or is_own:
                 raise
+
+
+def _authority(url: SplitResult) -> str:
+    """Host and port, as the `Host` header has them."""
+    authority = url.netloc.rpartition("@")[2]
+    return authority if authority.isascii() else authority.encode("idna").decode()
 
 
 def _encrypted(sock: socket.socket, host: str) -> socket.socket:

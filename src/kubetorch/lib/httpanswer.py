@@ -1,4 +1,7 @@
-"""One answer of an HTTP/1.1 server, parsed as its bytes come: by clients that block, or do not."""
+"""One answer of an HTTP/1.1 server, parsed as its bytes come: by clients that block, or do not.
+
+One that says in two ways how long it is (`Content-Length` twice, or beside chunks) is refused.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,15 @@ class HttpAnswer:
             self._end()
             return
         self._size += len(data)
+        told = self._told
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            raise BrokenError("the server changes to another protocol, unasked") from error
         except httptools.HttpParserError as error:
-            raise BrokenError(f"not an HTTP answer: {error}") from error
-        told = self._told
+            if not told.is_complete:
+                raise BrokenError(f"not an HTTP answer: {error}") from error
+            told.has_excess = True
         if not self.has_head and told.has_head:
             self.has_head = True
             self.status = told.status
@@ -78,7 +85,9 @@ class HttpAnswer:
     @property
     def ends_with_connection(self) -> bool:
         """Whether nothing but the end of the connection says where the body ends."""
-        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
+        has_no_body = self.status in (204, 304)
+        says_length = self.headers.keys() & {"content-length", "transfer-encoding"}
+        return not (has_no_body or says_length)
 
     @property
     def is_persistent(self) -> bool:
@@ -116,7 +125,7 @@ class _Told:
         self.has_excess = self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.has_excess:
+        if not (self.has_head or self.has_excess):  # else it is a trailer, or of another answer
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -108,7 +108,7 @@ class HttpConnection:
         headers: Mapping[str, str],
         body: bytes | Iterable[bytes] | None,
     ) -> bytes:
-        if _IMPOSSIBLE_TARGET.search(target):
+        if not is_target(target):
             raise ValueError(f"{target!r} is no target of a request: it has to be quoted")
         given = {name.lower() for name in headers}
         lines = [f"{method} {target} HTTP/1.1"]
@@ -124,3 +124,8 @@ class HttpConnection:
         elif method in _WITH_BODY:
             lines.append("Content-Length: 0")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def is_target(text: str) -> bool:
+    """Whether a request line can have it as its target: quoted, without blanks."""
+    return _IMPOSSIBLE_TARGET.search(text) is None

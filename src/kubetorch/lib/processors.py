@@ -23,7 +23,7 @@ def quota() -> float:
     for paths in (_V2, _V1):
         try:
             return parse_quota(" ".join(path.read_text() for path in paths))
-        except OSError:
+        except (OSError, ValueError, ZeroDivisionError):  # not there, or not of this format
             continue
     return inf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -110,3 +110,29 @@ def test_others_see_a_dataclass() -> None:
     match point:
         case Point(x, y):
             assert (x, y) == (1, 2)
+
+
+def test_what_a_record_would_not_keep_is_refused() -> None:
+    with pytest.raises(TypeError, match="options"):
+
+        @record
+        class Secretive:
+            """One field is not to be seen."""
+
+            word: str = dataclasses.field(repr=False)
+
+    with pytest.raises(TypeError, match="not given"):
+
+        @record
+        class Counting:
+            """One field is made by itself."""
+
+            count: int = dataclasses.field(default=0, init=False)
+
+    with pytest.raises(TypeError, match="not given"):
+
+        @record
+        class Common:
+            """One is no field."""
+
+            limit: ClassVar[int] = 3

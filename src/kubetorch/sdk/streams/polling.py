@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import socket
+import threading
 from time import perf_counter
 from typing import Final
 
@@ -48,8 +50,8 @@ class Poller:
 
     A small call to a pod near by takes hardly longer than the kernel takes to wake all that it goes
     through: tens of µs each, more on a core that is idle. A caller that stays awake need not be
-    woken, and keeps its core from idling. Others that want the core go first (`sched_yield`). A
-    process with one processor, or with less than one's time, always sleeps.
+    woken, and keeps its core from idling. Others that want the core go first (`sched_yield`). Of a
+    program's threads one at a time stays awake, since they share the interpreter's lock.
 
     Args:
         connection: The socket.
@@ -58,7 +60,6 @@ class Poller:
     def __init__(self, connection: socket.socket) -> None:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._has_room = len(processors.usable()) > 1 and processors.quota() >= 1
         self._experience = Experience()
 
     def wait(self, timeout: float, *, may_stay_awake: bool) -> bool:
@@ -66,10 +67,14 @@ class Poller:
 
         Args:
             timeout: Seconds.
-            may_stay_awake: It is worth trying: no other thread of this program waits for as much.
+            may_stay_awake: What is waited for may be there at once.
         """
-        if may_stay_awake and self._has_room and self._experience.is_favourable():
-            has_come = self._stay_awake(timeout)
+        is_tried = may_stay_awake and _has_room() and self._experience.is_favourable()
+        if is_tried and _turn.acquire(blocking=False):
+            try:
+                has_come = self._stay_awake(timeout)
+            finally:
+                _turn.release()
             self._experience.learn(was_in_vain=not has_come)
             if has_come:
                 return True
@@ -82,3 +87,13 @@ class Poller:
                 return False
             os.sched_yield()
         return True
+
+
+@functools.cache
+def _has_room() -> bool:
+    """Whether whoever answers can run at the same time, and has a share of the time left."""
+    return len(processors.usable()) > 1 and processors.quota() >= 1
+
+
+#: Held by the thread that stays awake. A child that is forked meanwhile does without.
+_turn = threading.Lock()

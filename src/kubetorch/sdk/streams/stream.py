@@ -362,7 +362,8 @@ class Stream:
                 timeout = min(deadline - time.monotonic(), timeout)
                 if timeout <= 0:
                     return
-            if not self._read_some(timeout, may_stay_awake=len(self.calls) == 1):
+            is_alone = len(self.calls) == 1 and not self.is_single
+            if not self._read_some(timeout, may_stay_awake=is_alone):
                 return
 
     def _read_some(self, timeout: float, *, may_stay_awake: bool = False) -> bool:
