@@ -80,6 +80,8 @@ def test_fault_what_a_killed_agent_left_behind_is_ended(service: Service) -> Non
     assert len(before) == 1
     kill(pod)
     until(lambda: not before & marked(service))
+    # The next agent has a child of its own, which is to be there when everything is ended.
+    service.until("f", is_ready)
 
 
 def test_fault_a_stopped_agent_does_not_hold_up_a_delete(service: Service) -> None:

@@ -46,6 +46,7 @@ Buffer = bytes | bytearray | memoryview
 PING_AFTER = 10.0
 #: Seconds that a farewell waits for a connection that broke and is being made again.
 _FAREWELL = 1.0
+_GLANCE = 0.005
 #: Seconds without a caller that reads for itself after which the stream's thread reads.
 _IDLE = 0.1
 
@@ -88,7 +89,6 @@ class Stream:
         self._incoming = Incoming(self._sender, self)
         self.calls = self._incoming.calls
         self._link: Link | None = None
-        self._is_connected = threading.Event()
         self._is_closing = False
         # A connection that the agent has not said anything on yet.
         self._candidate: socket.socket | None = None
@@ -236,7 +236,6 @@ class Stream:
             self._candidate = None
             self._mailboxes.post()
         self._link = link
-        self._is_connected.set()
         self.accepts_calls = not self.has_ended
         self._wake.put(None)
         if not self._has_thread:
@@ -293,7 +292,10 @@ class Stream:
         """Say goodbye: the agent cancels what runs for this client."""
         if self.calls:
             # A connection that just broke may be made again at once, to say goodbye on it.
-            self._is_connected.wait(_FAREWELL)
+            # Not with an Event: a signal handler that raises in its methods can leave it locked.
+            end = time.monotonic() + _FAREWELL
+            while self._link is None and time.monotonic() < end:
+                time.sleep(_GLANCE)
         # The agent's answer to the farewell is no reason to connect again.
         self._is_closing = True
         self._sender.submit(control(websocket.CLOSE, websocket.close_payload(websocket.NORMAL)))
@@ -393,7 +395,6 @@ class Stream:
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None
-        self._is_connected.clear()
         self._sender.detach()
         if link is not None:
             link.close()
