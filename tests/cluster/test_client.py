@@ -155,7 +155,8 @@ def test_objects_are_applied_listed_changed_and_deleted(access: Access) -> None:
             await client.delete(Ref(CONFIGMAPS, "a"))
             with pytest.raises(errors.KubernetesNotFoundError, match='"a" not found'):
                 await client.get(Ref(CONFIGMAPS, "a"))
-            await client.delete_all(selection)
+            for name in "bc":
+                await client.delete(Ref(CONFIGMAPS, name))
             assert (await client.list(selection)).items == []
 
     asyncio.run(scenario())

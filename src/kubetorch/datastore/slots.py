@@ -66,12 +66,12 @@ class CodeSlots:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._holds: dict[int, int] = {}
+        self._held: set[int] = set()
         # Updates come one after the other; `_lock` is only ever held for a moment.
         self._updating = threading.Lock()
 
     def update(self, tree: Tree, source: Source, project: str) -> Slot:
-        """A slot with this tree, held once for the caller.
+        """A slot with this tree, held until it is released.
 
         Args:
             tree: What is wanted.
@@ -100,34 +100,25 @@ class CodeSlots:
                 raise
             return Slot(number, self._root / str(number) / project, tree.digest)
 
-    def hold(self, slot: Slot) -> None:
-        """One more worker lives in this slot."""
-        with self._lock:
-            self._holds[slot.number] = self._holds.get(slot.number, 0) + 1
-
     def release(self, slot: Slot) -> None:
-        """A worker of this slot has ended, or `update`'s caller is done with it."""
+        """The worker of this slot has ended, or there is to be none."""
         self._release(slot.number)
 
     def _release(self, number: int) -> None:
         with self._lock:
-            left = self._holds[number] - 1
-            if left:
-                self._holds[number] = left
-            else:
-                del self._holds[number]
+            self._held.remove(number)
 
     def _choose(self, digest: str) -> int:
         """A slot that nobody holds, now held: one with this tree, any other, or a new one."""
         with self._lock:
-            free = [number for number in self._numbers() if number not in self._holds]
+            free = [number for number in self._numbers() if number not in self._held]
             records = {number: self._read_record(number) for number in free}
             ranked = sorted(free, key=lambda number: (_rank(records[number], digest), number))
             if ranked:
                 chosen = ranked[0]
             else:
-                chosen = next(n for n in range(len(self._holds) + 1) if n not in self._holds)
-            self._holds[chosen] = 1
+                chosen = next(n for n in range(len(self._held) + 1) if n not in self._held)
+            self._held.add(chosen)
             return chosen
 
     def _numbers(self) -> list[int]:
@@ -140,7 +131,7 @@ class CodeSlots:
         """Remove slots that are neither held nor needed for the next generation."""
         with self._lock:
             numbers = self._numbers()
-            free = [number for number in numbers if number not in self._holds]
+            free = [number for number in numbers if number not in self._held]
             for number in free[max(0, KEPT - (len(numbers) - len(free))) :]:
                 self._record_path(number).unlink(missing_ok=True)
                 _remove(self._root / str(number))

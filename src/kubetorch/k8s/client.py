@@ -282,21 +282,6 @@ class Client:
             body["preconditions"] = dict(preconditions)
         return await self._send("DELETE", self.action("delete", ref), self.path(ref), {}, body)
 
-    async def delete_all(
-        self, selection: Selection, *, propagation: str = "Background", dry_run: bool = False
-    ) -> None:
-        """Delete every object of a selection.
-
-        Args:
-            selection: Which.
-            propagation: What becomes of what they own.
-            dry_run: Only check whether they could be.
-        """
-        path = selection.resource.path(namespace=selection.namespace)
-        action = self.action_on("deletecollection", selection)
-        body = _deletion(propagation, None, dry_run)
-        await self._send("DELETE", action, path, selection.query, body)
-
     # ------------------------------------------------------------------------------------- common
 
     @property

@@ -26,7 +26,7 @@ class Action:
     """What is asked of the server, in the words of RBAC.
 
     Attributes:
-        verb: `get`, `list`, `watch`, `create`, `patch`, `update`, `delete`, `deletecollection`.
+        verb: `get`, `list`, `watch`, `create`, `patch`, `update`, `delete`.
         resource: `pods`, `pods/exec`, `deployments.apps`, ….
         namespace: Where; `None` for all of them, and for what lies in none.
         name: Which one; `None` for a collection.

@@ -22,8 +22,6 @@ import yaml
 from kubetorch.errors import KubernetesCredentialsError
 from kubetorch.k8s.access import Access, Cluster, Impersonation, Pem, Plugin, User
 
-#: Where the file is when nobody says.
-DEFAULT = "~/.kube/config"
 _EXTENSION = "client.authentication.k8s.io/exec"
 _PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _INTERACTIONS = ("Never", "IfAvailable", "Always")

@@ -25,8 +25,6 @@ IDLE_SECONDS = 55.0
 IDLE_LIMIT = 32
 _PIECE = 64 * 1024
 
-Headers = Iterable[tuple[str, str]]
-
 
 class SilentError(TimeoutError):
     """The server said nothing for too long; it may have processed the request."""

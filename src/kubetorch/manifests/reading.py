@@ -74,24 +74,6 @@ def compute(manifest: Manifest, *, pod_template_path: Path | None = None) -> Com
     return replace(spec, distribution=_distribution(kind, spec.replicas))
 
 
-def effective(spec: ComputeSpec, manifest: Manifest) -> ComputeSpec:
-    """What holds for a compute once `service_template` is laid over its manifest.
-
-    Args:
-        spec: The compute.
-        manifest: What it was rendered as, `service_template` included.
-    """
-    if spec.service_template is None:
-        return spec
-    found = compute(manifest, pod_template_path=spec.pod_template_path)
-    names = [parameter.name for parameter in PARAMETERS if parameter.name not in _SAID_BY_SPEC]
-    return replace(spec, **{name: getattr(found, name) for name in names})
-
-
-#: Fields of which a manifest has only a part.
-_SAID_BY_SPEC = ("image", "logging", "volumes", "secrets", "launch_timeout")
-
-
 def _distribution(kind: Kind, replicas: int) -> DistributionSpec | None:
     if kind.kind == "RayCluster":
         return DistributionSpec("ray")

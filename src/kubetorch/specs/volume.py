@@ -62,11 +62,6 @@ class VolumeSpec:
         """Whether pods can only read it."""
         return self.access_mode == "ReadOnlyMany"
 
-    @property
-    def is_for_one_pod(self) -> bool:
-        """Whether one pod at a time may have it."""
-        return self.access_mode == "ReadWriteOncePod"
-
 
 def default_mount_path(name: str) -> str:
     """Where a volume is mounted that nobody gave a path."""

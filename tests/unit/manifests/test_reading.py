@@ -160,11 +160,3 @@ def test_a_value_that_kubernetes_would_not_take_is_named() -> None:
     manifest["spec"]["template"]["spec"]["containers"][0]["env"] = {"A": "1"}
     with pytest.raises(SpecError, match=r"Deployment cannot be read: C\.env"):
         reading.declared(manifest)
-
-
-def test_what_holds_is_read_after_the_service_template() -> None:
-    template = '{"spec":{"replicas":4,"template":{"spec":{"nodeSelector":{"disk":"ssd"}}}}}'
-    compute = ComputeSpec(cpus="1", replicas=2, service_template=template)
-    found = reading.effective(compute, render(compute))
-    assert (found.cpus, found.replicas, found.node_selector) == ("1", 4, (("disk", "ssd"),))
-    assert found.service_template == template

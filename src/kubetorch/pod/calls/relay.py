@@ -95,11 +95,6 @@ class Relay:
 
     # ------------------------------------------------------------------------------- arguments
 
-    @property
-    def is_receiving(self) -> bool:
-        """Whether more arguments are to come."""
-        return self._memory is not None
-
     def receive_into(self, memory: Payload) -> None:
         """Arguments follow in DATA frames."""
         self._memory = memory

@@ -89,11 +89,6 @@ class Streams:
         for stream in self._streams.values():
             stream.go_away(reason)
 
-    def close(self) -> None:
-        """End all streams."""
-        for stream in list(self._streams.values()):
-            stream.end()
-
     def _identify(self, headers: Mapping[str, str]) -> tuple[str, int | None]:
         """The client, and how many frames it has of what this incarnation sent to it."""
         client = headers.get(routes.CLIENT.lower(), "")
