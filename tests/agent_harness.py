@@ -34,6 +34,7 @@ from kubetorch.wire import blobs as records
 from kubetorch.wire import codecs, frames, messages, routes, tokens, versions
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.podenv import PodEnv
+from tests.decoding import decode
 
 SECRET = b"secret of the installation"
 USER_TOKEN = "the user's own token"
@@ -500,10 +501,10 @@ class StreamClient:
         return self.result(number)
 
     def _take(self, data: bytes) -> None:
-        header, meta, payload = frames.decode(data)
-        if header.kind not in frames.UNCOUNTED:
+        kind, number, meta, payload = decode(data)
+        if kind not in frames.UNCOUNTED:
             self.received += 1
-        self.frames.append((header.kind, header.call, meta, bytes(payload)))
+        self.frames.append((kind, number, meta, bytes(payload)))
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         self._take(bytes(payload))

@@ -20,6 +20,7 @@ from kubetorch.sdk.streams.connecting import Location
 from kubetorch.wire import codecs, failures, frames, routes, versions
 from kubetorch.wire.channel import Inbox, Outbox
 from kubetorch.wire.frames import Kind
+from tests.decoding import decode
 
 
 class Call:
@@ -133,17 +134,17 @@ class Client:
                 connection.send(*parts)
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        header, meta, body = frames.decode(payload)
-        call = self.calls.get(header.call)
+        kind, number, meta, body = decode(payload)
+        call = self.calls.get(number)
         if isinstance(meta, frames.Open):
             self.agent.opened.append(meta)
-            call = self.calls[header.call] = Call(self, header.call, meta)
+            call = self.calls[number] = Call(self, number, meta)
             if meta.body.total == len(body):
                 self.fill(call, body)
         elif isinstance(meta, frames.Attach):
             self.agent.attached.append(meta)
-            self.agent.on_attach(Call(self, header.call, _as_open(meta)))
-        elif header.kind is Kind.DATA and call is not None:
+            self.agent.on_attach(Call(self, number, _as_open(meta)))
+        elif kind is Kind.DATA and call is not None:
             self.fill(call, body)
         elif isinstance(meta, frames.Credit) and call is not None:
             call.room += meta.bytes
@@ -154,7 +155,7 @@ class Client:
                 call.is_cancelled.set()
         elif isinstance(meta, frames.Ack):
             self.outbox.ack(meta.frames)
-        if header.kind not in frames.UNCOUNTED and self.inbox.count(len(payload)):
+        if kind not in frames.UNCOUNTED and self.inbox.count(len(payload)):
             ack = frames.Ack(self.inbox.acknowledged())
             if self.connection is not None:
                 self.connection.send(frames.encode(Kind.ACK, 0, ack))

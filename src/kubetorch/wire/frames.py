@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +32,7 @@ from kubetorch.errors import ProtocolError
 CHUNK = 256 * 1024
 #: Bytes of payload that may be under way for one call in one direction without a CREDIT.
 WINDOW = 8 * 1024 * 1024
-#: Bytes of meta that a frame may have.
+#: Bytes of meta that a frame may have; both ends end a stream that brings more.
 META_LIMIT = 4 * 1024 * 1024
 
 #: Kind, flags, reserved, length of the meta, number of the call.
@@ -71,35 +70,9 @@ UNCOUNTED = frozenset({Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
 KINDS = {int(kind): kind for kind in Kind}
 
 
-class Header(NamedTuple):
-    """The first 16 bytes of a frame."""
-
-    kind: Kind
-    flags: int
-    meta_length: int
-    call: int
-
-
 def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> bytes:
     """The 16 bytes that a frame begins with."""
     return HEADER.pack(kind, flags, 0, meta_length, call)
-
-
-def unpack_header(data: bytes | bytearray | memoryview) -> Header:
-    """The header of a frame that has at least 16 bytes.
-
-    Raises:
-        ProtocolError: The frame is shorter, of an unknown kind, or claims too much meta.
-    """
-    if len(data) < HEADER_BYTES:
-        raise ProtocolError(f"a frame has {len(data)} bytes; its header alone has {HEADER_BYTES}")
-    kind, flags, _, meta_length, call = HEADER.unpack_from(data)
-    known = KINDS.get(kind)
-    if known is None:
-        raise ProtocolError(f"a frame of unknown kind {kind}")
-    if meta_length > META_LIMIT:
-        raise ProtocolError(f"a frame claims {meta_length} bytes of meta; {META_LIMIT} are allowed")
-    return Header(known, flags, meta_length, call)
 
 
 # ------------------------------------------------------------------------------- meta of frames
@@ -280,26 +253,10 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
 }
 
 
-def decode(
-    frame: bytes | bytearray | memoryview,
-) -> tuple[Header, msgspec.Struct | None, memoryview]:
-    """Header, meta and payload of a whole frame; the payload is a view of `frame`.
-
-    ERROR has no meta of this module: its payload is a failure as JSON (`kubetorch.wire.failures`).
-
-    Raises:
-        ProtocolError: The frame is truncated or its meta is not what its kind demands.
-    """
-    header = unpack_header(frame)
-    view = memoryview(frame)
-    end = HEADER_BYTES + header.meta_length
-    if end > len(view):
-        raise ProtocolError(f"a frame of {len(view)} bytes claims meta up to byte {end}")
-    return header, decode_meta(header.kind, view[HEADER_BYTES:end]), view[end:]
-
-
 def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Struct | None:
     """The meta of a frame of this kind; `None` for kinds that have none.
+
+    ERROR has none: its payload is a failure as JSON (`kubetorch.wire.failures`).
 
     Raises:
         ProtocolError: The meta is not what the kind demands.

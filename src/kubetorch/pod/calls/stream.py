@@ -34,6 +34,7 @@ LINGER = 30.0
 
 # As plain numbers: these are compared for every call.
 _DATA, _OPEN, _ACK = int(Kind.DATA), int(Kind.OPEN), int(Kind.ACK)
+_META_LIMIT = frames.META_LIMIT
 
 
 class ClientStream:
@@ -186,7 +187,7 @@ class ClientStream:
                 raise ProtocolError(f"a message of {size} bytes that is no frame")
             kind, _, _, meta_length, number = frames.HEADER.unpack_from(payload)
             rest = payload[frames.HEADER_BYTES :]
-            if meta_length > len(rest):
+            if meta_length > len(rest) or meta_length > _META_LIMIT:
                 raise ProtocolError(f"a frame of {size} bytes claims {meta_length} of meta")
             self._on_frame(kind, number, rest[:meta_length], rest[meta_length:])
             self._count(kind, size)
@@ -207,9 +208,9 @@ class ClientStream:
     def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Endpoint's
         try:
             kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
-            if meta_length > len(rest):
+            if meta_length > (0 if kind == _DATA else min(len(rest), _META_LIMIT)):
                 raise ProtocolError(f"a frame claims {meta_length} bytes of meta")
-            if kind != Kind.DATA:
+            if kind != _DATA:
                 self._on_frame(kind, number, rest[:meta_length], rest[meta_length:])
             else:
                 self._placed(number, len(rest))

@@ -20,6 +20,7 @@ LONGEST = frames.CHUNK + frames.META_LIMIT + frames.HEADER_BYTES
 _DATA, _LOG, _RESULT, _ERROR, _YIELD, _PROGRESS = (
     int(kind) for kind in (Kind.DATA, Kind.LOG, Kind.RESULT, Kind.ERROR, Kind.YIELD, Kind.PROGRESS)
 )
+_META_LIMIT = frames.META_LIMIT
 _UNCOUNTED = frozenset(int(kind) for kind in frames.UNCOUNTED)
 
 
@@ -62,8 +63,8 @@ class Incoming:
             raise ProtocolError(f"a message of {size} bytes that is no frame")
         kind, _, _, meta_length, number = frames.HEADER.unpack_from(payload)
         end = frames.HEADER_BYTES + meta_length
-        if end > size:
-            raise ProtocolError(f"a frame of {size} bytes claims meta up to byte {end}")
+        if end > size or meta_length > _META_LIMIT:
+            raise ProtocolError(f"a frame of {size} bytes claims {meta_length} of meta")
         self._dispatch(kind, number, payload[frames.HEADER_BYTES : end], payload[end:])
         if kind not in _UNCOUNTED and self.inbox.count(size):
             self._acknowledge()
@@ -77,7 +78,7 @@ class Incoming:
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Handler's
         kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
-        if meta_length > len(rest):
+        if meta_length > (0 if kind == _DATA else min(len(rest), _META_LIMIT)):
             raise ProtocolError(f"a frame of {len(rest)} bytes claims {meta_length} of meta")
         call = self.calls.get(number)
         if kind != _DATA:

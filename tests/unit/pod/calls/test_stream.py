@@ -13,6 +13,7 @@ from kubetorch.pod.workers.host import OwnedPayload
 from kubetorch.wire import frames
 from kubetorch.wire.channel import Inbox, Outbox
 from kubetorch.wire.frames import Ack, Attach, Body, Cancel, Credit, Kind, Open
+from tests.decoding import decode
 from tests.unit.pod.fakes import FakeRunner, line, make_calls, spec
 
 MIB = 1024 * 1024
@@ -59,7 +60,9 @@ class Client:
         self.stream.on_open(self.connection)
 
     def send(self, kind: Kind, number: int, meta=None, payload: bytes = b"") -> None:
-        frame = frames.encode(kind, number, meta) + payload
+        self.deliver(frames.encode(kind, number, meta) + payload)
+
+    def deliver(self, frame: bytes) -> None:
         if len(frame) <= websocket.LARGE:
             self.stream.on_message(websocket.BINARY, memoryview(frame))
             return
@@ -84,9 +87,9 @@ class Client:
         """What has come since the last time, but for WELCOME."""
         found = []
         for data in self.connection.sent:
-            header, meta, payload = frames.decode(data)
-            if header.kind != Kind.WELCOME:
-                found.append((header.kind, header.call, meta, bytes(payload)))
+            kind, number, meta, payload = decode(data)
+            if kind != Kind.WELCOME:
+                found.append((kind, number, meta, bytes(payload)))
         self.connection.sent.clear()
         return found
 
@@ -97,8 +100,8 @@ class Client:
 def test_the_first_frame_welcomes():
     async def scenario():
         client = Client()
-        header, meta, _ = frames.decode(client.connection.sent[0])
-        assert header.kind == Kind.WELCOME
+        kind, _, meta, _ = decode(client.connection.sent[0])
+        assert kind == Kind.WELCOME
         assert isinstance(meta, frames.Welcome)
         assert (meta.incarnation, meta.pod, meta.generation) == ("one", "demo-0", 1)
         assert not meta.resumed
@@ -404,6 +407,12 @@ def test_a_handshake_that_is_never_finished_leaves_nothing():
     run(scenario())
 
 
+def too_much_meta(kind: Kind, meta) -> bytes:
+    frame = frames.encode(kind, 9, meta)
+    assert len(frame) <= module.MESSAGE_LIMIT
+    return frame
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -417,16 +426,34 @@ def test_a_handshake_that_is_never_finished_leaves_nothing():
         frames.encode(Kind.ACK, 0, Ack(5)),
         frames.encode(Kind.OPEN, 1, Open("x", "f", Body("json", (5,), 5))) + b"xy",
         frames.encode(Kind.OPEN, 1, Open("x", "f", Body("json", (-5,), -5))) + b"xy",
+        frames.pack_header(Kind.CANCEL, 9, 100_000) + bytes(90_000),
+        too_much_meta(Kind.CANCEL, Cancel("x" * frames.META_LIMIT)),
     ],
+    ids=range(12),
 )
-def test_a_frame_that_makes_no_sense_ends_the_stream(data):
+@pytest.mark.parametrize("in_fragments", [False, True])
+def test_a_frame_that_makes_no_sense_ends_the_stream(data, in_fragments):
     async def scenario():
         client = Client()
         client.open(9)
-        client.stream.on_message(websocket.BINARY, memoryview(data))
+        if in_fragments:  # put together from fragments, a message of any length comes whole
+            client.stream.on_message(websocket.BINARY, memoryview(data))
+        else:
+            client.deliver(data)
         assert client.connection.close_code == websocket.PROTOCOL_ERROR
         assert client.ended == [client.stream]
         assert [number for number, *_ in client.runner.cancelled] == [1]
+
+    run(scenario())
+
+
+def test_meta_of_a_large_data_frame_is_no_payload():
+    async def scenario():
+        client = Client()
+        body = Body("json", (3 * MIB,), 3 * MIB)
+        client.send(Kind.OPEN, 1, Open("call-0001", "f", body))
+        client.deliver(frames.pack_header(Kind.DATA, 1, 5) + bytes(100_000))
+        assert client.connection.close_code == websocket.PROTOCOL_ERROR
 
     run(scenario())
 
@@ -482,16 +509,16 @@ def test_every_frame_arrives_once_and_in_order_however_often_the_connection_brea
             kept = sent[: max(len(sent) - lost, 0)]
             sent.clear()
             for data in kept:
-                header, meta, payload = frames.decode(data)
-                if header.kind in frames.UNCOUNTED:
+                kind, number, meta, payload = decode(data)
+                if kind in frames.UNCOUNTED:
                     continue
                 inbox.count(len(data))
-                if header.kind in (Kind.LOG, Kind.YIELD):
-                    text = meta.text.encode() if header.kind == Kind.LOG else bytes(payload)
-                    received.setdefault(header.call, []).append(text)
-                elif header.kind in (Kind.RESULT, Kind.DATA):
-                    values[header.call] = values.get(header.call, b"") + bytes(payload)
-                    grant = frames.encode(Kind.CREDIT, header.call, Credit(len(payload)))
+                if kind in (Kind.LOG, Kind.YIELD):
+                    text = meta.text.encode() if kind == Kind.LOG else bytes(payload)
+                    received.setdefault(number, []).append(text)
+                elif kind in (Kind.RESULT, Kind.DATA):
+                    values[number] = values.get(number, b"") + bytes(payload)
+                    grant = frames.encode(Kind.CREDIT, number, Credit(len(payload)))
                     deliver(grant)
 
         def deliver(frame: bytes) -> None:
@@ -504,8 +531,8 @@ def test_every_frame_arrives_once_and_in_order_however_often_the_connection_brea
             client.stream.expect(inbox.received)
             client.connection = Connection()
             client.stream.on_open(client.connection)
-            header, welcome, _ = frames.decode(client.connection.sent[0])
-            assert header.kind == Kind.WELCOME
+            kind, _, welcome, _ = decode(client.connection.sent[0])
+            assert kind == Kind.WELCOME
             assert welcome.resumed
             assert welcome.received == outbox.sent
 
