@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import uvloop
 
-from kubetorch.controller.exchange import Receive, Scope, Send
 from kubetorch.lib import websocket
+from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.connections import Connection, Endpoint, upgrade_class
 from kubetorch.lib.serving import Server
 

@@ -17,11 +17,12 @@ from dataclasses import replace
 
 from kubetorch.controller.access import Access, Asker, Principal, User
 from kubetorch.controller.audit import Audit
-from kubetorch.controller.exchange import DisconnectedError, Exchange, Receive, Scope, Send
+from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.relay import Relay
-from kubetorch.controller.routes.table import Route, Table, refusal
+from kubetorch.controller.routes.table import Route, Table
 from kubetorch.controller.sessions import Session
 from kubetorch.errors import KubetorchError, UnauthorizedError
+from kubetorch.lib.asgi import ClientGoneError, Receive, Scope, Send, refusal
 from kubetorch.lib.connections import Endpoint, Refusal
 from kubetorch.wire import failures, routes
 from kubetorch.wire.failures import Failure
@@ -67,7 +68,7 @@ class App:
                 return
             route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
-        except DisconnectedError:
+        except ClientGoneError:
             return
         except KubetorchError as error:
             await self._refuse(exchange, error, _own(error))
@@ -120,7 +121,7 @@ class App:
         """Have a line written about a request when it is answered, also when it is refused."""
         found = self.table.look(exchange)
         if found is not None and found[0].is_audited:
-            exchange.on_status = lambda status: audit.write(exchange, *found, principal, status)
+            exchange.on_status(lambda status: audit.write(exchange, *found, principal, status))
 
     async def _check(self, route: Route, exchange: Exchange, parameters: dict[str, str]) -> None:
         """Refuse a user who must not ask this, and pods."""
@@ -136,7 +137,7 @@ class App:
         if exchange.has_begun:
             # The status is sent: the missing end of the body says that something went wrong.
             raise error
-        await exchange.respond(failure.to_json(), status=failures.http_status(error))
+        await exchange.refuse(failures.http_status(error), failure.to_json())
 
 
 def _own(error: KubetorchError) -> Failure:

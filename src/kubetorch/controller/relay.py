@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from kubetorch.controller.exchange import Exchange, Message, Receive, Scope, Send
+from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import (
     CallRefusedError,
@@ -29,6 +29,7 @@ from kubetorch.errors import (
     UnauthorizedError,
 )
 from kubetorch.lib import proxying, tunnels
+from kubetorch.lib.asgi import Message, Receive, Scope, Send
 from kubetorch.lib.proxying import Header, Mount, Target
 from kubetorch.wire import failures, routes, tokens
 from kubetorch.wire.messages import PodView
@@ -84,7 +85,7 @@ class Relay:
         """
 
         async def send_on(message: Message) -> None:
-            exchange.has_begun = True
+            exchange.passed_on()
             await send(message)
 
         headers = scope["headers"]

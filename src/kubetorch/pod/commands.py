@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kubetorch.pod.http.asgi import NDJSON, Request, Responder
+from kubetorch.lib.asgi import NDJSON, Request, Responder
 from kubetorch.pod.image.images import Images
 from kubetorch.wire import messages
 from kubetorch.wire.running import RunEnd, RunLine, RunStepNow

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 
 from kubetorch._version import __version__
-from kubetorch.controller.exchange import Exchange, Receive, Scope, Send
+from kubetorch.controller.exchange import Exchange
 from kubetorch.errors import ControllerUnavailableError
+from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.serving import Server
 from kubetorch.wire import failures, routes, versions
 
@@ -36,4 +37,4 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
     error = ControllerUnavailableError(
         "this controller does not lead", hint="another one does, or will in a moment"
     )
-    await exchange.respond(failures.describe(error).to_json(), status=503)
+    await exchange.refuse(503, failures.describe(error).to_json())

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 import msgspec
 
 from kubetorch.controller.depots import Depots
-from kubetorch.controller.exchange import Exchange, with_status
+from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.lib.asgi import with_status
 from kubetorch.lib.decoding import json_decoder
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes

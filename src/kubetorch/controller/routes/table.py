@@ -9,8 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from kubetorch.controller.access import Need
-from kubetorch.controller.exchange import Exchange, with_status
-from kubetorch.errors import KubetorchError, ProtocolError
+from kubetorch.controller.exchange import Exchange
+from kubetorch.lib.asgi import refusal
 
 #: Answers one request; the parameters are those of the path.
 Handler = Callable[..., Awaitable[None]]
@@ -116,11 +116,6 @@ class Table:
             parameters = _match(parts, given)
             if parameters is not None:
                 yield route, parameters
-
-
-def refusal(status: int, message: str) -> KubetorchError:
-    """The error for a request that no handler is for."""
-    return with_status(ProtocolError(message), status)
 
 
 def _match(parts: list[str], given: list[str]) -> dict[str, str] | None:

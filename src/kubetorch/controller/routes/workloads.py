@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller.access import Asker
 from kubetorch.controller.depots import Depots
-from kubetorch.controller.exchange import NDJSON, Exchange
+from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
 from kubetorch.controller.routes.blobs import receive
 from kubetorch.controller.routes.table import Permission, Route
@@ -23,6 +23,7 @@ from kubetorch.controller.workloads import (
     Workloads,
 )
 from kubetorch.errors import ProtocolError
+from kubetorch.lib.asgi import NDJSON
 from kubetorch.wire import messages, routes, tokens
 from kubetorch.wire.messages import Deploy, DeployEvent, Ready
 

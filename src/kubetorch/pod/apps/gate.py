@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
 from kubetorch.lib import proxying, tunnels
+from kubetorch.lib.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
 from kubetorch.lib.proxying import BrokenAnswerError, Header, Mount, Target
 from kubetorch.pod.apps import access
 from kubetorch.pod.apps.access import Passage
 from kubetorch.pod.apps.host import AppHost
 from kubetorch.pod.apps.process import AppProcess
-from kubetorch.pod.http.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
 from kubetorch.pod.http.auth import Guard
 from kubetorch.wire import failures, routes
 

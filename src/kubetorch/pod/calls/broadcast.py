@@ -21,9 +21,9 @@ from kubetorch.errors import (
     SerializationError,
 )
 from kubetorch.lib import backoff, deadlines, dialing, fetching, httppool
+from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls.members import Membership
 from kubetorch.pod.http import calling
-from kubetorch.pod.http.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.wire import failures, routes
 from kubetorch.wire.messages import Member
 

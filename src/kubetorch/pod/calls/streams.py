@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
+from kubetorch.lib.asgi import refusal
 from kubetorch.lib.connections import Endpoint, Refusal
 from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.calls.stream import ClientStream
-from kubetorch.pod.http.asgi import refusal
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.workers.host import Payload
 from kubetorch.wire import failures, routes, tokens, versions

@@ -6,16 +6,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs
 
 from kubetorch.errors import CallRefusedError, KubetorchError
-from kubetorch.pod import commands
-from kubetorch.pod.apps.gate import Gate
-from kubetorch.pod.apps.host import AppHost
-from kubetorch.pod.calls.calls import Calls
-from kubetorch.pod.calls.members import Membership
-from kubetorch.pod.http import calling, table
-from kubetorch.pod.http.asgi import (
+from kubetorch.lib.asgi import (
     NDJSON,
     ClientGoneError,
     Receive,
@@ -24,7 +17,14 @@ from kubetorch.pod.http.asgi import (
     Scope,
     Send,
     refusal,
+    request_id,
 )
+from kubetorch.pod import commands
+from kubetorch.pod.apps.gate import Gate
+from kubetorch.pod.apps.host import AppHost
+from kubetorch.pod.calls.calls import Calls
+from kubetorch.pod.calls.members import Membership
+from kubetorch.pod.http import calling, table
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
@@ -95,7 +95,8 @@ class App:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        request.headers[routes.REQUEST_ID.lower()] = given = calling.request_id(request.headers)
+        name = routes.REQUEST_ID.lower()
+        request.headers[name] = given = request_id(request.headers.get(name, ""))
         respond = Responder(send, {routes.REQUEST_ID: given})
         error: KubetorchError
         try:
@@ -149,7 +150,7 @@ class App:
         if respond.has_begun:
             await respond.write(failure.to_json() + b"\n", more=False)
         else:
-            await respond.answer_failure(failure)
+            await respond.refuse(failure.status, failure.to_json())
 
     def _no_route(self, request: Request) -> KubetorchError:
         spec = self._calls.spec
@@ -174,7 +175,7 @@ class App:
         return bool(self._supervisor.generation) and (is_app or self._calls.is_serving)
 
     async def _ready(self, request: Request, respond: Responder) -> None:
-        wanted = _query(request, "launch_id")
+        wanted = request.query("launch_id") or None
         generation = self._supervisor.generation
         if not self._is_serving or (wanted is not None and wanted != str(generation)):
             raise CallRefusedError(
@@ -245,15 +246,15 @@ class App:
         await respond.answer_json(200, found)
 
     async def _logs(self, request: Request, respond: Responder) -> None:
-        count = min(_number(_query(request, "tail") or str(TAIL)), _TAIL_LIMIT)
-        if _query(request, "follow") not in ("1", "true"):
+        count = min(_number(request.query("tail", str(TAIL))), _TAIL_LIMIT)
+        if request.query("follow") not in ("1", "true"):
             self._log.flush()
             lines = await asyncio.to_thread(self._log.tail, count)
             await respond.answer(200, b"".join(lines), NDJSON)
             return
         await respond.begin(200, NDJSON)
         ends = [asyncio.ensure_future(request.disconnected())]
-        if (generation := _query(request, "app")) is not None:
+        if generation := request.query("app"):
             ends.append(asyncio.ensure_future(self._apps.end(_number(generation))))
         follower = self._log.follow(count)
         for end in ends:
@@ -272,12 +273,6 @@ class App:
             raise CallRefusedError("nothing is deployed on this pod yet")
         return self._calls.spec
 
-    def _callable(self) -> WorkloadSpec:
-        spec = self._spec()
-        if spec.callable.app is not None:
-            raise self._apps.no_call(spec)
-        return spec
-
 
 def _target(path: str) -> tuple[str, str | None]:
     """Callable and method in a path."""
@@ -291,11 +286,6 @@ def _target(path: str) -> tuple[str, str | None]:
 
 def _target_name(path: str) -> str:
     return path[1:].partition("/")[0]
-
-
-def _query(request: Request, name: str) -> str | None:
-    found = parse_qs(request.query.decode("latin-1")).get(name)
-    return found[-1] if found else None
 
 
 def _number(text: str) -> int:

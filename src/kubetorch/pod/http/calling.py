@@ -7,7 +7,6 @@ import base64
 import binascii
 import functools
 import json
-import os
 import pickle
 from collections import deque
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from kubetorch.errors import ProtocolError
+from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls.call import Call
 from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.calls.relay import GRANT_COUNT
-from kubetorch.pod.http.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.workers.host import OwnedPayload, Payload
 from kubetorch.pod.workers.lines import Line
 from kubetorch.wire import codecs, failures, routes
@@ -73,12 +72,6 @@ async def call(
         watch.cancel()
         if running is not None:
             running.leave(caller)
-
-
-def request_id(headers: dict[str, str]) -> str:
-    """The identity of a request: what the client says, or a new one of 10 hex digits."""
-    given = headers.get(routes.REQUEST_ID.lower(), "").strip()
-    return given if given.isprintable() and 0 < len(given) <= 200 else os.urandom(5).hex()
 
 
 def parse_arguments(body: bytes, codec: str) -> bytes:
@@ -164,7 +157,7 @@ async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -
             if respond.has_begun:
                 await respond.write(event + b"\n", more=False)
             else:
-                await respond.answer_failure(failures.parse_json(event))
+                await respond.refuse(failures.parse_json(event).status, event)
             return
         else:
             await _answer(event, respond)

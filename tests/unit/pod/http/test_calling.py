@@ -84,11 +84,3 @@ def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     again["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
     assert calling.in_band(plain) == pickle.dumps("text", protocol=5)
-
-
-@pytest.mark.parametrize(("given", "kept"), [("abc", True), ("", False), ("x" * 300, False)])
-def test_a_request_id_is_kept_or_made(given, kept):
-    found = calling.request_id({"x-request-id": given})
-    assert (found == given) is kept
-    assert kept or (len(found) == 10 and int(found, 16) >= 0)
-    assert len(calling.request_id({})) == 10

@@ -5,7 +5,7 @@ import pytest
 
 from clock_loop import run
 from kubetorch.errors import ProtocolError
-from kubetorch.pod.http.asgi import ClientGoneError, Request, Responder
+from kubetorch.lib.asgi import ClientGoneError, Request, Responder, request_id
 from kubetorch.wire import failures
 
 
@@ -137,7 +137,14 @@ def test_an_answer_has_its_length_and_the_headers_of_every_answer():
 )
 def test_failures_say_what_the_client_is_to_do(status, header):
     failure = failures.Failure("Some", "text", status=status)
-    start, rest = answer(lambda respond: respond.answer_failure(failure))
+    start, rest = answer(lambda respond: respond.refuse(status, failure.to_json()))
     assert start["status"] == status
     assert header in start["headers"]
     assert failures.parse_json(rest["body"]) == failure
+
+
+@pytest.mark.parametrize(("given", "kept"), [("abc", True), ("", False), ("x" * 300, False)])
+def test_a_request_id_is_kept_or_made(given, kept):
+    found = request_id(given)
+    assert (found == given) is kept
+    assert kept or (len(found) == 10 and int(found, 16) >= 0)

@@ -1,4 +1,4 @@
-"""The little of HTTP that the agent's routes need, on plain ASGI.
+"""The little of HTTP that the routes of agent and controller need, on plain ASGI.
 
 No framework: these routes need a dozen lines of one, and importing the smallest costs each pod
 25 ms of its start and 4 MB.
@@ -6,13 +6,17 @@ No framework: these routes need a dozen lines of one, and importing the smallest
 
 from __future__ import annotations
 
+import asyncio
 import json
-import zlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
 
-from kubetorch.errors import ProtocolError
-from kubetorch.wire.failures import Failure
+from kubetorch.errors import KubetorchError, ProtocolError
+
+if TYPE_CHECKING:
+    import zlib
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -22,12 +26,29 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
+_Error = TypeVar("_Error", bound=KubetorchError)
+
 
 def refusal(status: int, message: str, *, hint: str | None = None) -> ProtocolError:
     """The error for a request that cannot be served, with the HTTP status of its answer."""
-    error = ProtocolError(message, hint=hint)
+    return with_status(ProtocolError(message, hint=hint), status)
+
+
+def with_status(error: _Error, status: int) -> _Error:
+    """`error`, answered with another status than that of its class."""
     error.__dict__["status"] = status
     return error
+
+
+def request_id(given: str, *, size: int = 5) -> str:
+    """The client's own name of a request if it can be repeated everywhere, else a new one.
+
+    Args:
+        given: What the client says.
+        size: Bytes of a new one, which is hexadecimal.
+    """
+    given = given.strip()
+    return given if given.isprintable() and 0 < len(given) <= 200 else os.urandom(size).hex()
 
 
 class ClientGoneError(Exception):
@@ -40,18 +61,40 @@ class Request:
     Attributes:
         method: `GET`, `POST`, ….
         path: The path, decoded.
-        query: The query, undecoded.
         headers: Headers by name in lower case; of a repeated one, the last.
+        source: Where it comes from, as far as this process can see: a proxy, for what comes
+            through one.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
         self.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        self.source: str = (scope.get("client") or ("",))[0]
+        self._query: bytes = scope["query_string"]
         self._receive = receive
+        self._is_complete = False
+
+    def query(self, name: str, default: str = "") -> str:
+        """A parameter of the URL; the last one if it is there more than once."""
+        pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True)
+        return dict(pairs).get(name, default)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes.
+
+        Raises:
+            ClientGoneError: It ended too early.
+        """
+        while not self._is_complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            self._is_complete = not message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
 
     async def body(self, limit: int) -> bytes:
         """The body, decompressed.
@@ -67,19 +110,12 @@ class Request:
         gzip = _gzip(self.headers.get("content-encoding", "identity").strip().lower())
         pieces = []
         left = limit
-        is_last = False
-        while not is_last:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            piece = message.get("body", b"")
-            if gzip is not None:
-                piece = _inflate(gzip, piece, left + 1)
+        async for chunk in self.chunks():
+            piece = chunk if gzip is None else _inflate(gzip, chunk, left + 1)
             left -= len(piece)
             if left < 0:
                 raise refusal(413, f"a body of more than the {limit} bytes that are allowed")
             pieces.append(piece)
-            is_last = not message.get("more_body", False)
         if gzip is not None and not gzip.eof:
             raise refusal(400, "the body is cut: its gzip stream has no end")
         return b"".join(pieces)
@@ -96,11 +132,15 @@ def _gzip(encoding: str) -> zlib._Decompress | None:
         return None
     if encoding != "gzip":
         raise refusal(415, f"the Content-Encoding {encoding[:40]!r} is not read here")
+    import zlib  # noqa: PLC0415  # few bodies are compressed
+
     return zlib.decompressobj(wbits=31)
 
 
 def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
     """Decompress a piece into at most so many bytes; with more of them, it is refused anyway."""
+    import zlib  # noqa: PLC0415  # loaded, as there is a decompressor
+
     try:
         return gzip.decompress(data, limit)
     except zlib.error as error:
@@ -108,17 +148,28 @@ def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
 
 
 class Responder:
-    """Answers one request."""
+    """Answers one request.
+
+    Args:
+        send: Sends it.
+        headers: What every answer has.
+
+    Attributes:
+        has_begun: Whether the head of the answer was sent.
+        on_status: Told the status of the answer before it is sent.
+    """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = dict(headers)
-        #: Whether the head of the answer was sent.
         self.has_begun = False
+        self.on_status: Callable[[int], None] | None = None
 
     async def begin(self, status: int, content_type: str, **headers: str) -> None:
         """Send the head of an answer."""
         self.has_begun = True
+        if self.on_status is not None:
+            self.on_status(status)
         pairs = {"content-type": content_type, **self._headers, **headers}
         await self._send(
             {
@@ -147,12 +198,33 @@ class Responder:
         """Send a whole answer made of a JSON value."""
         await self.answer(status, json.dumps(value, ensure_ascii=False).encode())
 
-    async def answer_failure(self, failure: Failure) -> None:
+    async def refuse(self, status: int, failure: bytes) -> None:
         """Send the one envelope that all errors have."""
         headers = {}
-        if failure.status == 401:
+        if status == 401:
             headers["www_authenticate"] = 'Bearer realm="kubetorch"'
-        if failure.status == 413:
+        if status == 413:
             # What still comes of the body is not read.
             headers["connection"] = "close"
-        await self.answer(failure.status, failure.to_json(), **headers)
+        await self.answer(status, failure, **headers)
+
+    async def stream(
+        self, chunks: AsyncIterator[bytes], content_type: str, gone: Awaitable[None]
+    ) -> None:
+        """Send an answer in chunks as they come; they are closed when the client has `gone`."""
+        await self.begin(200, content_type)
+        sending = asyncio.ensure_future(self._send_all(chunks))
+        watching = asyncio.ensure_future(gone)
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            watching.cancel()
+            await asyncio.gather(sending, watching, return_exceptions=True)
+
+    async def _send_all(self, chunks: AsyncIterator[bytes]) -> None:
+        async for chunk in chunks:
+            await self.write(chunk)
+        await self.write(b"", more=False)
