@@ -46,16 +46,27 @@ TABLE = (
     Route("any", f"{routes.APP}/{{path}}", _CALL, "its app; with `public=True` without a token"),
 )
 
-#: Paths that need no token.
-OPEN = frozenset(route.path for route in TABLE if route.is_open)
-_OPENED = {(route.method, route.path): route.opens for route in TABLE}
+_ROUTES = {(route.method, route.path): route for route in TABLE}
+
+
+def needs_token(method: str, path: str) -> bool:
+    """Whether a request needs a token: all do, but for those of the routes that are open.
+
+    What a path is open for is reading it: a callable may have the same name.
+    """
+    route = _find(method, path)
+    return route is None or not route.is_open
 
 
 def opened_by(method: str, path: str) -> tuple[str, ...]:
     """What a token must open for a request, one of these; anything if there are none."""
     if path == routes.RUN:  # whatever the method, as nobody else has any business there
         return _EXEC
-    found = _OPENED.get(("GET" if method == "HEAD" else method, path))
-    if found is not None:
-        return found
+    route = _find(method, path)
+    if route is not None:
+        return route.opens
     return _CALL if method == "POST" else ()
+
+
+def _find(method: str, path: str) -> Route | None:
+    return _ROUTES.get(("GET" if method == "HEAD" else method, path))
