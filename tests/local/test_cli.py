@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -201,6 +202,23 @@ def test_a_service_that_allows_nothing_but_pickle_is_called_by_pickle(project):
     ok("deploy", "pickled.py:pair", "--compute", compute, cwd=project)
     assert ok("call", "pair", "-a", "[7]").stdout == "Result: (7, {1})\n"
     assert shown("call", "pair", "-a", "[7]") == [7, "{1}"]
+
+
+def test_a_service_that_allows_nothing_but_none_is_called_by_it(project):
+    source = """
+    class Page:
+        body = b"<p>hi</p>"
+        media_type = "text/html"
+
+    def show(what):
+        return Page() if what == "page" else b"A" if what == "bytes" else [what]
+    """
+    (project / "pages.py").write_text(textwrap.dedent(source))
+    ok("deploy", "pages.py:show", "--compute", '{"allowed_serialization": ["none"]}', cwd=project)
+    assert ok("call", "show", "-a", '["page"]').stdout == "Result: <p>hi</p>\n"
+    assert ok("call", "show", "-a", '["bytes"]').stdout == "Result: b'A'\n"
+    assert shown("call", "show", "-a", '["page"]') == "<p>hi</p>"
+    assert shown("call", "show", "-a", '["value"]') == ["value"]
 
 
 def test_names_are_lower_cased(project):

@@ -1,5 +1,6 @@
 """Handles of services: found by name, found on the first call, pickled, used inside pods."""
 
+import asyncio
 import json
 import os
 import pickle
@@ -33,6 +34,22 @@ class Counter:
 
 def through(handle, n):
     return pickle.loads(bytes(handle))(n)
+
+class Page:
+    body = b"<p>hi</p>"
+    media_type = "text/html"
+
+class JsonPage(Page):
+    body = b'{"a": 1}'
+    headers = {"content-type": "application/json"}
+
+RAW = {"text": "h\u00e9llo", "bytes": bytes(1), "page": Page(), "json": JsonPage(), "value": [1]}
+
+def raw(kind):
+    return RAW[kind]
+
+def raws():
+    yield from RAW.values()
 
 def by_name(name, n):
     return kt.fn(name=name)(n)
@@ -208,6 +225,30 @@ def test_a_handle_is_passed_to_another_service_and_called_there(jobs, double, ca
         assert f"({pod}) doubling 3" in capsys.readouterr().out
     finally:
         through.teardown()
+
+
+def test_a_call_in_none_gives_values_of_json_and_all_else_raw(jobs):
+    remote = kt.fn(jobs.raw).to(kt.Compute(cpus="0.1"))
+    remote.serialization = "none"
+    try:
+        called = [remote(kind) for kind in jobs.RAW]
+        spawned = [remote.spawn(kind).get(timeout=10) for kind in jobs.RAW]
+        async_ = [asyncio.run(remote(kind, async_=True)) for kind in jobs.RAW]
+    finally:
+        remote.teardown()
+    expected = ["h\u00e9llo", b"\x00", "<p>hi</p>", {"a": 1}, [1]]
+    assert called == spawned == async_ == expected
+    assert [one.text for one in called[:3]] == ["h\u00e9llo", "\x00", "<p>hi</p>"]
+    assert called[2].content_type == "text/html"
+
+
+def test_the_values_of_a_generator_in_none_are_raw_too(jobs):
+    remote = kt.fn(jobs.raws).to(kt.Compute(cpus="0.1"))
+    try:
+        values = list(remote(serialization="none"))
+    finally:
+        remote.teardown()
+    assert values == ["h\u00e9llo", b"\x00", "<p>hi</p>", {"a": 1}, [1]]
 
 
 def test_code_in_a_pod_finds_deploys_and_calls_services(jobs, double):

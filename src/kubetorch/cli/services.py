@@ -120,15 +120,16 @@ class Services:
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401  # what the user's callable returns
-        """Call it, or a method of it: by JSON, or by pickle if that is all that it allows."""
+        """Call it, or a method of it: by JSON, or by what it allows instead."""
         spec = service.spec
         called: RemoteCallable[..., Any]
         if method is None:
             called = Fn.from_name(spec.name, spec.namespace)
         else:
             called = getattr(Cls.from_name(spec.name, spec.namespace), method)
-        if "json" not in spec.compute.allowed_serialization:
-            called = called.options(serialization="pickle")
+        allowed = spec.compute.allowed_serialization
+        if "json" not in allowed:
+            called = called.options(serialization="none" if "none" in allowed else "pickle")
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:

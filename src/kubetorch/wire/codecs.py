@@ -2,10 +2,11 @@
 
 Standard library only: the worker, which runs in the user's interpreter, uses this module too.
 
-An encoded value is a list of *segments*. `json` and `none` have one. `pickle` (protocol 5) has the
-pickle stream and then one segment per out-of-band buffer, so an array is neither copied into the
-stream nor out of it. In a payload each segment begins at a multiple of `ALIGNMENT`, since numeric
-libraries want aligned memory.
+An encoded value is a list of *segments*. `json` has one, and so has `none`, except that a result
+which is text, bytes or a web response has two: the content, and its content type. `pickle`
+(protocol 5) has the pickle stream and then one segment per out-of-band buffer, so an array is
+neither copied into the stream nor out of it. In a payload each segment begins at a multiple of
+`ALIGNMENT`, since numeric libraries want aligned memory.
 
 A workload says which codecs it allows; `check_allowed` is to be called before anything is decoded,
 because unpickling runs code.
@@ -75,7 +76,7 @@ def decode(
     *,
     modules: Mapping[str, str] | None = None,
 ) -> Any:  # noqa: ANN401  # the user's own value
-    """The value that `encode` was given.
+    """The value that `encode` was given; raw content as `kubetorch.wire.raw.decode` gives it.
 
     Args:
         codec: What it was encoded with.
@@ -90,6 +91,10 @@ def decode(
         from kubetorch.wire import pickling  # noqa: PLC0415  # as above
 
         return pickling.decode(segments, modules or {})
+    if len(segments) == 2 and codec == "none":
+        from kubetorch.wire import raw  # noqa: PLC0415  # as above
+
+        return raw.decode(bytes(segments[0]), bytes(segments[1]).decode("latin-1"))
     if not segments or not len(segments[0]):
         return None
     try:
