@@ -4,8 +4,8 @@ Standard library only: the worker uses this module too.
 
 A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` as every client of the
 contract knows them, and what our own client needs to raise the very class: `module`, `qualname`,
-`args`, `state`, `code`, `rank`, `cause`. An exception is never pickled: it is rebuilt without
-running its constructor (but for built-in classes, whose state lives in C), from plain values.
+`args`, `state`, `members`, `code`, `rank`, `cause`. An exception is never pickled: it is rebuilt
+without running its constructor (`kubetorch.wire.rebuilding`), from plain values.
 
 `started` is false when nothing of the call ran, so that it may be sent again.
 """
@@ -23,9 +23,12 @@ from typing import Any
 
 from kubetorch import errors
 from kubetorch.lib.records import record
+from kubetorch.wire import rebuilding
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
+#: Bytes of JSON: it travels in one frame. Text and traceback alone always fit.
+JSON_LIMIT = 4 * 1024 * 1024
 #: Causes of causes that are told.
 CAUSES_LIMIT = 20
 
@@ -43,6 +46,7 @@ class Failure:
         module, qualname: Where its class can be imported.
         args: Its `args`, when all of them are plain values, else `None`.
         state: The plain attributes of the exception.
+        members: What `args` and `state` do not tell, see `rebuilding.members_of`.
         code: Identity of an error of our own tree.
         started: Whether the call had started.
         cause: What it was raised from.
@@ -58,6 +62,7 @@ class Failure:
     qualname: str = ""
     args: list[Any] | None = None
     state: dict[str, Any] = field(default_factory=dict)
+    members: dict[str, Any] = field(default_factory=dict)
     code: str | None = None
     started: bool = True
     cause: dict[str, Any] | None = None
@@ -68,8 +73,20 @@ class Failure:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def to_json(self) -> bytes:
-        """As JSON text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, default=repr).encode()
+        """As JSON text, without what is too much: the traceback has the causes, too."""
+        data = _encode(self.to_dict())
+        if len(data) > JSON_LIMIT:
+            data = _encode(self.to_dict() | {"cause": None})
+        if len(data) > JSON_LIMIT:
+            left_out: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
+            data = _encode(self.to_dict() | left_out)
+        return data
+
+
+def _encode(told: dict[str, Any]) -> bytes:
+    text = json.dumps(told, ensure_ascii=False, default=repr)
+    # Lone surrogates in the state of an error of our own become escapes of JSON.
+    return text.encode(errors="backslashreplace")
 
 
 _FIELDS = {item.name for item in fields(Failure)}
@@ -88,8 +105,9 @@ def parse(data: Mapping[str, Any]) -> Failure:
         )
     if not isinstance(known.get("traceback", ""), str):
         known["traceback"] = ""
-    if not isinstance(known.get("state", {}), dict):
-        known["state"] = {}
+    for name in ("state", "members"):
+        if not isinstance(known.get(name, {}), dict):
+            known[name] = {}
     if not isinstance(known.get("args"), (list, type(None))):
         known["args"] = None
     status = known.get("status")
@@ -146,6 +164,7 @@ def describe(
         qualname=cls.__qualname__,
         args=_plain_args(error),
         state=error.to_state() if isinstance(error, errors.KubetorchError) else _state(error),
+        members={} if own else rebuilding.members_of(error, lambda one: _argument(one, above)),
         code=type(error).code if own else None,  # type: ignore[attr-defined]  # own: it has one
         started=started,
         cause=None
@@ -153,6 +172,14 @@ def describe(
         else describe(cause, skip=skip, above=above).to_dict(),
         status=http_status(error),
     )
+
+
+def _argument(error: BaseException, above: tuple[BaseException, ...]) -> dict[str, Any] | None:
+    """What stands for an exception among the arguments of another, such as one of a group."""
+    if _is_again(error, above):
+        return None
+    # The traceback of the whole has its own.
+    return replace(describe(error, above=above), traceback="", cause=None).to_dict()
 
 
 def _is_again(cause: BaseException, above: tuple[BaseException, ...]) -> bool:
@@ -187,14 +214,23 @@ def _without_leading(trace: TracebackType | None, skip: str | None) -> Traceback
 def _text(error: BaseException) -> str:
     try:
         # str(KeyError("x")) has quotes that the user's message had not.
-        if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
-            return error.args[0]
-        return str(error)
+        if type(error).__str__ is KeyError.__str__ and len(error.args) == 1:
+            key = error.args[0]
+            return _clean(key if type(key) is str else repr(key))
+        return _clean(str(error))
     except Exception as broken:  # noqa: BLE001  # the user's __str__
         return f"(its message cannot be shown: {broken!r})"
 
 
+def _clean(text: str) -> str:
+    """Text that can be encoded: lone surrogates are shown as Python writes them."""
+    if rebuilding.is_text(text):
+        return text
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _cut(text: str) -> str:
+    text = _clean(text)
     if len(text) <= TEXT_LIMIT:
         return text
     half = TEXT_LIMIT // 2
@@ -202,15 +238,20 @@ def _cut(text: str) -> str:
 
 
 def _is_plain(value: object, depth: int = 0) -> bool:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return not (isinstance(value, str) and len(value) > TEXT_LIMIT)
+    if isinstance(value, float):
+        return value - value == 0  # JSON has no other numbers
+    if isinstance(value, str):
+        return len(value) <= TEXT_LIMIT and rebuilding.is_text(value)
+    if value is None or isinstance(value, (bool, int)):
+        return True
     if depth > 8:
         return False
     if isinstance(value, (list, tuple)):
         return len(value) <= 1000 and all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, dict):
         return len(value) <= 1000 and all(
-            isinstance(key, str) and _is_plain(item, depth + 1) for key, item in value.items()
+            isinstance(key, str) and _is_plain(key) and _is_plain(item, depth + 1)
+            for key, item in value.items()
         )
     return False
 
@@ -238,7 +279,7 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
         failure: What arrived.
         modules: Modules to look up under another name, see `kubetorch.wire.codecs.decode`.
     """
-    error = _own(failure) or _builtin(failure) or _imported(failure, modules or {})
+    error = _own(failure) or _raised(failure, modules or {})
     if error is None:
         name = failure.error_type
         error = errors.RemoteError(failure.message, error_type=name)
@@ -256,10 +297,7 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
 def _set(error: Exception, name: str, value: object) -> None:
     if value is None and getattr(error, name, None) is not None:
         return
-    try:
-        setattr(error, name, value)
-    except AttributeError:  # a class with __slots__ and no room for it
-        return
+    rebuilding.put(error, name, value)
 
 
 def _own(failure: Failure) -> Exception | None:
@@ -273,43 +311,36 @@ def _own(failure: Failure) -> Exception | None:
     return cls.from_state(failure.message, failure.state)
 
 
-def _builtin(failure: Failure) -> Exception | None:
-    cls = getattr(builtins, failure.error_type, None)
-    if failure.module != "builtins" or not (isinstance(cls, type) and issubclass(cls, Exception)):
+def _raised(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
+    """The exception of the very class that was raised, with the very text."""
+    cls = _find_class(failure, modules)
+    if cls is None:
         return None
-    args = [failure.message] if failure.args is None else failure.args
-    try:
-        error = cls(*args)
-    except Exception:  # noqa: BLE001  # constructors of C classes, such as UnicodeDecodeError's
-        return None
-    _restore(error, failure.state)
-    return error
+    members = rebuilding.unpack_members(
+        failure.members, lambda data: rebuild(parse(data), modules=modules)
+    )
+    args = members.pop("args", failure.args)
+    if not isinstance(args, (list, tuple)):
+        args = [failure.message]
+    attributes = {**failure.state, **members}
+    error = rebuilding.make(cls, args, attributes)
+    if error is not None and _text(error) == failure.message:
+        return error
+    return rebuilding.make_telling(cls, failure.message, args, attributes)
 
 
-def _imported(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
-    name = modules.get(failure.module, failure.module)
+def _find_class(failure: Failure, modules: Mapping[str, str]) -> type[Exception] | None:
     found: Any
     try:
-        found = importlib.import_module(name)
-        for part in (failure.qualname or failure.error_type).split("."):
-            found = getattr(found, part)
+        if failure.module == "builtins":
+            found = getattr(builtins, failure.error_type)
+        else:
+            found = importlib.import_module(modules.get(failure.module, failure.module))
+            for part in (failure.qualname or failure.error_type).split("."):
+                found = getattr(found, part)
     except Exception:  # noqa: BLE001  # importing runs the user's code
         return None
-    if not (isinstance(found, type) and issubclass(found, Exception)):
-        return None
-    args = [failure.message] if failure.args is None else failure.args
-    try:
-        error = found.__new__(found, *args)
-    except Exception:  # noqa: BLE001  # a constructor with a signature of its own
-        return None
-    error.args = tuple(args)
-    _restore(error, failure.state)
-    return error
-
-
-def _restore(error: Exception, state: Mapping[str, Any]) -> None:
-    for key, value in state.items():
-        _set(error, key, value)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 # ------------------------------------------------------------------------------- HTTP statuses

@@ -6,7 +6,7 @@ import pytest
 
 from kubetorch import errors
 from kubetorch.errors import ServiceHealthError
-from kubetorch.wire import failures
+from kubetorch.wire import failures, frames
 
 
 def test_an_error_that_was_never_raised_brings_no_traceback():
@@ -58,3 +58,16 @@ def test_a_long_chain_of_causes_is_cut() -> None:
     while told["cause"] is not None:
         depth, told = depth + 1, told["cause"]
     assert depth == failures.CAUSES_LIMIT - 1
+
+
+def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
+    error = ValueError("0")
+    for _ in range(15):
+        above = ValueError("\x00" * 250_000)
+        above.__cause__ = error
+        error = above
+    told = failures.describe(error).to_json()
+
+    assert len(told) <= frames.CHUNK + frames.META_LIMIT
+    arrived = failures.rebuild(failures.parse_json(told))
+    assert (type(arrived), str(arrived)) == (ValueError, str(error))

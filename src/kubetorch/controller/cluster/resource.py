@@ -154,7 +154,7 @@ def _condition(summary: Summary, before: Mapping[str, Any]) -> Object:
 def _shortened(failure: dict[str, Any]) -> dict[str, Any]:
     """A failure that is small enough, without what is not said in it."""
     found = {name: _cut(value) for name, value in failure.items() if value is not None}
-    for name in ("args", "state", "cause"):
+    for name in ("members", "args", "state", "cause"):
         if len(json.dumps(found)) > _FAILURE_LIMIT:
             found.pop(name, None)
     # As the API server gives it back: numbers, texts and the like.
