@@ -481,6 +481,14 @@ def test_teardown_of_a_file_takes_what_was_deployed_from_it(project):
     assert "train" in [one["name"] for one in shown("list")]
 
 
+def test_teardown_of_a_file_leaves_services_of_others_alone(project):
+    deploy_copies(project, "ours")
+    ok("deploy", "copies.py:ours", *COMPUTE, cwd=project, KT_USERNAME="alice")
+    done = ok("teardown", "copies.py", "-y", "--json", cwd=project, KT_USERNAME="alice")
+    assert json.loads(done.stdout) == {"deleted": ["alice-ours"]}
+    assert shown("teardown", "copies.py", "-y", cwd=project) == {"deleted": ["ours"]}
+
+
 def test_a_forced_teardown_does_not_wait_for_calls(project):
     deploy_copies(project, "forced")
     assert "✓ Force deleted deployment forced" in ok("teardown", "forced", "-y", "-f").stdout

@@ -38,6 +38,7 @@ def service_json(service: WorkloadView) -> Json:
         "callable": _callable_json(spec.callable),
         "cpus": spec.compute.cpus,
         "memory": spec.compute.memory,
+        "gpus": spec.compute.gpus,
         "inactivity_ttl": spec.compute.inactivity_ttl,
         "volumes": [
             {"name": volume.name, "mount_path": volume.mount_path}
@@ -163,7 +164,7 @@ def service_row(service: WorkloadView) -> list[str]:
         spec.username,
         spec.compute.cpus,
         spec.compute.memory,
-        None,
+        spec.compute.gpus,
     )
     return [cell or "-" for cell in cells]
 

@@ -14,7 +14,7 @@ SPEC = WorkloadSpec(
     namespace="default",
     name="train",
     callable=CallableRef(kind="fn", name="train", module="jobs.train", qualname="train"),
-    compute=ComputeSpec(cpus="0.5"),
+    compute=ComputeSpec(cpus="0.5", gpus="2"),
 )
 POD = PodView(name="train-0", ordinal=0, phase="Running", is_ready=True, generation=2)
 SERVICE = WorkloadView(spec=SPEC, generation=2, status="Ready", pods=(POD,), updated=1.0)
@@ -27,6 +27,7 @@ def test_the_json_of_a_service_has_every_key_even_when_there_is_nothing_to_say()
     assert found["ready_pods"] == 1
     assert found["callable"] == {"name": "train", "kind": "fn", "module": "jobs.train"}
     assert (found["memory"], found["failure"], found["url"]) == (None, None, None)
+    assert (found["cpus"], found["gpus"]) == ("0.5", "2")
     assert found["pods"][0]["name"] == "train-0"
 
 
@@ -39,12 +40,8 @@ def test_a_row_has_a_cell_for_each_column():
     assert len(views.service_row(SERVICE)) == len(views.SERVICE_COLUMNS)
     assert len(views.pod_row(POD)) == len(views.POD_COLUMNS)
     row = dict(zip(views.SERVICE_COLUMNS, views.service_row(SERVICE), strict=True))
-    assert (row["RESOURCE"], row["CPUs"], row["MEMORY"], row["# OF PODS"]) == (
-        "train",
-        "0.5",
-        "-",
-        "1",
-    )
+    shown = ("RESOURCE", "CPUs", "MEMORY", "GPUs", "# OF PODS")
+    assert [row[column] for column in shown] == ["train", "0.5", "-", "2", "1"]
 
 
 def test_a_call_that_runs_has_no_result_yet():

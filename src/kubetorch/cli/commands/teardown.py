@@ -117,7 +117,9 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
             return [services.find(target)]
         except ServiceNotFoundError:
             pass
-    return [service for service in services.all() if _comes_from(service, target)]
+    # Others of the namespace may have a checkout of the same project.
+    own = [service for service in services.all() if service.spec.username == services.username]
+    return [service for service in own if _comes_from(service, target)]
 
 
 def _is_source(target: str) -> bool:
