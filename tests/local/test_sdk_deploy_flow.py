@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kubetorch.datastore import trees
 from kubetorch.errors import (
@@ -244,6 +245,14 @@ def test_a_service_that_serves_calls_is_taken_instead(client, tmp_path):
         found = client.deployment(fake, existing=("alice-train", "train")).run()
 
     assert found == view("train")
+
+
+def test_a_service_that_is_scaled_to_zero_is_taken_instead(client, tmp_path):
+    at_zero = replace(view("train"), pods=(), scaler="http://train.default.svc")
+    with FakeController(tmp_path / "blobs", workloads=[at_zero]) as fake:
+        found = client.deployment(fake, existing=("train",)).run()
+
+    assert found == at_zero
 
 
 def test_a_service_without_a_ready_pod_is_deployed(client, tmp_path):

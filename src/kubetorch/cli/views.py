@@ -218,6 +218,11 @@ def ready_pods(service: WorkloadView) -> int:
     return sum(pod.is_ready for pod in service.pods)
 
 
+def is_at_zero(service: WorkloadView) -> bool:
+    """Whether a service rests: it has no pods because nobody calls it."""
+    return bool(service.scaler) and not service.pods and service.status == "Ready"
+
+
 def failure_lines(failure: Mapping[str, Any]) -> list[str]:
     """A failure for people: its traceback, or what there is instead."""
     text = failure.get("traceback") or f"{failure.get('error_type')}: {failure.get('message')}"

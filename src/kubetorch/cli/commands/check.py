@@ -20,7 +20,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _LOG_LINES = 20
 
-Check = Callable[[Services, WorkloadView], None]
+#: Raises what is wrong; what it returns is worth knowing.
+Check = Callable[[Services, WorkloadView], str | None]
 
 
 @app.command()
@@ -50,14 +51,16 @@ def run(
         label = subject.format(mode=views.mode(service))
         output.report(f"Checking {label}...", "blue")
         try:
-            check(services, service)
+            note = check(services, service)
         except KubetorchError as error:
             results.append({"check": label, "ok": False, "reason": error.message})
             if as_json:
                 output.value({"ok": False, "checks": results})
             _show_failure(services, service, error, output)
             raise typer.Exit(1) from error
-        results.append({"check": label, "ok": True, "reason": None})
+        if note is not None:
+            output.report(note, "yellow")
+        results.append({"check": label, "ok": True, "reason": note})
     if as_json:
         output.value({"ok": True, "checks": results})
     output.report("✓ All service checks passed", "green")
@@ -78,13 +81,25 @@ def _check_service(services: Services, service: WorkloadView) -> None:
         raise ServiceHealthError(f"{service.spec.name} has no address; it is {service.status}")
 
 
-def _check_pods(services: Services, service: WorkloadView) -> None:
+def _check_pods(services: Services, service: WorkloadView) -> str | None:
     del services
-    ready, wanted = views.ready_pods(service), service.spec.compute.pods
+    return judge_pods(service)
+
+
+def judge_pods(service: WorkloadView) -> str | None:
+    """A word about the pods of a service, if one is worth it.
+
+    Raises:
+        PodContainerError: They are not as many as it needs.
+    """
+    if views.is_at_zero(service):
+        return "scaled to zero, a call makes a pod"
+    ready, wanted = views.ready_pods(service), 1 if service.scaler else service.spec.compute.pods
     if ready < wanted:
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in service.pods]
         missing = "; ".join(reasons) or "there are no pods"
         raise PodContainerError(f"{ready} of {wanted} pods are ready ({missing})")
+    return None
 
 
 def _check_call(services: Services, service: WorkloadView) -> None:

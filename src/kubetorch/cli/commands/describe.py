@@ -98,7 +98,7 @@ def _access(app: AppSpec | None) -> str | None:
 def _pods(service: WorkloadView) -> str:
     if not service.scaler:
         return f"{views.ready_pods(service)} of {service.spec.compute.pods} ready"
-    if not service.pods and service.status == "Ready":
+    if views.is_at_zero(service):
         return "none: scaled to zero, a call makes one"
     return f"{views.ready_pods(service)} ready, as many as calls need"
 

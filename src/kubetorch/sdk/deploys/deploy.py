@@ -29,7 +29,7 @@ from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError
 from kubetorch.lib.records import record
 from kubetorch.sdk import services
-from kubetorch.sdk.calls.target import local_modules
+from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.deploys import imports, launchable, runtime
 from kubetorch.sdk.deploys.launch import LaunchLines
@@ -262,12 +262,12 @@ class Deployment:
         )
 
     def _find_existing(self) -> WorkloadView | None:
-        """A service to take as it is: one with a pod that serves calls."""
+        """A service to take as it is: one that serves calls, or gets a pod when they come."""
         order = self._order
         if not order.existing:
             return None
         found = self._session.find(order.spec.namespace, order.existing)
-        return found if found is not None and any(pod.is_ready for pod in found.pods) else None
+        return found if found is not None and is_served(found) else None
 
     def _provide(self) -> None:
         """Have the secrets and volumes that the workload is to see."""
