@@ -21,6 +21,7 @@ from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.source import Placement, Source
 from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.reach.way import DIRECT, Direct
 from kubetorch.sdk.session import Session
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, versions
@@ -50,7 +51,9 @@ class Client:
         self.project = project
         self.session = None
 
-    def deployment(self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True):
+    def deployment(
+        self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True, way=None
+    ):
         def connect():
             self.connections += 1
             return lambda: Controller(HttpClient(fake.url, "token"))
@@ -58,7 +61,7 @@ class Client:
         source = Source(kind, None, Placement(), (str(self.project), "jobs", "train"))
         spec = WorkloadSpec("default", "train", source.ref())
         self.close()
-        self.session = Session(connect)
+        self.session = Session(connect, way or DIRECT, is_local=way is None)
         order = deploy.Order(source, spec, init_args, stream_logs, existing)
         return deploy.Deployment(order, self.session, Screen())
 
@@ -261,6 +264,16 @@ def test_a_service_without_a_ready_pod_is_deployed(client, tmp_path):
         client.deployment(fake, existing=("train",)).run()
 
     assert len(fake.deploys_seen) == 1
+
+
+def test_a_deploy_that_goes_on_is_followed_past_any_number_of_breaks(client, tmp_path):
+    way = Direct()
+    way.patience = 0.15  # the first pause between attempts is shorter, and two are longer
+    cuts = [[Accepted(generation=1), BREAK]] * (deploy.ATTEMPTS + 6)
+    with FakeController(tmp_path / "blobs", [*cuts, [ready()]]) as fake:
+        assert client.deployment(fake, way=way).run() == view()
+
+    assert len({seen.id for seen in fake.deploys_seen}) == 1
 
 
 def test_cancelling_an_awaited_deploy_closes_its_connection(client, tmp_path):

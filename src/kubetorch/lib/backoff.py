@@ -1,9 +1,9 @@
-"""How long to wait before the next attempt: delays as plain iterators."""
+"""How long to wait before the next attempt: delays as plain iterators, and when to give up."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 
 def exponential(*, first: float, factor: float = 2.0, limit: float) -> Iterator[float]:
@@ -16,5 +16,45 @@ def exponential(*, first: float, factor: float = 2.0, limit: float) -> Iterator[
 
 def jittered(delays: Iterator[float]) -> Iterator[float]:
     """Each delay shortened by up to a half, so that many clients do not come at the same time."""
+    import random  # noqa: PLC0415  # takes 3 ms, and many programs never wait
+
     for delay in delays:
         yield delay * random.uniform(0.5, 1.0)
+
+
+class Patience:
+    """How long something that fails is tried again. Progress renews it.
+
+    It begins to run out with the first failure after progress: what went well for hours and then
+    breaks has all of it.
+
+    Args:
+        seconds: Until it is over.
+        first, limit: First and longest pause between attempts, in seconds.
+        now: The time, in seconds.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        first: float,
+        limit: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seconds = seconds
+        self._first, self._limit = first, limit
+        self._now = now
+        self.renew()
+
+    def renew(self) -> None:
+        """There was progress."""
+        self._failing_since: float | None = None
+        self._pauses = exponential(first=self._first, limit=self._limit)
+
+    def pause(self) -> float | None:
+        """It failed: seconds to wait before the next attempt, `None` when there is to be none."""
+        now, pause = self._now(), next(self._pauses)
+        if self._failing_since is None:
+            self._failing_since = now
+        return pause if now + pause - self._failing_since <= self._seconds else None

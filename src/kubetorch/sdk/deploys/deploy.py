@@ -27,6 +27,7 @@ from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError
+from kubetorch.lib import backoff
 from kubetorch.lib.records import record
 from kubetorch.sdk import services
 from kubetorch.sdk.calls.target import is_served, local_modules
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
-# Pauses between attempts while a controller is away, in seconds.
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 2.0
+# First and longest pause between attempts while a controller is away, in seconds.
+_PAUSES = (0.1, 2.0)
 #: Seconds beyond the `launch_timeout` after which a silent controller is given up.
 MARGIN = 30.0
 
@@ -146,34 +147,6 @@ def _frozen(order: Order) -> Order:
     return replace(order, source=source, spec=replace(order.spec, callable=callable_ref))
 
 
-class _Outage:
-    """Waiting for a controller that is away, or that cannot be reached.
-
-    Args:
-        patience: Seconds for which it may be away at a time.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._begun = self._since = time.monotonic()
-        self._delay = _FIRST_DELAY
-
-    def attempt(self) -> None:
-        """An attempt begins."""
-        self._begun = time.monotonic()
-
-    def pause(self) -> bool:
-        """Wait before the next attempt; false when the controller was away for too long."""
-        now = time.monotonic()
-        if now - self._begun > _LONGEST_DELAY:  # it was there until now
-            self._since, self._delay = now, _FIRST_DELAY
-        if now + self._delay - self._since > self._patience:
-            return False
-        time.sleep(self._delay)
-        self._delay = min(2 * self._delay, _LONGEST_DELAY)
-        return True
-
-
 class Deployment:
     """One deploy, under way.
 
@@ -191,6 +164,10 @@ class Deployment:
             screen, spec.name, spec.compute.logging, stream_logs=order.stream_logs
         )
         self._id = os.urandom(16).hex()
+        #: For a controller that is away, or cannot be reached; one of this machine is begun again.
+        self._patience = backoff.Patience(
+            0.0 if session.is_local else session.way.patience, first=_PAUSES[0], limit=_PAUSES[1]
+        )
         self._lock = threading.Lock()
         self._events: EventStream | None = None
         self._is_cancelled = False
@@ -232,11 +209,9 @@ class Deployment:
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
         controller = self._session.controller()
         fresh = bundle.fresh()
-        outage = _Outage(0.0 if self._session.is_local else self._session.way.patience)
         attempts_left = ATTEMPTS
         while attempts_left:
             attempts_left -= 1
-            outage.attempt()
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
@@ -251,8 +226,10 @@ class Deployment:
             except ControllerUnavailableError:
                 if self._is_cancelled or time.monotonic() > deadline:
                     raise
-                if outage.pause():
+                pause = self._patience.pause()
+                if pause is not None:
                     attempts_left += 1
+                    time.sleep(pause)
                 elif not attempts_left:
                     raise
                 controller = self._session.reconnect(controller)
@@ -346,6 +323,7 @@ class Deployment:
 
     def _follow(self, events: EventStream, bundle: _Bundle) -> Ready | Missing:
         for event in events:
+            self._patience.renew()
             if isinstance(event, (Ready, Missing)):
                 return event
             if isinstance(event, DeployLog):
