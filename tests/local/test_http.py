@@ -526,6 +526,13 @@ def test_the_timeout_of_one_request_is_not_that_of_the_next() -> None:
         assert server.connections == 1
 
 
+def test_tcp_looks_whether_the_server_of_a_silent_connection_is_there() -> None:
+    with talking_to(always(OK)) as (client, _):
+        client.request("GET", "/", timeout=None).read()
+        (connection, _) = client._idle[0]
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 def test_ctrl_c_ends_a_wait_and_the_connection() -> None:
     waiting = threading.Event()
 

@@ -20,7 +20,7 @@ from kubetorch.controller.workload import Workload
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import tokens, versions
+from kubetorch.wire import tokens, versions, waits
 from kubetorch.wire.messages import (
     CallReport,
     CallView,
@@ -36,8 +36,6 @@ from kubetorch.wire.messages import (
 TOKEN_LIFETIME = 3600.0
 TOKEN_LEAST = 1.0
 TOKEN_MOST = 30 * 86400.0
-#: Seconds that running calls have when a workload is deleted and nothing is said.
-DELETE_GRACE = 5.0
 #: Deploys that a repeated request can join.
 _REMEMBERED_DEPLOYS = 32
 
@@ -290,7 +288,7 @@ class Workloads:
 
     # ---------------------------------------------------------------------------------- changing
 
-    async def delete(self, namespace: str, name: str, *, grace: float = DELETE_GRACE) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float = waits.DELETE_GRACE) -> None:
         """End a workload; returns when nothing of it is left.
 
         Args:

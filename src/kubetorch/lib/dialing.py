@@ -18,11 +18,9 @@ from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from kubetorch.lib import deadlines
+from kubetorch.lib import deadlines, tcp
 from kubetorch.lib.records import record
 
-#: A silent peer is probed after so many seconds, then so often, and given up after so many probes.
-KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 15, 5, 4
 #: Milliseconds that sent data may go unacknowledged.
 USER_TIMEOUT = 35_000
 #: Bytes that the head of a proxy's answer may have.
@@ -157,22 +155,11 @@ def _without_password(url: str) -> str:
 async def _open(host: str, port: int) -> tuple[asyncio.Transport, _Greeting]:
     loop = asyncio.get_running_loop()
     transport, greeting = await loop.create_connection(_Greeting, host, port)
-    keep_alive(transport.get_extra_info("socket"))
+    connection: socket.socket = transport.get_extra_info("socket")
+    tcp.keep_alive(connection)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
     return transport, greeting
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Have TCP notice that the peer of a silent connection is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
-        ("TCP_KEEPALIVE", KEEPALIVE_IDLE),  # macOS' name of it
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", USER_TIMEOUT),
-    ):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 async def _secure(

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -64,7 +64,8 @@ class HttpClient:
         token: Sent as `Authorization: Bearer` with every request. One that changes is asked for
             anew when the server answers 401, and the request sent once more if its body can be.
         timeout: Seconds that a request may go without any progress: connecting, sending, or
-            waiting for the next bytes of an answer. `None` waits for ever.
+            waiting for the next bytes of an answer. `None` waits for ever, but not for a server
+            that is gone: TCP notices that.
         hint: The user's next step when the server does not answer.
         headers: Sent with every request.
         dialler: Makes the connections, where they do not simply go to host and port.
@@ -131,7 +132,7 @@ class HttpClient:
         *,
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
     ) -> Response:
         """Send a request and wait for the head of its answer.
 
@@ -140,14 +141,14 @@ class HttpClient:
             path: What follows the base URL, quoted, with its query.
             body: The body, or its pieces, which then go out chunked as they are made.
             headers: Further headers.
-            timeout: Instead of the client's own.
+            timeout: Instead of the client's own; `None` waits for ever, as there.
 
         Raises:
             ControllerUnavailableError: The server cannot be reached, or broke off. The cause is
                 `ConnectionRefusedError` when nobody listens, so nothing was sent.
         """
         sent = {**self._headers, **(headers or {})}
-        limit = self._timeout if timeout is None else timeout
+        limit = self._timeout if timeout is ... else timeout
         content = body if body is None or isinstance(body, bytes) else _Pieces(body)
         changing = self._token
         if changing is None or _AUTHORIZATION in sent:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.errors import ControllerRequestError, KubetorchError
 from kubetorch.lib.answers import Response
 from kubetorch.lib.http import HttpClient
-from kubetorch.wire import blobs, failures, messages, routes
+from kubetorch.wire import blobs, failures, messages, routes, waits
 from kubetorch.wire.messages import (
     CallView,
     Deploy,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 Body = bytes | Iterable[bytes] | None
+#: Seconds that a request may go without progress: `...` for as long as the client has it.
+Timeout = float | None | EllipsisType
 
 #: Content type of a stream of JSON lines.
 NDJSON = "application/x-ndjson"
@@ -90,7 +93,9 @@ class Controller:
             ServiceNotFoundError: There is none of that name.
         """
         query = "" if grace is None else f"?grace={grace:g}"
-        self._call("DELETE", routes.workload(namespace, name) + query)
+        wait = (waits.DELETE_GRACE if grace is None else grace) + waits.DELETE_SLACK
+        path = routes.workload(namespace, name) + query
+        self._call("DELETE", path, timeout=wait + waits.MARGIN)
 
     def get_token(
         self,
@@ -131,14 +136,14 @@ class Controller:
             follow: Go on with new lines; the iterator then ends only with the workload.
             tail: Only so many of the lines that are there.
             pod: Only lines of this pod.
+
+        Raises:
+            ServiceNotFoundError: There is no workload of that name.
         """
         given = {"follow": str(follow).lower(), "tail": tail, "pod": pod}
         query = {key: value for key, value in given.items() if value is not None}
         path = f"{routes.workload(namespace, name, 'logs')}?{urlencode(query)}"
-        with self._request("GET", path, timeout=None if follow else 60.0) as response:
-            for line in response.iter_lines():
-                if line:
-                    yield messages.decode(DeployLog, line)
+        return _log_lines(self._request("GET", path, timeout=None if follow else 60.0))
 
     # ------------------------------------------------------------------------------------ deploy
 
@@ -237,17 +242,25 @@ class Controller:
 
     # ---------------------------------------------------------------------------------- requests
 
-    def ask(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+    def ask(
+        self, method: str, path: str, *, body: bytes | None = None, timeout: Timeout = ...
+    ) -> bytes:
         """The answer to a request that has no method of its own here."""
-        return self._call(method, path, body=body)
+        return self._call(method, path, body=body, timeout=timeout)
 
     def _get(self, kind: type[_T], path: str) -> _T:
         return messages.decode(kind, self._call("GET", path))
 
     def _call(
-        self, method: str, path: str, *, body: Body = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Body = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: Timeout = ...,
     ) -> bytes:
-        with self._request(method, path, body=body, headers=headers) as response:
+        with self._request(method, path, body=body, headers=headers, timeout=timeout) as response:
             return response.read()
 
     def _request(
@@ -257,7 +270,7 @@ class Controller:
         *,
         body: Body = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = ...,
     ) -> Response:
         response = self._http.request(method, path, body=body, headers=headers, timeout=timeout)
         if 200 <= response.status < 300:
@@ -286,6 +299,13 @@ class EventStream:
     def abort(self) -> None:
         """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
         self._response.abort()
+
+
+def _log_lines(response: Response) -> Iterator[DeployLog]:
+    with response:
+        for line in response.iter_lines():
+            if line:
+                yield messages.decode(DeployLog, line)
 
 
 def _of(path: str, namespace: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kubetorch.errors import ControllerUnavailableError
+from kubetorch.lib import backoff
 from kubetorch.sdk import logs
 from kubetorch.sdk.following import Known
 from kubetorch.sdk.session import Session
@@ -19,8 +20,8 @@ from kubetorch.wire.messages import DeployLog
 #: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
 #: one stream of lines is joined to the next is found by what both have.
 _MARGIN = 1000
-#: Seconds to wait before a connection is made again that brought nothing since the last time.
-_PAUSES = (0.0, 0.1, 0.5, 2.0)
+#: First and longest pause before a connection is made again, in seconds.
+_PAUSES = (0.1, 2.0)
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,22 @@ class ServiceLogs:
 
     def _new(self, known: Known) -> Iterator[DeployLog]:
         """Lines as they come, over connections that break."""
-        failed = 0
+        patience = backoff.Patience(self.session.way.patience, first=_PAUSES[0], limit=_PAUSES[1])
         while True:
             known.begin_again()
             controller = self.session.controller()
             try:
-                for line in self._ask(tail=max(known.count, _MARGIN), follow=True):
-                    failed = 0
+                lines = self._ask(tail=max(known.count, _MARGIN), follow=True)
+                patience.renew()
+                for line in lines:
                     if known.is_new(line):
                         yield line
                 return
             except ControllerUnavailableError:
-                if failed >= len(_PAUSES):
+                pause = patience.pause()
+                if pause is None:
                     raise
-                time.sleep(_PAUSES[failed])
-                failed += 1
+                time.sleep(pause)
                 self.session.reconnect(controller)
 
     def _ask(self, *, tail: int, follow: bool) -> Iterator[DeployLog]:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from kubetorch.lib.hidden import Hidden
 from kubetorch.specs.volume import VolumeSpec
-from kubetorch.wire import messages, routes
+from kubetorch.wire import messages, routes, waits
 from kubetorch.wire.secrets import PutSecret, SecretValues, SecretView, StoredSecret
 from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
@@ -101,8 +101,9 @@ class VolumeRequests:
             VolumeInUseError: Services have it mounted.
         """
         path = f"{routes.volume(namespace, claim)}?{urlencode({'wait': wait})}"
-        answer: bool = json.loads(self._controller.ask("DELETE", path))["gone"]
-        return answer
+        answer = self._controller.ask("DELETE", path, timeout=wait + waits.MARGIN)
+        gone: bool = json.loads(answer)["gone"]
+        return gone
 
     def storage_class(self, access_mode: str, namespace: str) -> str:
         """The class of a volume of a namespace for which nobody names one.

@@ -16,7 +16,6 @@ from kubetorch.controller.routes.blobs import receive
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import (
-    DELETE_GRACE,
     TOKEN_LEAST,
     TOKEN_LIFETIME,
     TOKEN_MOST,
@@ -24,7 +23,7 @@ from kubetorch.controller.workloads import (
 )
 from kubetorch.errors import ProtocolError
 from kubetorch.lib.asgi import NDJSON
-from kubetorch.wire import messages, routes, tokens
+from kubetorch.wire import messages, routes, tokens, waits
 from kubetorch.wire.messages import Deploy, DeployEvent, Ready
 
 #: Bytes that the head of a deploy may have.
@@ -97,7 +96,7 @@ class WorkloadRoutes:
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
-        grace = exchange.number("grace", DELETE_GRACE, least=0.0, most=GRACE_MOST)
+        grace = exchange.number("grace", waits.DELETE_GRACE, least=0.0, most=GRACE_MOST)
         await self._workloads.delete(namespace, name, grace=grace)
         await exchange.respond_message({"deleted": name})
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kubetorch.errors import ConfigError
+from kubetorch.lib import tcp
 from kubetorch.sdk.reach.addresses import pod_headers, relay_url, service_url
 from kubetorch.sdk.reach.background import Background
 from kubetorch.sdk.reach.pipe import Pipe
@@ -86,7 +87,8 @@ class Relayed:
         end = _TlsEnd(near, self._ends.discard)
         self._ends.add(end)
         try:
-            await loop.create_connection(lambda: end, host, port, ssl=context)
+            transport, _ = await loop.create_connection(lambda: end, host, port, ssl=context)
+            tcp.keep_alive(transport.get_extra_info("socket"))
         except BaseException:
             end.abandon()
             raise

@@ -35,10 +35,8 @@ from kubetorch.manifests import services
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures
+from kubetorch.wire import failures, waits
 
-#: Seconds beyond their grace until the pods of a deleted workload have to be gone.
-DELETE_SLACK = 30.0
 # Requests about workloads at one time, when the controller starts.
 _AT_ONCE = 16
 
@@ -229,10 +227,10 @@ class KubernetesBackend:
 
         Whoever owns them deletes them; asked to go earlier, one would only be replaced.
         """
-        seconds = max(1, int(grace))
+        seconds, patience = max(1, int(grace)), grace + waits.DELETE_SLACK
         told: set[str] = set()
         try:
-            async with deadlines.timeout(grace + DELETE_SLACK):
+            async with deadlines.timeout(patience):
                 while pods := self._watch.of(key):
                     going = {name for name, pod in pods.items() if statuses.is_leaving(pod)} - told
                     if not going:
@@ -243,7 +241,7 @@ class KubernetesBackend:
         except TimeoutError as error:
             left = ", ".join(sorted(self._watch.of(key)))
             raise WorkloadError(
-                f"{grace + DELETE_SLACK:.0f} s after the end of {key[1]} it still has pods: {left}",
+                f"{patience:.0f} s after the end of {key[1]} it still has pods: {left}",
                 hint=f"kubectl describe pod -n {key[0]} {left} says why",
             ) from error
 
