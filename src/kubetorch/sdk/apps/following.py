@@ -15,20 +15,24 @@ from kubetorch.errors import (
     StartupError,
 )
 from kubetorch.lib import backoff
+from kubetorch.lib.answers import Response
+from kubetorch.lib.http import HttpClient
 from kubetorch.sdk import logs
+from kubetorch.sdk.controller import Timeout, refusal
 from kubetorch.sdk.following import Known
 from kubetorch.sdk.reach import way
 from kubetorch.sdk.session import Session
-from kubetorch.wire import failures, routes
+from kubetorch.wire import routes
 from kubetorch.wire.messages import DeployLog, PodView, WorkloadView
 
 #: Seconds without a word of a pod after which following it is given up.
 PATIENCE = 60.0
 #: First and longest pause between attempts, in seconds.
 _PAUSES = (0.1, 2.0)
+#: Of answers that another attempt may help: a proxy in between does not get through just now.
+_PASSING = frozenset({502, 503, 504})
 #: Lines that a stream begins with again after it broke.
 _TAIL = 1000
-_ANSWER_TIMEOUT = 30.0
 
 
 def printer() -> Callable[[str], None]:
@@ -37,23 +41,38 @@ def printer() -> Callable[[str], None]:
     return screen.line
 
 
-def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None]) -> int:
+def follow(
+    session: Session,
+    view: WorkloadView,
+    on_line: Callable[[str], None],
+    *,
+    patience: float = PATIENCE,
+) -> int:
     """Tell of the lines of all pods until their apps have ended; the first exit code but 0.
+
+    Args:
+        session: The way to their controller.
+        view: The workload.
+        on_line: Told of each line, from several threads when there are several pods.
+        patience: Seconds without a word of a pod after which following it is given up.
 
     Raises:
         ServiceNotFoundError: The service was torn down meanwhile.
         StartupError: Another generation took its place.
         ControllerUnavailableError: A pod was silent for too long.
+        KubetorchError: What a pod says is not the state of its app.
+        Exception: What `on_line` raises.
     """
     pods = of_generation(view)
     prefixed = len(pods) > 1
-    ends: list[int | KubetorchError | None] = [None] * len(pods)
+    ends: list[int | BaseException] = [0] * len(pods)
 
     def run(number: int, pod: PodView) -> None:
         prefix = f"({pod.name}) " if prefixed else ""
+        told = _Follower(session, view, pod, lambda text: on_line(prefix + text), patience)
         try:
-            ends[number] = _Follower(session, view, pod, lambda text: on_line(prefix + text)).run()
-        except KubetorchError as error:
+            ends[number] = told.run()
+        except BaseException as error:  # noqa: BLE001  # nothing of this is an end with 0
             ends[number] = error
 
     threads = [threading.Thread(target=run, args=one, daemon=True) for one in enumerate(pods)]
@@ -62,7 +81,7 @@ def follow(session: Session, view: WorkloadView, on_line: Callable[[str], None])
     for thread in threads:
         thread.join()
     for end in ends:
-        if isinstance(end, KubetorchError):
+        if isinstance(end, BaseException):
             raise end
     return next((end for end in ends if isinstance(end, int) and end), 0)
 
@@ -84,6 +103,7 @@ class _Follower:
         view: The workload.
         pod: The pod.
         on_line: Told of each line.
+        patience: Seconds without a word of it.
     """
 
     def __init__(
@@ -92,12 +112,14 @@ class _Follower:
         view: WorkloadView,
         pod: PodView,
         on_line: Callable[[str], None],
+        patience: float,
     ) -> None:
         self._session = session
         self._view = view
         self._pod = pod
         self._on_line = on_line
         self._known = Known(time.time())
+        self._patience = backoff.Patience(patience, first=_PAUSES[0], limit=_PAUSES[1])
 
     def run(self) -> int:
         """Follow it to its end; its exit code.
@@ -105,22 +127,33 @@ class _Follower:
         Raises:
             KubetorchError: It cannot be followed any more.
         """
-        pauses = backoff.exponential(first=_PAUSES[0], limit=_PAUSES[1])
-        deadline = time.monotonic() + PATIENCE
+        is_first = True
         while True:
             try:
+                if not is_first:
+                    self._look_up()
                 code = self._attempt()
-            except ControllerUnavailableError:
-                if time.monotonic() > deadline:
+            except KubetorchError as error:
+                pause = self._patience.pause() if error.status in _PASSING else None
+                if pause is None:
                     raise
+                time.sleep(pause)
             else:
                 if code is not None:
                     return code
-                deadline = time.monotonic() + PATIENCE
-                pauses = backoff.exponential(first=_PAUSES[0], limit=_PAUSES[1])
-            time.sleep(next(pauses))
+                time.sleep(_PAUSES[0])
+            is_first = False
             self._known.begin_again()
-            self._look_up()
+
+    def token(self, path: str) -> str:
+        """What the pod lets this program in for (a `kubetorch.lib.http.Credential`)."""
+        del path
+        return self._view.token or ""
+
+    def reject(self, token: str) -> bool:
+        """The pod does not take it: an app may run for longer than a token is good for."""
+        self._look_up()
+        return self._view.token not in (None, token)
 
     def _look_up(self) -> None:
         """Ask where the pod is now."""
@@ -137,18 +170,17 @@ class _Follower:
         """Show lines until the end of the app or of the connection; the exit code, if it ended."""
         session = self._session
         url = session.address(self._view, self._pod)
-        if not url:
-            return None
         hint = f"kt status {self._view.spec.name}"
-        with way.client(session.way, url, self._view.token, timeout=None, hint=hint) as http:
+        if not url:
+            raise ControllerUnavailableError(f"pod {self._pod.name} has no address", hint=hint)
+        with way.client(session.way, url, self, hint=hint) as http:
             path = f"{routes.LOGS}?follow=1&tail={_TAIL}&app={self._view.generation}"
-            with http.request("GET", path) as response:
-                if response.status != 200:
-                    raise failures.rebuild(failures.parse_json(response.read()))
+            with _get(http, path, timeout=None) as response:
+                self._patience.renew()
                 for line in response.iter_lines():
                     if line:
                         self._take(json.loads(line))
-            with http.request("GET", routes.APP_STATUS, timeout=_ANSWER_TIMEOUT) as response:
+            with _get(http, routes.APP_STATUS) as response:
                 status = json.loads(response.read())
         code = status.get("exit_code")
         return int(code) if status.get("running") is False and code is not None else None
@@ -159,3 +191,16 @@ class _Follower:
         known = DeployLog(text=line["text"], pod=self._pod.name, time=line["time"])
         if self._known.is_new(known):
             self._on_line(known.text)
+
+
+def _get(http: HttpClient, path: str, *, timeout: Timeout = ...) -> Response:
+    """What an agent answers, whose status is 200.
+
+    Raises:
+        KubetorchError: It is another one.
+    """
+    response = http.request("GET", path, timeout=timeout)
+    if response.status == 200:
+        return response
+    with response:
+        raise refusal("GET", http.base_url + path, response.status, response.read())

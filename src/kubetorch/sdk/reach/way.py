@@ -19,7 +19,7 @@ from kubetorch.errors import ConfigError
 if TYPE_CHECKING:
     import socket
 
-    from kubetorch.lib.http import HttpClient
+    from kubetorch.lib.http import Credential, HttpClient
     from kubetorch.wire.messages import PodView
 
 #: Seconds for which calls wait for pods and a controller that are reached directly.
@@ -107,7 +107,7 @@ DIRECT = Direct()
 def client(
     way: Way,
     url: str,
-    token: str | None,
+    token: str | Credential | None,
     *,
     timeout: float | None = 30.0,
     hint: str | None = None,
