@@ -91,7 +91,7 @@ class Relay:
         headers = scope["headers"]
         target = self._target(scope["path"], scope["query_string"], headers)
         try:
-            await proxying.relay(scope, _passed(headers, target), receive, send_on, target)
+            await proxying.relay(scope, _passed(headers), receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",
@@ -112,7 +112,7 @@ class Relay:
         except KubetorchError as error:
             failure = replace(failures.describe(error), traceback="")
             raise tunnels.Refused(failures.http_status(error), failure.to_json()) from error
-        return target, _passed(upgrade.headers, target), lambda: None
+        return target, _passed(upgrade.headers), lambda: None
 
     # ------------------------------------------------------------------------------------ inside
 
@@ -205,9 +205,8 @@ def _candidates(query: bytes, headers: Iterable[Header]) -> Iterable[str]:
         yield unquote_plus(match[1].decode("latin-1"))
 
 
-def _passed(headers: Iterable[Header], target: Target) -> list[Header]:
-    replaced = {_POD, *(name for name, _ in target.headers)}
-    return [header for header in headers if header[0] not in replaced]
+def _passed(headers: Iterable[Header]) -> list[Header]:
+    return [header for header in headers if header[0] != _POD]
 
 
 def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:

@@ -89,7 +89,7 @@ class HttpClient:
         self._is_https = url.scheme == "https"
         self._host = url.hostname
         self._port = url.port or (443 if self._is_https else 80)
-        self._authority = _authority(url)
+        self._authority = authority(url)
         self._prefix = url.path.rstrip("/")
         self._token = token
         self._headers = dict(headers or {})
@@ -260,10 +260,10 @@ class HttpClient:
                 raise
 
 
-def _authority(url: SplitResult) -> str:
+def authority(url: SplitResult) -> str:
     """Host and port, as the `Host` header has them."""
-    authority = url.netloc.rpartition("@")[2]
-    return authority if authority.isascii() else authority.encode("idna").decode()
+    named = url.netloc.rpartition("@")[2]
+    return named if named.isascii() else named.encode("idna").decode()
 
 
 def _encrypted(sock: socket.socket, host: str) -> socket.socket:

@@ -29,6 +29,7 @@ _OF_CONNECTION = frozenset(
     b"connection expect keep-alive proxy-authenticate proxy-authorization proxy-connection te "
     b"trailer transfer-encoding upgrade".split()
 )
+_FORWARDED_HOST = b"x-forwarded-host"
 
 
 class Mount(NamedTuple):
@@ -53,9 +54,17 @@ class Mount(NamedTuple):
         rest = parts[self.outside.count("/") + 1 :]
         return b"".join((self.inside.encode(), *(b"/" + part for part in rest))) or b"/"
 
-    def leave(self, location: bytes, host: bytes) -> bytes:
-        """A `Location` for the client, if it leads to the server itself."""
+    def leave(self, location: bytes, host: bytes, own: bytes = b"") -> bytes:
+        """A `Location` for the client, if it leads to the server itself.
+
+        Args:
+            location: As the server has it.
+            host: The server's name for the client.
+            own: Its name for itself, where that is another one.
+        """
         parts = urlsplit(location)
+        if own and parts.netloc == own:
+            parts = parts._replace(scheme=b"", netloc=b"")
         if parts.netloc not in (b"", host) or not parts.path.startswith(b"/"):
             return location
         path = parts.path.decode("latin-1")
@@ -73,7 +82,7 @@ class Target(NamedTuple):
     Attributes:
         host, port: Where it listens.
         mount: Where it appears.
-        headers: What requests need to get there.
+        headers: What requests need to get there, in place of what clients say.
         dial: Makes the connections, where they do not simply go to host and port.
     """
 
@@ -88,6 +97,17 @@ class Target(NamedTuple):
         if self.dial is None:
             return {"host": self.host, "port": self.port}
         return {"sock": await self.dial()}
+
+    def passed(self, headers: Iterable[Header]) -> list[Header]:
+        """The headers of a client that go on, and those that are needed.
+
+        A server that is called by another name than the client knows it by is told that one.
+        """
+        found, own = end_to_end(headers), {name for name, _ in self.headers}
+        known, more = dict(found), []
+        if b"host" in own and b"host" in known and _FORWARDED_HOST not in known:
+            more = [(_FORWARDED_HOST, known[b"host"])]
+        return [*(one for one in found if one[0] not in own), *more, *self.headers]
 
 
 class BrokenAnswerError(ConnectionError):
@@ -134,7 +154,7 @@ async def relay(
     """
     async with deadlines.timeout(CONNECT_TIMEOUT):
         reader, writer = await asyncio.open_connection(**await target.place())
-    passed = [*end_to_end(headers), *target.headers]
+    passed = target.passed(headers)
     has_length = any(name == b"content-length" for name, _ in passed)
     is_chunked = not has_length and any(
         name == b"transfer-encoding" for name, _ in scope["headers"]
@@ -213,13 +233,14 @@ async def _download(
     while not answer.has_head or parser.get_status_code() < 200:
         if not await _feed(parser, reader):
             raise BrokenAnswerError("the connection was closed before there was an answer")
-    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    host = _host(scope["headers"]) or b""
+    own = _host(target.headers) or b""
     await send(
         {
             "type": "http.response.start",
             "status": parser.get_status_code(),
             "headers": [
-                (name, target.mount.leave(value, host) if name == b"location" else value)
+                (name, target.mount.leave(value, host, own) if name == b"location" else value)
                 for name, value in end_to_end(answer.headers)
             ],
         }
@@ -241,6 +262,10 @@ async def _download(
                 return  # the client sees by the missing end that the answer was cut
             break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _host(headers: Iterable[Header]) -> bytes | None:
+    return next((value for name, value in headers if name == b"host"), None)
 
 
 async def _feed(parser: httptools.HttpResponseParser, reader: asyncio.StreamReader) -> bool:

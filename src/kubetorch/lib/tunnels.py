@@ -16,7 +16,7 @@ import httptools
 
 from kubetorch.lib import deadlines
 from kubetorch.lib.cycles import status_line
-from kubetorch.lib.proxying import CONNECT_TIMEOUT, Header, Target, end_to_end, request_head
+from kubetorch.lib.proxying import CONNECT_TIMEOUT, Header, Target, request_head
 
 #: Seconds that an end has to take what the other one sent last.
 CLOSE_TIMEOUT = 5.0
@@ -118,7 +118,7 @@ class Tunnel(asyncio.Protocol):
             self._other = other
             path = target.mount.enter(upgrade.path)
             kept = [(n, v) for n, v in upgrade.headers if n in (b"upgrade", b"connection")]
-            passed = [*end_to_end(headers), *target.headers, *kept]
+            passed = [*target.passed(headers), *kept]
             other.write(request_head("GET", path, upgrade.query, passed))
             self._transport.resume_reading()
 

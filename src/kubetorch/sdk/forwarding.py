@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, ServiceNotFoundError
 from kubetorch.lib import ports
 from kubetorch.lib.forwarding import GOODBYE, Forwarder, NoTargetError
+from kubetorch.lib.http import authority
 from kubetorch.lib.proxying import CONNECT_TIMEOUT, Mount, Target
 from kubetorch.sdk.reach.way import DIRECT, Way
 from kubetorch.wire import routes
@@ -114,11 +115,11 @@ class Forwarding:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if self._way is DIRECT:
             return Target(parts.hostname, port, mount)
-        extra = tuple(
-            (name.lower().encode(), value.encode())
-            for name, value in self._way.headers(url).items()
-            if name != "Host"  # that of the client stays
-        )
+        needed = dict(self._way.headers(url))
+        # Where any host will do, that of the client stays; an ingress goes by its own.
+        if needed.pop("Host", None) is None:
+            needed["Host"] = authority(parts)
+        extra = tuple((name.lower().encode(), value.encode()) for name, value in needed.items())
 
         async def dial() -> socket.socket:
             connection = await asyncio.to_thread(self._way.connect, url, CONNECT_TIMEOUT)

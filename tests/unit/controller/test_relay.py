@@ -94,10 +94,10 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
 
     target = passing._target("/team/train/v1/stream", b"", headers)
     assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
-    passed = [*relay._passed(headers, target), *target.headers]
+    passed = target.passed(relay._passed(headers))
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
     target = passing._target("/team/train/v1/stream", b"", named)
     assert (target.host, target.port) == ("1.2.3.4", 32300)
-    assert relay._passed(named, target) == headers
+    assert relay._passed(named) == headers

@@ -2,7 +2,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from kubetorch.lib.proxying import Mount, end_to_end, request_head
+from kubetorch.lib.proxying import Mount, Target, end_to_end, request_head
 
 HTTP = Mount(outside="/http", inside="")
 ROOT = Mount(outside="", inside="/http")
@@ -45,6 +45,27 @@ def test_other_paths_are_not_the_servers():
 )
 def test_redirects_of_the_server_to_itself_stay_with_it(mount, location, outside):
     assert mount.leave(location, b"here") == outside
+
+
+def test_a_redirect_to_the_servers_own_name_stays_where_the_client_found_it():
+    assert ROOT.leave(b"https://own/http/login", b"here", b"own") == b"/login"
+    assert ROOT.leave(b"https://own/other", b"here", b"own") == b"https://own/other"
+
+
+def test_what_a_server_needs_stands_in_place_of_what_the_client_says():
+    target = Target("own", 80, ROOT, ((b"host", b"own"), (b"x-pod", b"a")))
+    headers = [(b"host", b"here"), (b"x-pod", b"b"), (b"accept", b"*/*")]
+    assert target.passed(headers) == [
+        (b"accept", b"*/*"),
+        (b"x-forwarded-host", b"here"),
+        (b"host", b"own"),
+        (b"x-pod", b"a"),
+    ]
+
+
+def test_the_host_of_the_client_stays_where_the_server_needs_none_of_its_own():
+    headers = [(b"host", b"here")]
+    assert Target("own", 80, ROOT).passed(headers) == headers
 
 
 def test_headers_of_the_connection_stay_on_it():
