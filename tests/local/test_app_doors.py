@@ -1,5 +1,6 @@
 """Ways to apps and pods, from the command line and from a program."""
 
+import hashlib
 import http.client
 import json
 import os
@@ -263,6 +264,28 @@ def test_words_of_a_command_stay_apart_and_input_arrives_whole(served):
     assert done.stdout == "a b|c|"
     body = "0123456789abcdef" * 100_000
     assert kt_("ssh", served.service_name, "--", "cat", input=body).stdout == body
+
+
+def test_a_large_file_as_input_arrives_whole(served, tmp_path):
+    file = tmp_path / "large"
+    file.write_bytes(os.urandom(1 << 20) * 8)
+    with file.open() as stdin:
+        done = kt_("ssh", served.service_name, "--", "sha256sum", stdin=stdin)
+    assert done.stdout.split()[0] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_file_as_input_is_read_only_as_fast_as_the_command_takes_it(served, tmp_path):
+    larger_than_memory = tmp_path / "sparse"
+    larger_than_memory.touch()
+    os.truncate(larger_than_memory, 64 << 30)
+    with larger_than_memory.open() as stdin:
+        done = kt_("ssh", served.service_name, "--", "head -c 3 | wc -c; exit 7", stdin=stdin)
+    assert (done.stdout.strip(), done.returncode) == ("3", 7), done.stderr
+
+
+def test_without_standard_input_a_command_has_none_either(served):
+    done = kt_("ssh", served.service_name, "--", "wc -c", stdin=subprocess.DEVNULL)
+    assert done.stdout.strip() == "0"
 
 
 def test_a_shell_has_a_terminal_and_ends_with_its_exit_code(served):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
 from kubetorch.lib import processes, spawning, websocket
-from kubetorch.lib.connections import Connection, Endpoint, Refusal
+from kubetorch.lib.connections import CLOSE_TIMEOUT, Connection, Endpoint, Refusal
 from kubetorch.lib.processes import ExitWatch
 from kubetorch.pod.apps.run import exit_code
 from kubetorch.pod.http.auth import Guard
@@ -130,6 +130,7 @@ class Shell:
         # Descriptors that are read, and what stands in front of their messages.
         self._outputs: dict[int, bytes] = {}
         self._burial: asyncio.Task[None] | None = None
+        self._goodbye: asyncio.TimerHandle | None = None
 
     # --------------------------------------------------------------------------- the connection
 
@@ -138,8 +139,7 @@ class Shell:
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Endpoint's
         if opcode == websocket.BINARY:
-            self._waiting += payload
-            self._write()
+            self._feed(payload)
             return
         try:
             self._take(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
@@ -151,8 +151,7 @@ class Shell:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Endpoint's
-        self._waiting += head + bytes(rest)
-        self._write()
+        self._feed(head + bytes(rest))
 
     def on_writable(self) -> None:  # noqa: D102  # Endpoint's
         for descriptor in self._outputs:
@@ -160,6 +159,8 @@ class Shell:
 
     def on_close(self, reason: str) -> None:  # noqa: D102  # Endpoint's
         self._connection = None
+        if self._goodbye is not None:
+            self._goodbye.cancel()
         if self._pid:
             self._signal(signal.SIGHUP)
             self._signal(signal.SIGKILL)
@@ -233,6 +234,11 @@ class Shell:
         if self._connection is not None:
             self._connection.send(kind, data)
 
+    def _feed(self, data: bytes | memoryview) -> None:
+        if self._burial is None:  # else nobody is there to read it
+            self._waiting += data
+            self._write()
+
     def _write(self) -> None:
         """Give the shell what waits for it."""
         if self._input < 0:
@@ -294,10 +300,13 @@ class Shell:
                     self._send(kind, data)
             os.close(descriptor)
         self._outputs.clear()
+        self._terminal = -1
         if self._connection is not None:
             code = ShellExit(code=exit_code(status))
             self._connection.send(messages.encode(code), opcode=websocket.TEXT)
-            self._connection.close()
+            # The client closes: one that still sends input would see a reset, and not the code.
+            self._connection.read_on(True)
+            self._goodbye = self._loop.call_later(CLOSE_TIMEOUT, self._connection.close)
         self._on_over(self)
 
 

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from kubetorch.errors import AgentDiedError
 from kubetorch.lib import upgrading, websocket
 from kubetorch.lib.connections import Connection
+from kubetorch.sdk import standard_input
 from kubetorch.sdk.session import Session
 from kubetorch.sdk.streams import dial
 from kubetorch.wire import failures, messages, routes, shells
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.shells import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
 
-_PIECE = 64 * 1024
 #: Seconds until the agent has to have agreed.
 _TIMEOUT = 10.0
 
@@ -89,7 +89,8 @@ class _Client:
         self._connection: Connection | None = None
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
         self.reason = ""
-        self._is_reading = False
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     def say(self, message: ShellMessage) -> None:
         """Tell the agent."""
@@ -101,46 +102,25 @@ class _Client:
         """Pass the standard input on, and sizes of the terminal."""
         if has_terminal:
             self._loop.add_signal_handler(signal.SIGWINCH, self._resize)
-        self._read_input()
+        passing = self._loop.create_task(self._pass_input())
         try:
             yield
         finally:
-            self._stop_reading()
+            passing.cancel()
+            if self._connection is not None:
+                self._connection.abort("the shell has ended")
             if has_terminal:
                 self._loop.remove_signal_handler(signal.SIGWINCH)
 
-    def _read_input(self) -> None:
-        try:
-            self._loop.add_reader(0, self._on_input)
-            self._is_reading = True
-        except PermissionError:  # a file, which no loop can wait for: it can be read at once
-            while data := os.read(0, _PIECE):
-                self._send(data)
-            self.say(ShellEnd())
-        except OSError:  # there is no standard input
-            self.say(ShellEnd())
-
-    def _on_input(self) -> None:
-        try:
-            data = os.read(0, _PIECE)
-        except OSError:
-            data = b""
-        if data:
-            self._send(data)
-        else:
-            self._stop_reading()
-            self.say(ShellEnd())
-
-    def _send(self, data: bytes) -> None:
-        if self._connection is not None:
-            self._connection.send(data)
-            if self._connection.is_congested:
-                self._stop_reading()
-
-    def _stop_reading(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            self._loop.remove_reader(0)
+    async def _pass_input(self) -> None:
+        """Standard input to its end, read only as fast as the pod takes it."""
+        while data := await standard_input.read():
+            if self._connection is not None:
+                self._connection.send(data)
+                if self._connection.is_congested:
+                    self._has_room.clear()
+            await self._has_room.wait()
+        self.say(ShellEnd())
 
     def _resize(self) -> None:
         columns, rows = shutil.get_terminal_size()
@@ -164,8 +144,7 @@ class _Client:
         self._show(head[:1], head[1:] + bytes(rest))
 
     def on_writable(self) -> None:
-        if not self._is_reading and not self.exited.done():
-            self._read_input()
+        self._has_room.set()
 
     def on_close(self, reason: str) -> None:
         self.reason = reason

@@ -24,6 +24,7 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Selection
 from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines
+from kubetorch.sdk import standard_input
 from kubetorch.wire.volumes import VolumeView
 
 #: Seconds until the pod has to run: its volume may have to be made and attached first.
@@ -32,7 +33,6 @@ _START = 180.0
 _LONGEST = 24 * 3600
 #: What a container waits for in vain.
 _DOOMED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_PIECE = 64 * 1024
 
 
 def run(access: Access, view: VolumeView, *, mount_path: str, image: str) -> int:
@@ -143,26 +143,9 @@ async def _shell(client: Client, pod: Ref, mount_path: str) -> int:
 
 async def _pass_input(process: execs.Process) -> None:
     """Standard input to its end, read only as fast as the pod takes it."""
-    loop = asyncio.get_running_loop()
-    while True:
-        data = await _readable(loop)
-        if not data:
-            process.end_input()
-            return
+    while data := await standard_input.read():
         await process.write(data)
-
-
-async def _readable(loop: asyncio.AbstractEventLoop) -> bytes:
-    ready = asyncio.Event()
-    try:
-        loop.add_reader(0, ready.set)
-    except PermissionError:  # a file, which no loop can wait for: it can be read at once
-        return os.read(0, _PIECE)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(0)
-    return os.read(0, _PIECE)
+    process.end_input()
 
 
 @contextlib.contextmanager
