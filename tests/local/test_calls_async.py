@@ -10,7 +10,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from kubetorch.errors import CallTimeoutError, ServiceNotFoundError
+from kubetorch.errors import (
+    CallTimeoutError,
+    ControllerUnavailableError,
+    ServiceNotFoundError,
+)
 from kubetorch.sdk.calls.invoke import Caller, Target
 from kubetorch.sdk.streams.connecting import Location
 from tests.local.calling import caller, route_to, until
@@ -221,3 +225,52 @@ def test_lines_are_printed_before_the_value(capsys: pytest.CaptureFixture[str]) 
     with ScriptedAgent(speak=speak) as agent, route_to(agent.locate) as route:
         asyncio.run(main())
     assert capsys.readouterr().out == "(fake-0) first\nthen\n"
+
+
+def test_a_hurried_call_that_comes_first_does_not_hurry_those_that_wait_with_it() -> None:
+    may_connect = threading.Event()
+
+    def resolve() -> Location:
+        if not may_connect.is_set():
+            raise ControllerUnavailableError("not yet")
+        return agent.locate()
+
+    async def main() -> None:
+        echo = caller(route, "echo", async_=True)
+        hurried = asyncio.create_task(echo.options(timeout=0.3)(1))
+        await asyncio.sleep(0)
+        patient = asyncio.create_task(echo(2))
+        with pytest.raises(CallTimeoutError) as caught:
+            await hurried
+        assert "not yet" in str(caught.value.__cause__)
+        may_connect.set()
+        assert await patient == [2]
+
+    with ScriptedAgent() as agent, route_to(resolve) as route:
+        asyncio.run(main())
+        assert agent.connects == 1
+
+
+def test_a_hurried_call_does_not_wait_as_long_as_those_that_came_before_it() -> None:
+    may_connect = threading.Event()
+
+    def resolve() -> Location:
+        assert may_connect.wait(60)
+        return agent.locate()
+
+    async def main() -> None:
+        echo = caller(route, "echo", async_=True)
+        patient = asyncio.create_task(echo(1))
+        await asyncio.sleep(0)
+        with pytest.raises(CallTimeoutError):
+            await echo.options(timeout=0.3)(2)
+        assert not patient.done()
+        may_connect.set()
+        assert await patient == [1]
+
+    with ScriptedAgent() as agent, route_to(resolve) as route:
+        try:
+            asyncio.run(asyncio.wait_for(main(), 50))
+        finally:
+            may_connect.set()
+        assert agent.connects == 1

@@ -13,7 +13,7 @@ import atexit
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubetorch.errors import CallRefusedError
 from kubetorch.sdk.calls.scaled import Scaled
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from kubetorch.sdk.session import Session
 
 __all__ = ["Location", "Resolver", "Route"]
+
+
+class _Attempt(NamedTuple):
+    """To connect, for all coroutines of a loop: each waits as long as it may itself."""
+
+    future: asyncio.Future[Stream]
+    backoff: Backoff
 
 
 class Route:
@@ -82,7 +89,7 @@ class Route:
         self._turn = 0
         self._connecting = threading.Lock()
         self._closed = threading.Event()
-        self._connects: dict[asyncio.AbstractEventLoop, asyncio.Future[Stream]] = {}
+        self._connects: dict[asyncio.AbstractEventLoop, _Attempt] = {}
         reference = weakref.ref(self)
         atexit.register(_close, reference)
         os.register_at_fork(after_in_child=lambda: _abandon(reference))
@@ -123,23 +130,7 @@ class Route:
             UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
             CallRefusedError: No pod could be reached in time.
         """
-        patience = self.patience if patience is None else patience
-        backoff = Backoff(patience)
-        while True:
-            try:
-                return self._take(backoff)
-            except FINAL:
-                raise
-            except TRANSIENT as failed:
-                error = failed
-                mistake = connecting.mistake_in(failed)
-                if mistake is not None and backoff.is_sure:
-                    raise mistake from None
-            if not backoff.pause(self._closed):
-                raise CallRefusedError(
-                    f"{self._no_pod} could be reached within {patience:g} s: {error}",
-                    hint=f"kt status {self.service}",
-                ) from error
+        return self._connect_within(Backoff(self.patience if patience is None else patience))
 
     async def connect_async(self, patience: float | None = None) -> Stream:
         """A stream that takes calls, waiting for a pod that can be reached.
@@ -152,18 +143,29 @@ class Route:
         import asyncio  # noqa: PLC0415  # a blocking caller does not need it
 
         loop = asyncio.get_running_loop()
+        own = Backoff(self.patience if patience is None else patience)
         while True:
             stream = self.stream()
             if stream is not None:
                 return stream
             if not self.shares_streams:
-                return await self._begin(loop, patience)
-            future = self._connects.get(loop)
-            if future is None:
-                # A thread for all coroutines of the loop.
-                future = self._connects[loop] = self._begin(loop, patience)
-                future.add_done_callback(lambda _: self._connects.pop(loop, None))
-            stream = await asyncio.shield(future)
+                return await self._begin(loop, own)
+            shared = self._connects.get(loop)
+            if shared is None or shared.future.done():
+                # A thread for all coroutines of the loop, for as long as one of them waits.
+                backoff = Backoff(own.left)
+                shared = self._connects[loop] = _Attempt(self._begin(loop, backoff), backoff)
+                shared.future.add_done_callback(lambda done: self._forget_attempt(loop, done))
+            shared.backoff.extend(own.deadline)
+            await asyncio.wait((shared.future,), timeout=max(own.left, 0.0))
+            if not shared.future.done():
+                raise self._refused(own, shared.backoff.failed)
+            try:
+                stream = shared.future.result()
+            except CallRefusedError:
+                if own.left <= 0 or not shared.backoff.is_spent:
+                    raise
+                continue  # the others' patience was over, just as this one came
             if stream.is_single and not stream.calls:
                 stream.close()  # nobody knew yet that they are not shared
 
@@ -231,6 +233,27 @@ class Route:
 
     # ---------------------------------------------------------------------------- connecting
 
+    def _connect_within(self, backoff: Backoff) -> Stream:
+        while True:
+            try:
+                return self._take(backoff)
+            except FINAL:
+                raise
+            except TRANSIENT as failed:
+                backoff.failed = error = failed
+                mistake = connecting.mistake_in(failed)
+                if mistake is not None and backoff.is_sure:
+                    raise mistake from None
+            if not backoff.pause(self._closed):
+                raise self._refused(backoff, error) from error
+
+    def _refused(self, backoff: Backoff, error: Exception | None) -> CallRefusedError:
+        why = "" if error is None else f": {error}"
+        return CallRefusedError(
+            f"{self._no_pod} could be reached within {backoff.patience:g} s{why}",
+            hint=f"kt status {self.service}",
+        )
+
     def _least_busy(self, urls: tuple[str, ...]) -> Stream | None:
         best: Stream | None = None
         self._turn += 1
@@ -293,29 +316,34 @@ class Route:
     def _resume(self, stream: Stream, url: str) -> None:
         connecting.resume(stream, url, self._location, self._resolve, self._closed, self._way)
 
-    def _begin(
-        self, loop: asyncio.AbstractEventLoop, patience: float | None
-    ) -> asyncio.Future[Stream]:
+    def _begin(self, loop: asyncio.AbstractEventLoop, backoff: Backoff) -> asyncio.Future[Stream]:
         """Connect in a thread."""
         future: asyncio.Future[Stream] = loop.create_future()
         threading.Thread(
             target=self._connect_for,
-            args=(loop, future, patience),
+            args=(loop, future, backoff),
             name="kubetorch-connect",
             daemon=True,
         ).start()
         return future
 
+    def _forget_attempt(
+        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Stream]
+    ) -> None:
+        attempt = self._connects.get(loop)
+        if attempt is not None and attempt.future is done:
+            del self._connects[loop]
+
     def _connect_for(
         self,
         loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Stream],
-        patience: float | None,
+        backoff: Backoff,
     ) -> None:
         stream: Stream | None = None
         error: BaseException | None = None
         try:
-            stream = self.connect(patience)
+            stream = self._connect_within(backoff)
         except BaseException as failed:  # noqa: BLE001  # it is raised in the loop
             error = failed
 

@@ -114,12 +114,28 @@ class Backoff:
 
     Args:
         patience: Seconds from now to the deadline.
+
+    Attributes:
+        deadline: When it is.
+        failed: What the last attempt failed with.
+        is_spent: The deadline has passed, and there was no further attempt.
     """
 
     def __init__(self, patience: float) -> None:
         self._begun = time.monotonic()
         self.deadline = self._begun + patience
+        self.failed: Exception | None = None
+        self.is_spent = False
         self._delay = _FIRST_DELAY
+
+    def extend(self, deadline: float) -> None:
+        """Go on until then, if that is later."""
+        self.deadline = max(self.deadline, deadline)
+
+    @property
+    def patience(self) -> float:
+        """Seconds from its beginning to the deadline."""
+        return self.deadline - self._begun
 
     @property
     def left(self) -> float:
@@ -139,7 +155,9 @@ class Backoff:
     def pause(self, interrupted: threading.Event) -> bool:
         """Wait before the next attempt; false when there is none."""
         left = self.left
-        if left <= 0 or interrupted.wait(min(self._delay, left)):
+        if left <= 0:
+            self.is_spent = True
+        if self.is_spent or interrupted.wait(min(self._delay, left)):
             return False
         self._delay = min(self._delay * 2, _LONGEST_DELAY)
         return True
