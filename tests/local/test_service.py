@@ -214,6 +214,21 @@ def test_a_running_call_holds_up_a_teardown_no_longer_than_its_grace(service: Se
         assert time.monotonic() - begun < 8
 
 
+def test_what_a_killed_service_left_of_a_deleted_volume_goes_at_the_next_start(
+    service: Service,
+) -> None:
+    body = b'{"name": "kept", "size": "1Gi", "mount_path": "/kept"}'
+    assert service.request("POST", routes.volumes("default"), body)[0] == 200
+    volumes = service.home / "volumes"
+    service.kill()
+    left = volumes / "default" / ".deleted-0123456789abcdef"
+    left.mkdir()
+    (left / "model").write_bytes(b"m")
+    service.start()
+    until(lambda: not left.exists())
+    assert [path.name for path in volumes.glob("*/[!.]*")] == ["kept"]
+
+
 # ------------------------------------------------------------------------------------------ logs
 
 

@@ -11,19 +11,17 @@ user's code on the one that deployed it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
-import signal
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence, Set
+from collections.abc import Coroutine, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller.backends import container, honouring, spare
+from kubetorch.controller.backends import container, honouring, spare, strays
 from kubetorch.controller.backends.agents import Pod
 from kubetorch.controller.backends.attaching import Attaching, Given
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
@@ -33,7 +31,6 @@ from kubetorch.controller.backends.spares import Spares
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.controller.state import PodRecord, PodState
 from kubetorch.errors import ResourceNotAvailableError
-from kubetorch.lib import identity
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import deployment
 from kubetorch.manifests.deployment import Wanted
@@ -137,35 +134,15 @@ class ProcessBackend:
         return True
 
     async def _sweep(self) -> None:
-        """End processes, and remove folders, of pods that nobody knows."""
-        self._kill_strays(await asyncio.to_thread(identity.processes_with, MARK))
-        pods = {(pod.namespace, pod.name) for pod in self._state.pods()}
-        await asyncio.to_thread(self._remove_strays, pods)
-
-    def _kill_strays(self, found: Mapping[int, str]) -> None:
-        # On the loop: between being a spare and being a pod, no agent is a stray.
-        known = self._known_marks()
-        for pid, mark in found.items():
-            if mark.startswith(self._site.marks) and mark not in known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """Remove what is left of pods that nobody knows, and of volumes that were deleted."""
+        await strays.sweep(self._site, marks=self._known_marks, pods=self._known_pods)
+        await asyncio.to_thread(self._attaching.sweep)
 
     def _known_marks(self) -> set[str]:
         return {pod.record.mark for pod in self._all_pods()} | self._spares.marks
 
-    def _remove_strays(self, known: set[tuple[str, str]]) -> None:
-        import shutil  # noqa: PLC0415  # rarely needed, and costs 3 ms of each start
-
-        pods = self._site.home / "pods"
-        for namespace in pods.iterdir() if pods.exists() else ():
-            for folder in namespace.iterdir():
-                key = (namespace.name, folder.name)
-                if key not in known and not self._is_known(*key):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    def _is_known(self, namespace: str, name: str) -> bool:
-        pods = (pod.record for pod in self._all_pods())
-        return any((pod.namespace, pod.name) == (namespace, name) for pod in pods)
+    def _known_pods(self) -> set[tuple[str, str]]:
+        return {(pod.record.namespace, pod.record.name) for pod in self._all_pods()}
 
     # ------------------------------------------------------------------------------- workloads
 
