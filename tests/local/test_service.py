@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,14 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages, routes
-from kubetorch.wire.messages import DeployEvent, DeployLog, Failed, Ready, WorkloadView
+from kubetorch.wire.messages import (
+    DeployEvent,
+    DeployLog,
+    Failed,
+    Missing,
+    Ready,
+    WorkloadView,
+)
 from tests.local.service_harness import REAL, Service, deploy, in_background, is_ready
 
 SOURCE = """
@@ -114,6 +122,25 @@ def test_an_import_error_is_the_failure_of_the_deploy_and_old_code_goes_on(
     assert event.failure["error_type"] == "ModuleNotFoundError"
     assert "nothing_of_that_name" in event.failure["traceback"]
     assert call(service.get("f"))[0] == 200  # type: ignore[index]
+
+
+def test_fault_code_that_was_damaged_on_the_disk_is_asked_for_by_the_next_deploy(
+    service: Service,
+) -> None:
+    wanted, blobs = project(SOURCE.replace("VERSION", "1"))
+    events = service.events(deploy(wanted), blobs)
+    assert isinstance(list(events)[-1], Ready)
+    digest = digest_of(blobs[1])
+    stored = service.home / "blobs" / digest[:2] / digest
+    stored.write_bytes(blobs[1].replace(b"called", b"caught"))
+    other = replace(wanted, name="g")
+    failed = list(service.events(deploy(other)))[-1]
+    assert isinstance(failed, Failed), failed
+    assert failed.failure["error_type"] == "DataStoreError"
+    assert "deploy again" in str(failed.failure)
+    assert list(service.events(deploy(other))) == [Missing(blobs=(digest,))]
+    assert isinstance(list(service.events(deploy(other), blobs))[-1], Ready)
+    assert call(service.get("g"), 7)[1][0] == 1  # type: ignore[index]
 
 
 def test_lines_of_an_import_are_events_of_the_deploy(service: Service) -> None:

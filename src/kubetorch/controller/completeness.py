@@ -28,6 +28,7 @@ class Completeness:
         self._blobs = blobs
         self._files: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._complete: set[str] = set()
+        self._mark = blobs.mark
 
     def missing(self, spec: WorkloadSpec) -> list[str]:
         """The blobs that have to come before the generation can exist.
@@ -35,6 +36,9 @@ class Completeness:
         Raises:
             DataStoreError: What should be a tree is none, or one that must not be materialised.
         """
+        if self._mark is not self._blobs.mark:
+            self._mark = self._blobs.mark
+            self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
         missing = self._blobs.missing([*spec.trees, *arguments])
         here = [tree for tree in spec.trees if tree not in missing]
@@ -53,7 +57,7 @@ class Completeness:
         return found
 
     def forget(self) -> None:
-        """Blobs were deleted."""
+        """Blobs were deleted, or found broken."""
         self._complete.clear()
 
     def _missing_files(self, tree: str) -> list[str]:

@@ -124,6 +124,8 @@ class BlobStore:
         self._root = root
         self._room = room
         self._folder = os.fspath(root)
+        #: Another object since a blob was found broken: what is remembered to be here may not be.
+        self.mark = object()
 
     @property
     def root(self) -> Path:
@@ -191,6 +193,7 @@ class BlobStore:
 
     def _broken(self, digest: str) -> DataStoreError:
         self.delete(digest)
+        self.mark = object()
         return poisoned(digest, f"the file in {self._root} was damaged; it is removed")
 
     # ------------------------------------------------------------------------------------ writing

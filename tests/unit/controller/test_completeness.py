@@ -77,12 +77,17 @@ def test_after_blobs_were_deleted_they_are_looked_for_again(store: BlobStore) ->
     assert completeness.missing(spec) == [digest_of(FILES["a.py"])]
 
 
-def test_needed_are_trees_their_files_and_init_args(store: BlobStore) -> None:
+def test_a_file_that_was_found_broken_is_missing(store: BlobStore) -> None:
     found = tree(FILES)
-    put(store, found.encoded)
-    spec = replace(SPEC, tree=found.digest, init_args=digest_of(b"{}"))
-    files = {digest_of(data) for data in FILES.values()}
-    assert Completeness(store).needed([spec]) == {found.digest, digest_of(b"{}")} | files
+    put(store, found.encoded, *FILES.values())
+    completeness = Completeness(store)
+    spec = replace(SPEC, tree=found.digest)
+    assert completeness.missing(spec) == []
+    digest = digest_of(FILES["a.py"])
+    store.path(digest).write_bytes(b"a = 0")
+    with pytest.raises(DataStoreError, match="damaged"):
+        b"".join(store.stream(digest)[1])
+    assert completeness.missing(spec) == [digest]
 
 
 def test_what_is_no_tree_is_refused(store: BlobStore) -> None:

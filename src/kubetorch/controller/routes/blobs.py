@@ -70,7 +70,11 @@ class BlobRoutes:
         missing = blobs.missing(names)
         if missing:
             raise with_status(
-                DataStoreError(f"{len(missing)} blobs are not here, such as {missing[0]}"), 404
+                DataStoreError(
+                    f"{len(missing)} blobs are not here, such as {missing[0]}",
+                    hint="deploy again: the client uploads what is missing",
+                ),
+                404,
             )
         pieces = in_thread(compressed(dict.fromkeys(names), blobs.stream))
         await exchange.respond_stream(pieces, content_type=records.CONTENT_TYPE)
