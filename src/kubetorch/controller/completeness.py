@@ -7,7 +7,6 @@ of five thousand costs one look at the disk.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
@@ -45,16 +44,6 @@ class Completeness:
         for tree in here:
             missing += self._missing_files(tree)
         return missing
-
-    def needed(self, specs: Iterable[WorkloadSpec]) -> set[str]:
-        """All blobs of these generations that are here or should be."""
-        found: set[str] = set()
-        for spec in specs:
-            found.update(spec.trees if spec.init_args is None else (*spec.trees, spec.init_args))
-            for tree in spec.trees:
-                if self._blobs.has(tree):
-                    found |= self._files_of(tree)
-        return found
 
     def forget(self) -> None:
         """Blobs were deleted, or found broken."""

@@ -77,7 +77,9 @@ class Controller:
         self._recovery = Recovery(depots, clock)
         self._garbage = Garbage(
             depots,
-            needed=lambda depot: depot.needed(self.workloads.specs()) | calls.results(depot),
+            specs=self.workloads.specs,
+            results=calls.results,
+            expire=calls.expire,
             clock=clock,
         )
         depots.on_full = self._garbage.hurry

@@ -8,13 +8,12 @@ again to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from kubetorch.controller.completeness import Completeness
 from kubetorch.datastore.blobs import BlobStore, Room
 from kubetorch.specs import names
-from kubetorch.specs.workload import WorkloadSpec
 
 
 class Depot:
@@ -34,10 +33,6 @@ class Depot:
     def is_of(self, namespace: str) -> bool:
         """Whether the blobs of a namespace lie here."""
         return self.namespace in (None, namespace)
-
-    def needed(self, specs: Iterable[WorkloadSpec]) -> set[str]:
-        """The blobs of these generations that are here or should be."""
-        return self.completeness.needed(spec for spec in specs if self.is_of(spec.namespace))
 
 
 class Depots:

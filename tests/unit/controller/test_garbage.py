@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kubetorch.controller.depots import Depot, Depots
 from kubetorch.controller.garbage import YOUNG, Garbage
+from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.lib.clock import ManualClock
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
+
+FILES = {"a.py": b"a = 1", "b.py": b"b = 2"}
+SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
+
+
+def build(files: dict[str, bytes]) -> Tree:
+    return trees.build(
+        Entry(name, "file", len(data), digest_of(data)) for name, data in files.items()
+    )
 
 
 @pytest.fixture
@@ -32,9 +47,17 @@ def put(store: BlobStore, clock: ManualClock, data: bytes, *, age: float) -> str
     return digest
 
 
+def make(
+    depots: Depots,
+    clock: ManualClock,
+    results: Callable[[Depot], set[str]],
+    specs: Callable[[], list[WorkloadSpec]] = list,
+) -> Garbage:
+    return Garbage(depots, specs=specs, results=results, expire=lambda: None, clock=clock)
+
+
 def collect(depots: Depots, clock: ManualClock, *needed: str) -> int:
-    garbage = Garbage(depots, needed=lambda depot: set(needed), clock=clock)
-    return asyncio.run(garbage.collect())
+    return asyncio.run(make(depots, clock, lambda depot: set(needed)).collect())
 
 
 def test_only_what_is_old_and_not_needed_is_deleted(depots: Depots, store: BlobStore) -> None:
@@ -46,15 +69,59 @@ def test_only_what_is_old_and_not_needed_is_deleted(depots: Depots, store: BlobS
     assert store.missing([needed, young, old]) == [old]
 
 
+def test_trees_their_files_and_init_args_of_generations_are_kept(
+    depots: Depots, store: BlobStore
+) -> None:
+    clock = ManualClock()
+    tree = build(FILES)
+    kept = [
+        put(store, clock, data, age=2 * YOUNG) for data in (*FILES.values(), tree.encoded, b"{}")
+    ]
+    old = put(store, clock, b"old", age=2 * YOUNG)
+    spec = replace(SPEC, tree=tree.digest, init_args=digest_of(b"{}"))
+    elsewhere = replace(SPEC, namespace="other", tree=old)
+    garbage = make(depots, clock, lambda depot: set(), lambda: [spec, elsewhere])
+    assert asyncio.run(garbage.collect()) == 1
+    assert store.missing([*kept, old]) == [old]
+
+
+def test_a_generation_that_comes_in_between_is_kept(depots: Depots, store: BlobStore) -> None:
+    clock = ManualClock()
+    tree = build(FILES)
+    for data in (*FILES.values(), tree.encoded):
+        put(store, clock, data, age=2 * YOUNG)
+    looks = 0
+
+    def specs() -> list[WorkloadSpec]:
+        nonlocal looks
+        looks += 1
+        return [] if looks == 1 else [replace(SPEC, tree=tree.digest)]
+
+    assert asyncio.run(make(depots, clock, lambda depot: set(), specs).collect()) == 0
+
+
+def test_a_generation_whose_tree_is_damaged_keeps_no_collection_from_its_end(
+    depots: Depots, store: BlobStore
+) -> None:
+    clock = ManualClock()
+    tree = build(FILES)
+    put(store, clock, tree.encoded, age=2 * YOUNG)
+    old = put(store, clock, b"old", age=2 * YOUNG)
+    path = store.path(tree.digest)
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    garbage = make(depots, clock, lambda depot: set(), lambda: [replace(SPEC, tree=tree.digest)])
+    asyncio.run(garbage.collect())
+    assert store.missing([old]) == [old]
+
+
 def test_what_another_namespace_needs_is_no_reason_to_keep_it(depots: Depots) -> None:
     clock = ManualClock()
     mine, theirs = depots.of("mine").blobs, depots.of("theirs").blobs
     digest = put(mine, clock, b"shared", age=2 * YOUNG)
     put(theirs, clock, b"shared", age=2 * YOUNG)
     found = Depots(mine.root.parent)  # another process, which has been asked for nothing yet
-    garbage = Garbage(
-        found, needed=lambda depot: {digest} if depot.namespace == "mine" else set(), clock=clock
-    )
+    garbage = make(found, clock, lambda depot: {digest} if depot.namespace == "mine" else set())
     assert asyncio.run(garbage.collect()) == 1
     assert (mine.has(digest), theirs.has(digest)) == (True, False)
 
@@ -69,7 +136,7 @@ def test_what_becomes_needed_in_between_is_kept(depots: Depots, store: BlobStore
         asked.append({digest for digest in blobs if store.has(digest)} if asked else set())
         return asked[-1]
 
-    garbage = Garbage(depots, needed=needed, clock=clock)
+    garbage = make(depots, clock, needed)
     assert asyncio.run(garbage.collect()) == 100
     assert len(store.missing(blobs)) == 100
 
@@ -89,7 +156,7 @@ def test_a_store_that_was_found_full_is_looked_through_at_once(
             looked.set()
             return set()
 
-        garbage = Garbage(depots, needed=needed, clock=clock)
+        garbage = make(depots, clock, needed)
         garbage.hurry()
         garbage.hurry()
         await looked.wait()
