@@ -22,6 +22,8 @@ from kubetorch.wire import blobs, failures, routes
 DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
 #: Seconds that a transfer may go without any progress.
 STALL_TIMEOUT = 30.0
+#: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
+MOST_THREADS = 8
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -30,7 +32,7 @@ _T = TypeVar("_T")
 class Transfers:
     """Fetches and uploads blobs.
 
-    Everything that blocks runs in threads.
+    Everything that blocks runs in threads; what a deploy waits for does not wait for uploads.
 
     Args:
         store: The pod's blobs.
@@ -40,6 +42,9 @@ class Transfers:
     def __init__(self, store: BlobStore, contact: Contact) -> None:
         self._store = store
         self._contact = contact
+        self._fetching = _Threads(MOST_THREADS)
+        self._sending = _Threads(MOST_THREADS)
+        self._lock = threading.Lock()
         self._client: HttpClient | None = None
         # What the client was made for.
         self._reached = ("", "")
@@ -49,22 +54,24 @@ class Transfers:
         """Have these blobs in the store; how many had to be fetched.
 
         Raises:
-            DataStoreError: The controller does not have them, or sent something else.
+            DataStoreError: The controller does not have them, or sent something else; or no
+                thread can be started.
             ControllerUnavailableError: It does not answer, after several attempts.
         """
         wanted = list(digests)
-        missing = await _in_thread(lambda: self._store.missing(wanted))
+        missing = await self._fetching.run(lambda: self._store.missing(wanted))
         if missing:
-            await self._persistently(lambda: self._fetch(self._store.missing(missing)))
+            await _persistently(self._fetching, lambda: self._fetch(self._store.missing(missing)))
         return len(missing)
 
     async def upload(self, data: bytes) -> str:
         """Store a blob in the controller; its digest.
 
         Raises:
-            KubetorchError: The controller refused it, or does not answer.
+            KubetorchError: The controller refused it, or does not answer, or no thread can be
+                started.
         """
-        return await _in_thread(lambda: self._upload(data))
+        return await self._sending.run(lambda: self._upload(data))
 
     def send_later(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
         """Give the controller back what it lost, as far as it is here.
@@ -84,17 +91,6 @@ class Transfers:
             self._returning.cancel()
         if self._client is not None:
             self._client.close()
-
-    async def _persistently(self, attempt: Callable[[], None]) -> None:
-        for delay in DELAYS:
-            try:
-                await _in_thread(attempt)
-            except ControllerUnavailableError as error:
-                _log.warning("controller unavailable error=%s delay=%s", error.message, delay)
-                await asyncio.sleep(delay)
-            else:
-                return
-        await _in_thread(attempt)
 
     def _fetch(self, missing: list[str]) -> None:
         if not missing:
@@ -127,9 +123,9 @@ class Transfers:
 
     async def _return(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
         try:
-            here = await _in_thread(lambda: self._here(digests, of_trees))
+            here = await self._sending.run(lambda: self._here(digests, of_trees))
             if here:
-                await self._persistently(lambda: self._post(here, self._store.stream))
+                await _persistently(self._sending, lambda: self._post(here, self._store.stream))
             _log.info("blobs returned to the controller sent=%s", len(here))
         except (KubetorchError, OSError) as error:
             _log.warning("blobs not returned to the controller error=%s", error)
@@ -159,44 +155,79 @@ class Transfers:
             url, token = self._contact.url(), self._contact.token()
         except OSError as error:
             raise ControllerUnavailableError(f"the controller's URL is unknown: {error}") from error
-        if self._client is None or self._reached != (url, token):
-            if self._client is not None:
-                self._client.close()
-            try:
-                self._client = HttpClient(url, token, timeout=STALL_TIMEOUT)
-            except ValueError as error:
-                raise ConfigError(f"the controller's URL: {error}") from error
-            self._reached = url, token
-        return self._client
+        with self._lock:
+            if self._client is None or self._reached != (url, token):
+                if self._client is not None:
+                    self._client.close()
+                try:
+                    self._client = HttpClient(url, token, timeout=STALL_TIMEOUT)
+                except ValueError as error:
+                    raise ConfigError(f"the controller's URL: {error}") from error
+                self._reached = url, token
+            return self._client
 
 
-async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Run what blocks in a thread that does not keep the process alive.
+async def _persistently(threads: _Threads, attempt: Callable[[], None]) -> None:
+    for delay in DELAYS:
+        try:
+            await threads.run(attempt)
+        except ControllerUnavailableError as error:
+            _log.warning("controller unavailable error=%s delay=%s", error.message, delay)
+            await asyncio.sleep(delay)
+        else:
+            return
+    await threads.run(attempt)
+
+
+class _Threads:
+    """Threads for what blocks, which do not keep the process alive.
 
     A controller that hangs would otherwise hold up the end of the agent.
+
+    Args:
+        most: How many there may be at one time; what comes then waits.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.done():  # nobody waits any more
-            return
-        if error is None:
-            future.set_result(cast("_T", result))
-        else:
-            future.set_exception(error)
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
 
-    def run() -> None:
-        result, error = None, None
+    async def run(self, function: Callable[[], _T]) -> _T:
+        """What `function` returns, in a thread.
+
+        Raises:
+            DataStoreError: No thread can be started.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+
+        def settle(result: _T | None, error: BaseException | None) -> None:
+            self._free.release()
+            if future.done():  # nobody waits any more
+                return
+            if error is None:
+                future.set_result(cast("_T", result))
+            else:
+                future.set_exception(error)
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = function()
+            except BaseException as raised:  # noqa: BLE001  # it is raised where it is awaited
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        await self._free.acquire()
         try:
-            result = function()
-        except BaseException as raised:  # noqa: BLE001  # it is raised where it is awaited
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="kubetorch-transfer", daemon=True).start()
-    return await future
+            threading.Thread(target=run, name="kubetorch-transfer", daemon=True).start()
+        except RuntimeError as error:
+            self._free.release()
+            raise DataStoreError(
+                f"the pod cannot start a thread to talk to its controller: {error}",
+                hint="it has as many processes and threads as it may have, or no memory is left",
+            ) from error
+        return await future
 
 
 def _pieces(data: bytes, size: int = 1024 * 1024) -> Iterator[bytes]:

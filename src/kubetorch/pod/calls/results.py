@@ -139,7 +139,7 @@ class Results:
         """Bring an outcome to the controller, however long that takes."""
         try:
             blob = await asyncio.to_thread(load)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the second is that of a thread too many
             _log.warning("outcome not readable call=%s error=%s", report.id, error)
             self._drop(report.id)
             return

@@ -1,0 +1,117 @@
+"""Blobs between a pod and its controller: how many go at one time, and what holds them up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetorch.datastore import transfer
+from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.errors import DataStoreError
+from kubetorch.lib import deadlines, ports
+from kubetorch.lib.serving import Server
+from kubetorch.pod.contact import LocalContact
+from kubetorch.pod.transfers import MOST_THREADS, Transfers
+from kubetorch.wire import routes
+from tests.local.starved import no_new_threads
+
+FILE = b"def f(): return 1"
+
+
+class Controller:
+    """Takes uploads when it is let; gives blobs at once."""
+
+    def __init__(self) -> None:
+        self.letting = asyncio.Event()
+        self.uploads = 0
+        self.is_busy = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        body = b"{}"
+        if scope["path"] == routes.BLOBS_FETCH:
+            blobs = {digest_of(FILE): FILE}
+            body = b"".join(transfer.compressed(blobs, lambda d: (len(blobs[d]), [blobs[d]])))
+        else:
+            self.uploads += 1
+            if self.uploads == MOST_THREADS:
+                self.is_busy.set()
+            await self.letting.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def pod(folder: Path) -> AsyncIterator[tuple[Transfers, Controller]]:
+    controller = Controller()
+    server = Server(controller)
+    listener = ports.listen(ports.LOOPBACK, 0)
+    await server.start(listener)
+    url_file = folder / "controller-url"
+    url_file.write_text(f"http://{ports.LOOPBACK}:{listener.getsockname()[1]}")
+    transfers = Transfers(BlobStore(folder / "blobs"), LocalContact(str(url_file), "token"))
+    try:
+        async with deadlines.timeout(20):
+            yield transfers, controller
+    finally:
+        transfers.close()
+        await server.close(1.0)
+
+
+def run(scenario: Callable[[], object]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]
+
+
+def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            uploads = [
+                asyncio.create_task(transfers.upload(bytes([number]) * 100))
+                for number in range(5 * MOST_THREADS)
+            ]
+            await controller.is_busy.wait()
+            threads = [t for t in threading.enumerate() if t.name == "kubetorch-transfer"]
+            assert len(threads) == MOST_THREADS
+            assert await transfers.fetch([digest_of(FILE)]) == 1
+            controller.letting.set()
+            assert len(set(await asyncio.gather(*uploads))) == 5 * MOST_THREADS
+
+    run(scenario)
+
+
+def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            uploads = [
+                asyncio.create_task(transfers.upload(bytes([number]) * 100))
+                for number in range(2 * MOST_THREADS)
+            ]
+            await controller.is_busy.wait()
+            for upload in uploads:
+                upload.cancel()
+            await asyncio.wait(uploads)
+            assert controller.uploads == MOST_THREADS
+            controller.letting.set()
+            assert await transfers.upload(b"last") == digest_of(b"last")
+
+    run(scenario)
+
+
+def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            controller.letting.set()
+            with no_new_threads():
+                for _ in range(MOST_THREADS + 1):
+                    with pytest.raises(DataStoreError, match="cannot start a thread"):
+                        await transfers.upload(b"result")
+            assert await transfers.upload(b"result") == digest_of(b"result")
+
+    run(scenario)
