@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from kubetorch.controller import departures
+from kubetorch.controller.callbook import CallBook
 from kubetorch.controller.depots import Depot, Depots
 from kubetorch.controller.state import CallRecord, CallState
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.errors import DataStoreError, KubetorchError, PodTerminatedError, ResultExpiredError
+from kubetorch.errors import (
+    AgentDiedError,
+    DataStoreError,
+    KubetorchError,
+    PodTerminatedError,
+    ResultExpiredError,
+)
 from kubetorch.lib.clock import Clock
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallReport, CallView
@@ -23,6 +31,10 @@ KEEP_SECONDS = 24 * 3600.0
 KEEP_BYTES = 1024**3
 #: Calls that are remembered, with or without a result.
 KEEP_CALLS = 10_000
+#: What may be too much before the oldest are looked for, and what is made room for then: to look
+#: costs as much as ten thousand calls.
+SLACK_CALLS = 1000
+SLACK_BYTES = KEEP_BYTES // 16
 
 
 class Calls:
@@ -35,7 +47,7 @@ class Calls:
     """
 
     def __init__(self, state: CallState, depots: Depots, clock: Clock) -> None:
-        self._state = state
+        self._book = CallBook(state, clock)
         self._depots = depots
         self._clock = clock
 
@@ -44,11 +56,11 @@ class Calls:
 
         Ids are chosen outside: a pod of one workload cannot speak of the calls of another.
         """
-        known = self._state.call(report.id)
+        known = self._book.find(report.id)
         if known is not None and (known.namespace, known.workload) != (namespace, workload):
             _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
             return
-        self._state.put_call(
+        self._book.put(
             CallRecord(
                 id=report.id,
                 namespace=namespace,
@@ -62,16 +74,35 @@ class Calls:
                 result_bytes=report.result_bytes,
             )
         )
-        count, size = self._state.count_calls()
-        if count > KEEP_CALLS or size > KEEP_BYTES:
+        book = self._book
+        if book.ended > KEEP_CALLS + SLACK_CALLS or book.result_bytes > KEEP_BYTES:
             self.expire()
 
-    def lost(self, namespace: str, workload: str, pods: Iterable[str], reason: str) -> None:
-        """Pods are gone for good: what ran on them has failed."""
-        gone = set(pods)
-        for call in self._state.calls(namespace=namespace, workload=workload):
-            if call.ended is None and call.pod in gone:
-                self._fail(call, PodTerminatedError(call.pod, reason))
+    def lost(self, namespace: str, workload: str, pods: Mapping[str, str]) -> None:
+        """These pods are gone for good: what ran on them has failed.
+
+        Args:
+            namespace: Namespace of the workload.
+            workload: Its name.
+            pods: Why each of them is gone, by name.
+        """
+        for call in self._book.running(namespace=namespace, workload=workload):
+            if call.pod in pods:
+                self._fail(call, PodTerminatedError(call.pod, pods[call.pod]))
+
+    def lost_by_agent(
+        self, namespace: str, workload: str, pod: str, known: Collection[str]
+    ) -> None:
+        """The agent of a pod knows of no other calls than these: others of its own have failed."""
+        for call in self._book.running(namespace=namespace, workload=workload):
+            if call.pod == pod and call.id not in known:
+                self._fail(call, AgentDiedError(pod, "it was started without what it kept"))
+
+    def sweep(self, is_there: Callable[[str, str, str], bool]) -> None:
+        """Fail the calls of pods that are not there, by namespace, workload and name."""
+        for call in self._book.running():
+            if not is_there(call.namespace, call.workload, call.pod):
+                self._fail(call, PodTerminatedError(call.pod, departures.DELETED))
 
     def get(self, call_id: str) -> CallView:
         """One call.
@@ -83,7 +114,7 @@ class Calls:
 
     def list(self, *, namespace: str = "", workload: str = "") -> list[CallView]:
         """Calls, newest first, of a namespace and a workload if they are given."""
-        found = self._state.calls(namespace=namespace, workload=workload)
+        found = self._book.calls(namespace=namespace, workload=workload)
         return [self._view(call) for call in found]
 
     def result(self, call_id: str) -> str:
@@ -105,17 +136,19 @@ class Calls:
 
     def results(self, depot: Depot) -> set[str]:
         """Digests of all results that are kept in a store."""
-        self.expire()
-        calls = self._state.calls(namespace=depot.namespace or "")
-        return {call.result for call in calls if call.result is not None}
+        return self._book.results(depot.namespace or "")
 
     def expire(self) -> None:
         """Forget what is too old or too much."""
-        dropped, forgotten = expired(self._state.calls(), now=self._clock.time())
+        calls = self._book.calls()
+        dropped, forgotten = expired(calls, now=self._clock.time())
+        if not dropped and not forgotten:
+            return
         for call in dropped:
-            self._state.put_call(replace(call, result=None, result_bytes=0))
-        self._state.delete_calls(call.id for call in forgotten)
-        kept = {(self._store(call).root, call.result) for call in self._state.calls()}
+            self._book.put(replace(call, result=None, result_bytes=0))
+        self._book.delete(forgotten)
+        gone = {call.id for call in (*dropped, *forgotten)}
+        kept = {(self._store(call).root, call.result) for call in calls if call.id not in gone}
         for call in (*dropped, *forgotten):
             blobs = self._store(call)
             if call.result is not None and (blobs.root, call.result) not in kept:
@@ -125,16 +158,17 @@ class Calls:
         return self._depots.of(call.namespace).blobs
 
     def _record(self, call_id: str) -> CallRecord:
-        call = self._state.call(call_id)
+        call = self._book.find(call_id)
         if call is not None and call.ended is not None and self._is_old(call):
             self.expire()
-            call = self._state.call(call_id)
+            call = self._book.find(call_id)
         if call is None:
             raise unknown(call_id)
         return call
 
     def _is_old(self, call: CallRecord) -> bool:
-        return _ended(call) + KEEP_SECONDS <= self._clock.time()
+        age = self._clock.time() - _ended(call)
+        return age >= (2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS)
 
     def _fail(self, call: CallRecord, error: KubetorchError) -> None:
         # Rarely needed, and pickle costs 5 ms of each start.
@@ -153,7 +187,7 @@ class Calls:
             result=digest or None,
             result_bytes=len(outcome),
         )
-        self._state.put_call(ended)
+        self._book.put(ended)
 
     @staticmethod
     def _view(call: CallRecord) -> CallView:
@@ -190,14 +224,18 @@ def expired(
     ended = [call for call in calls if call.ended is not None]
     ended.sort(key=_ended, reverse=True)
     dropped, forgotten = [], []
+    is_full = sum(call.result_bytes for call in ended) > KEEP_BYTES
     size = 0
     for index, call in enumerate(ended):
         size += call.result_bytes
         age = now - _ended(call)
         if index >= KEEP_CALLS or age >= 2 * KEEP_SECONDS:
             forgotten.append(call)
-        elif call.result is not None and (age >= KEEP_SECONDS or size > KEEP_BYTES):
-            dropped.append(call)
+        elif call.result is not None:
+            # The newest has all the room there is.
+            room = KEEP_BYTES - SLACK_BYTES if is_full and index > 0 else KEEP_BYTES
+            if age >= KEEP_SECONDS or size > room:
+                dropped.append(call)
     return dropped, forgotten
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Raised when the tables change; an older file is brought up to date when it is opened.
-SCHEMA = 2
+SCHEMA = 3
 
 _TABLES = """
 create table if not exists workloads (
@@ -37,6 +37,7 @@ create table if not exists calls (
     pod text not null, callable text not null, state text not null,
     started real not null, ended real, result text, result_bytes integer not null
 ) without rowid;
+create index if not exists running_calls on calls (namespace, workload) where ended is null;
 """
 
 #: What brings an older file up to date, by its schema: before the tables are made, and after.

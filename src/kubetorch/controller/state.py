@@ -131,8 +131,14 @@ class CallState(Protocol):
     def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
         """Calls, newest first, of a namespace and a workload if they are given."""
 
-    def count_calls(self) -> tuple[int, int]:
-        """How many calls there are, and the bytes of their results together."""
+    def running_calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
+        """Those of `calls` whose end is not known."""
+
+    def count_ended_calls(self) -> tuple[int, int]:
+        """How many calls have ended, and the bytes of their results together."""
+
+    def results(self, namespace: str = "") -> set[str]:
+        """The digests of all results, of a namespace if it is given."""
 
     def put_call(self, call: CallRecord) -> None:
         """Add or replace a call."""
@@ -298,16 +304,31 @@ class SqliteState:
         return self._records(CallRecord, rows[:1])[0] if rows else None
 
     def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:  # noqa: D102
+        return self._calls_where("true", namespace, workload)
+
+    def running_calls(  # noqa: D102  # CallState's
+        self, *, namespace: str = "", workload: str = ""
+    ) -> list[CallRecord]:
+        return self._calls_where("ended is null", namespace, workload)
+
+    def _calls_where(self, condition: str, namespace: str, workload: str) -> list[CallRecord]:
         rows = self._query(
-            "select * from calls where (? = '' or namespace = ?) and (? = '' or workload = ?)"
-            " order by started desc",
+            f"select * from calls where {condition} and (? = '' or namespace = ?)"
+            " and (? = '' or workload = ?) order by started desc",
             *(namespace, namespace, workload, workload),
         )
         return self._records(CallRecord, rows)
 
-    def count_calls(self) -> tuple[int, int]:  # noqa: D102  # CallState's
-        ((count, size),) = self._query("select count(*), total(result_bytes) from calls")
+    def count_ended_calls(self) -> tuple[int, int]:  # noqa: D102  # CallState's
+        ((count, size),) = self._query("select count(ended), total(result_bytes) from calls")
         return count, int(size)
+
+    def results(self, namespace: str = "") -> set[str]:  # noqa: D102  # CallState's
+        rows = self._query(
+            "select result from calls where result is not null and (? = '' or namespace = ?)",
+            *(namespace, namespace),
+        )
+        return {digest for (digest,) in rows}
 
     def put_call(self, call: CallRecord) -> None:  # noqa: D102  # CallState's
         self._transaction([(_replace("calls", CallRecord), astuple(call))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -37,9 +37,11 @@ class Surroundings(msgspec.Struct, frozen=True):
         state: Keeps their records.
         clock: For time-outs.
         on_idle: Called when a workload was idle for its `inactivity_ttl`.
+        on_lost: Called when pods of it are gone for good, with the reason of each.
     """
 
     backend: Backend
     state: State
     clock: Clock
     on_idle: Callable[[Workload], None]
+    on_lost: Callable[[Workload, Mapping[str, str]], None]

@@ -13,7 +13,7 @@ from collections.abc import Set
 
 from msgspec.structs import replace
 
-from kubetorch.controller import agentless, idle, rollout, summary, views
+from kubetorch.controller import agentless, departures, idle, rollout, views
 from kubetorch.controller.applying import Applying
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.gathering import Gathering
@@ -22,7 +22,6 @@ from kubetorch.controller.membership import Membership
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.rollout import Effect, Event, Failure, Rollout
 from kubetorch.controller.state import Generation, WorkloadRecord
-from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import PodSession, Surroundings
 from kubetorch.controller.telling import Telling
 from kubetorch.controller.views import Heard
@@ -141,10 +140,6 @@ class Workload:
             kind=manifest["kind"],
         )
 
-    def summary(self) -> Summary:
-        """How it is, in a few words."""
-        return summary.of(self.view(), self._with.clock.time())
-
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure
@@ -232,11 +227,13 @@ class Workload:
         if self.is_gone:
             return
         backend = self._with.backend
-        self.pods = backend.pods(*self.key)
+        before, self.pods = self.pods, backend.pods(*self.key)
         current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
         retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
         self._names = current | retiring
         self._activities.keep(self._names)
+        if lost := departures.between(before, self.pods):
+            self._with.on_lost(self, lost)
         failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
         self._pod_failure = next(failures, None)
         self._tell_members(is_news=self._membership.update(self.pods, self._heard))

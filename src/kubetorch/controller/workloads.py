@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-from kubetorch.controller import checking
+from kubetorch.controller import checking, departures, summary
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
@@ -79,6 +79,7 @@ class Workloads:
             state=state,
             clock=clock,
             on_idle=lambda workload: self._delete_soon(*workload.key),
+            on_lost=lambda workload, pods: self._calls.lost(*workload.key, pods),
         )
 
     # ------------------------------------------------------------------------------- the service
@@ -158,7 +159,9 @@ class Workloads:
     def summary(self, namespace: str, name: str) -> Summary | None:
         """How a workload is; `None` when there is none of that name."""
         workload = self._workloads.get((namespace, name))
-        return workload.summary() if workload is not None and workload.specs else None
+        if workload is None or not workload.specs:
+            return None
+        return summary.of(workload.view(), self._clock.time())
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
         """Somebody else deleted a workload: what it runs on goes too."""
@@ -302,15 +305,15 @@ class Workloads:
         key = (namespace, name)
         async with self._lock(key):
             workload = self.get(namespace, name)
+            pods = dict.fromkeys(workload.pod_names, departures.DELETED)
             # First the record: should the controller die now, its successor ends what is left.
             self._state.delete_workload(*key)
             await self._state.flush(*key)
-            pods = workload.pod_names
             try:
                 await workload.delete(grace)
             finally:
                 self._workloads.pop(key, None)
-                self._calls.lost(*key, pods, "Deleted")
+                self._calls.lost(*key, pods)
             _log.info("workload deleted workload=%s/%s", *key)
 
     def cancel_call(self, call_id: str) -> CallView:

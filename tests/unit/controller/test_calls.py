@@ -42,6 +42,20 @@ def test_the_oldest_results_go_when_there_are_too_many_bytes() -> None:
     assert ids(dropped) == ["old"]
 
 
+def test_room_is_made_for_more_than_the_next_result() -> None:
+    size = KEEP_BYTES // 64
+    calls = [call(str(age), age=float(age), size=size) for age in range(64)]
+    assert expired(calls, now=NOW) == ([], [])
+    dropped, _ = expired([*calls, call("newest", age=0.0, size=1)], now=NOW)
+    assert 1 < len(dropped) <= 5
+
+
+def test_the_newest_result_may_have_all_the_room() -> None:
+    calls = [call("old", age=HOUR), call("newest", age=0.0, size=KEEP_BYTES)]
+    dropped, _ = expired(calls, now=NOW)
+    assert ids(dropped) == ["old"]
+
+
 def test_a_result_larger_than_all_room_is_dropped() -> None:
     dropped, _ = expired([call("a", age=0.0, size=KEEP_BYTES + 1)], now=NOW)
     assert ids(dropped) == ["a"]

@@ -103,10 +103,16 @@ def test_calls_are_found_by_namespace_and_workload(state: SqliteState) -> None:
     assert state.calls(namespace="elsewhere") == []
 
 
-def test_calls_are_counted_with_the_bytes_of_their_results(state: SqliteState) -> None:
+def test_calls_that_have_ended_are_counted_with_their_results(
+    state: SqliteState,
+) -> None:
     state.put_call(CALL)
-    state.put_call(replace(CALL, id="b", result="digest", result_bytes=10))
-    assert state.count_calls() == (2, 10)
+    state.put_call(replace(CALL, id="b", ended=2.0, result="digest", result_bytes=10))
+    assert state.count_ended_calls() == (1, 10)
+    assert [call.id for call in state.running_calls(namespace="ns", workload="f")] == ["id"]
+    assert state.running_calls(workload="g") == []
+    assert state.results("ns") == {"digest"}
+    assert state.results("elsewhere") == set()
 
 
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
