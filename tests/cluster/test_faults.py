@@ -18,6 +18,7 @@ import pytest
 
 from cluster.conftest import Kubectl
 from cluster.faults import Client, controllers, pods, processes, stopped, until
+from kubetorch.wire import podenv
 
 MIB = 1024 * 1024
 
@@ -53,6 +54,29 @@ def test_a_pod_that_is_deleted_ends_its_call_with_its_name_and_calls_go_on(
 
     assert pod in program.line("terminated")
     assert pod not in program.line("after")
+
+
+def test_a_spawned_call_whose_pod_is_killed_without_a_word_has_failed(client, kubectl, installed):
+    program = client("""
+        f = kt.fn(service.slow, name="spawned").to(kt.Compute(cpus="0.01"))
+        handle = f.spawn(600)
+        print("call", handle.id, flush=True)
+    """)
+    call = program.line("call").split()[1]
+    program.end()
+
+    def state() -> str:
+        return json.loads(installed.run("kt", "calls", "show", call, "--json"))["state"]
+
+    assert state() == "running"
+    [pod] = pods(kubectl, installed.namespace, "spawned")
+    agent = [one for one in processes("kubetorch.pod") if one.environ().get(podenv.POD) == pod]
+    assert agent
+    with contextlib.suppress(psutil.NoSuchProcess), stopped(agent):
+        kubectl("delete", "pod", "-n", installed.namespace, pod, "--force", "--grace-period=0")
+        until(lambda: state() != "running")
+
+    assert state() == "failed"
 
 
 def test_a_pod_that_is_evicted_ends_its_call_with_its_name_and_calls_go_on(

@@ -144,6 +144,7 @@ async def session(agent: Agent) -> None:
             protocol=versions.PROTOCOL,
             version="0",
             generation=agent.serving,
+            calls=tuple(path.stem.removeprefix("call-") for path in ROOT.glob("call-*.json")),
         )
     )
     agent.send(Activity(calls=0, last=time.time()))

@@ -115,7 +115,10 @@ def test_what_was_not_uploaded_is_uploaded_by_the_next_process(tmp_path):
         assert not controller.blobs
         controller.failures = 0
         again = make(tmp_path, controller)
+        controller.reports.clear()
         again.recover()
+        # The controller gives up calls that it is not told of.
+        assert [report.state for report in controller.reports] == ["running"]
         assert (await controller.ended()).state == "succeeded"
         assert unpack_outcome(controller.blobs[0]) == Returned("json", (2,), b"42", False, 1)
         await again.close(1)
@@ -183,5 +186,8 @@ def test_outcomes_that_wait_for_the_controller_are_bounded(tmp_path):
         await results.close(0)
         kept = sorted(path.stem for path in tmp_path.glob("*.blob"))
         assert kept == ["call-0004", "call-0005"]
+        ended = {report.id: report for report in controller.reports if report.ended is not None}
+        assert sorted(ended) == ["call-0001", "call-0002", "call-0003"]
+        assert {(report.state, report.result) for report in ended.values()} == {("succeeded", None)}
 
     asyncio.run(scenario())

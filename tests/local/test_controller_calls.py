@@ -116,6 +116,61 @@ def test_calls_of_a_deleted_workload_have_failed(service: Service) -> None:
     assert outcome.failure.error_type == "PodTerminatedError"
 
 
+def test_a_call_has_failed_when_its_pod_is_not_there_any_more(service: Service) -> None:
+    report(service, "c1", state="running")
+    old = service.get("f").pods[0].name
+    service.deploy("f", env={"A": "another pod"})
+    service.until("f", lambda view: is_ready(view) and old not in [pod.name for pod in view.pods])
+    assert until_ended(service, "c1") == "failed"
+    assert "reason: Deleted" in failure(service, "c1")
+
+
+def test_a_call_has_failed_that_its_agent_knows_nothing_of(service: Service) -> None:
+    report(service, "c1", state="running")
+    report(service, "c2", state="running")
+    (pod,) = service.get("f").pods
+    (service.home / "pods" / "default" / pod.name / "call-c1.json").unlink()
+    service.kill()
+    service.start()
+    assert until_ended(service, "c1") == "failed"
+    assert "started without what it kept" in failure(service, "c1")
+    assert service.request("GET", routes.call("c2"))[1]["state"] == "running"
+
+
+def test_calls_go_on_when_the_service_is_started_again(service: Service) -> None:
+    service.deploy("f", replicas=3)
+    view = service.until("f", lambda view: is_ready(view) and len(view.pods) == 3)
+    for number, pod in enumerate(view.pods):
+        message = CallReport(id=f"c{number}", callable="f", state="running", started=time.time())
+        folder = service.home / "pods" / "default" / pod.name
+        (folder / f"call-c{number}.json").write_bytes(messages.encode(message))
+    for _ in range(2):
+        service.kill()
+        service.start()
+        service.until("f", is_ready)
+    calls = f"{routes.CALLS}?namespace=default&workload=f"
+    deadline = time.monotonic() + 10
+    while len(service.request("GET", calls)[1]) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert {call["state"] for call in service.request("GET", calls)[1]} == {"running"}
+    assert "call not kept" not in service.log()
+
+
+def until_ended(service: Service, call_id: str) -> str:
+    deadline = time.monotonic() + 10
+    while (call := service.request("GET", routes.call(call_id))[1]).get("ended") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return call["state"]
+
+
+def failure(service: Service, call_id: str) -> str:
+    outcome = unpack_outcome(result(service, call_id)[1])
+    assert isinstance(outcome, Raised)
+    return outcome.failure.message
+
+
 # ---------------------------------------------------------------------------------------- logs
 
 

@@ -8,7 +8,7 @@ stopped process, a machine that sleeps).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from kubetorch.controller.access import Access, PodIdentity, Principal
@@ -47,6 +47,9 @@ class Registry(Protocol):
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         """News of a spawned call."""
+
+    def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
+        """The agent of a pod knows of no other spawned calls that run."""
 
 
 class Session:
@@ -172,6 +175,8 @@ class Session:
         if welcome is not None:
             self.send(welcome)
         workload.connected(hello, self)
+        if hello.calls is not None:
+            self._registry.on_calls(pod, hello.calls)
         if hello.generation:
             self._on_begin(workload, self)
 

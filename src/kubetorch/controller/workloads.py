@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 
 from kubetorch.controller import checking, departures, summary
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
+from kubetorch.controller.locks import Locks
 from kubetorch.controller.progress import Progress
 from kubetorch.controller.state import State, WorkloadRecord
 from kubetorch.controller.summary import Summary
 from kubetorch.controller.surroundings import Surroundings
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
-from kubetorch.lib.clock import Clock
+from kubetorch.lib.clock import Clock, Timer
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions, waits
 from kubetorch.wire.messages import (
@@ -36,6 +37,10 @@ from kubetorch.wire.messages import (
 TOKEN_LIFETIME = 3600.0
 TOKEN_LEAST = 1.0
 TOKEN_MOST = 30 * 86400.0
+#: Seconds after the start in which the calls of pods that are not there are given up.
+SWEEP_DELAY = 30.0
+#: Seconds until that is done again: what was not known then may be by now.
+SWEEP_INTERVAL = 600.0
 #: Deploys that a repeated request can join.
 _REMEMBERED_DEPLOYS = 32
 
@@ -71,9 +76,12 @@ class Workloads:
         self._clock = clock
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
-        self._locks: dict[tuple[str, str], _Lock] = {}
+        self._locks = Locks()
         self._deploys: OrderedDict[tuple[str, str, str], Progress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sweep: Timer | None = None
+        # What cannot be read, but may have pods.
+        self._rejected: set[tuple[str, str]] = set()
         self._surroundings = Surroundings(
             backend=backend,
             state=state,
@@ -97,6 +105,7 @@ class Workloads:
             except Exception as error:  # noqa: BLE001  # another version wrote it, or a user
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
+                self._rejected.add(key)
             else:
                 self._workloads[key] = workload
                 specs.append(workload.spec)
@@ -108,6 +117,21 @@ class Workloads:
                 workload.pods_changed()
             except Exception:  # noqa: BLE001  # one of them must not keep the others waiting
                 _log.exception("workload not taken up workload=%s/%s", *key)
+        # By then what is there has been seen, and agents have said what they still run.
+        self._sweep = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
+
+    def _sweep_calls(self) -> None:
+        self._calls.sweep(self._may_run)
+        self._sweep = self._clock.call_later(SWEEP_INTERVAL, self._sweep_calls)
+
+    def _may_run(self, namespace: str, name: str, pod: str) -> bool:
+        """Whether a call may still run in a pod, as far as anybody knows."""
+        workload = self._workloads.get((namespace, name))
+        if workload is None:
+            return (namespace, name) in self._rejected
+        if not workload.pods and self._backend.trouble(namespace, name).reason:
+            return True  # its pods are not known yet
+        return any(one.name == pod and departures.is_able(one) for one in workload.pods)
 
     async def close(self, *, pods: bool) -> None:
         """The controller stops.
@@ -115,6 +139,8 @@ class Workloads:
         Args:
             pods: Whether the pods stop too: then nobody goes on with their deploys.
         """
+        if self._sweep is not None:
+            self._sweep.cancel()
         for workload in self._workloads.values():
             workload.close("the controller stops", goes_on=not pods)
         tasks = list(self._tasks)
@@ -153,6 +179,10 @@ class Workloads:
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         """News of a spawned call."""
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
+
+    def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
+        """The agent of a pod knows of no other spawned calls that run."""
+        self._calls.lost_by_agent(pod.namespace, pod.workload, pod.pod, ids)
 
     # ------------------------------------------------------------------------- for the state
 
@@ -204,7 +234,7 @@ class Workloads:
         Raises:
             KubetorchError: It could not be stored.
         """
-        async with self._lock((deploy.spec.namespace, deploy.spec.name)):
+        async with self._locks.of((deploy.spec.namespace, deploy.spec.name)):
             # Ids are chosen by clients: one of another workload is another deploy.
             key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
             progress = self._deploys.get(key)
@@ -303,7 +333,7 @@ class Workloads:
             ServiceNotFoundError: There is none of that name.
         """
         key = (namespace, name)
-        async with self._lock(key):
+        async with self._locks.of(key):
             workload = self.get(namespace, name)
             pods = dict.fromkeys(workload.pod_names, departures.DELETED)
             # First the record: should the controller die now, its successor ends what is left.
@@ -347,44 +377,6 @@ class Workloads:
             pass
         except KubetorchError as error:
             _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
-
-    # ------------------------------------------------------------------------------------- locks
-
-    def _lock(self, key: tuple[str, str]) -> _Lock:
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = _Lock(lambda: self._locks.pop(key, None))
-        return lock
-
-
-class _Lock:
-    """The lock of one workload, which is forgotten when nobody holds it or waits for it.
-
-    Args:
-        on_free: Forgets it.
-    """
-
-    def __init__(self, on_free: Callable[[], object]) -> None:
-        self._lock = asyncio.Lock()
-        self._users = 0
-        self._on_free = on_free
-
-    async def __aenter__(self) -> None:
-        self._users += 1
-        try:
-            await self._lock.acquire()
-        except BaseException:
-            self._leave()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-        self._leave()
-
-    def _leave(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._on_free()
 
 
 async def _only(event: DeployEvent) -> AsyncIterator[DeployEvent]:

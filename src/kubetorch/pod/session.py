@@ -2,20 +2,21 @@
 
 The session is opened again whenever it breaks, for as long as the agent lives: a pod serves calls
 without a controller too. What the controller must know is kept as state, not as a queue: on each
-connect the agent says what it serves, what the last reload came to, and which spawned calls have
-news. So nothing depends on what an earlier connection delivered.
+connect the agent says what it serves, what the last reload came to, and what it knows of spawned
+calls. So nothing depends on what an earlier connection delivered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 
+from msgspec import structs
+
 from kubetorch.errors import ProtocolError
-from kubetorch.lib import upgrading, websocket
+from kubetorch.lib import backoff, upgrading, websocket
 from kubetorch.lib.connections import Connection
 from kubetorch.pod.contact import Contact
 from kubetorch.wire import messages, routes, versions
@@ -182,7 +183,7 @@ class Session:
             timeout=CONNECT_TIMEOUT,
             dial_timeout=DIAL_TIMEOUT,
         )
-        link.send(self._hello())
+        link.send(structs.replace(self._hello(), calls=tuple(self._reports)))
         if self._observed is not None:
             link.send(self._observed)
         self._link = link
@@ -273,8 +274,5 @@ def _said(activity: Activity) -> _Said:
 
 
 def _delays() -> Iterator[float]:
-    """Delays with jitter, so that a thousand agents do not come back at once."""
-    delay, most = DELAYS
-    while True:
-        yield delay * random.uniform(0.5, 1.0)
-        delay = min(2 * delay, most)
+    first, limit = DELAYS
+    return backoff.jittered(backoff.exponential(first=first, limit=limit))

@@ -44,6 +44,8 @@ class Hello(Message, tag="hello", frozen=True):
         version: Version of the package.
         generation: Generation that serves calls; 0 when none does.
         python: Version of the interpreter that runs the user's code.
+        calls: Ids of all spawned calls that run or whose end is still to be reported; `None` when
+            the agent does not say.
     """
 
     namespace: str
@@ -55,6 +57,7 @@ class Hello(Message, tag="hello", frozen=True):
     version: str
     generation: int = 0
     python: str = ""
+    calls: tuple[str, ...] | None = None
 
 
 class Observed(Message, tag="observed", frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -46,6 +47,9 @@ class Recorder:
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         self.noted.append(("call", pod, report))
 
+    def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
+        self.noted.append(("calls", pod, ids))
+
     def send(self, data: bytes, *, opcode: int) -> None:
         self.sent.append(data)
 
@@ -88,6 +92,12 @@ def test_hello_connects_the_pod() -> None:
     case = Case()
     assert case.world.noted == [("connected", HELLO, case.session)]
     assert case.world.closed is None
+
+
+def test_hello_says_which_spawned_calls_the_agent_knows() -> None:
+    hello = msgspec.structs.replace(HELLO, calls=("call-0001",))
+    case = Case(hello=hello)
+    assert case.world.noted[1:] == [("calls", POD, ("call-0001",))]
 
 
 def test_the_user_may_speak_for_a_pod() -> None:

@@ -12,12 +12,26 @@ from typing import Any
 import pytest
 
 from kubetorch.controller import database
-from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
+from kubetorch.controller.backends.base import (
+    Listener,
+    Manifest,
+    News,
+    Phase,
+    PodStatus,
+    Trouble,
+)
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.depots import Depots
-from kubetorch.controller.state import Contents, Generation, SqliteState, State, WorkloadRecord
+from kubetorch.controller.state import (
+    CallRecord,
+    Contents,
+    Generation,
+    SqliteState,
+    State,
+    WorkloadRecord,
+)
 from kubetorch.controller.summary import Observer
-from kubetorch.controller.workloads import Workloads
+from kubetorch.controller.workloads import SWEEP_DELAY, SWEEP_INTERVAL, Workloads
 from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
 from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
@@ -35,6 +49,7 @@ class OneThatBreaks:
     name = "local"
 
     def __init__(self) -> None:
+        self.clock = ManualClock()
         self.started: list[str] = []
         self.looked_at: list[str] = []
         self.go_on = asyncio.Event()
@@ -92,6 +107,40 @@ class OneThatBreaks:
         pass
 
 
+class OneThatFindsPods(OneThatBreaks):
+    """A backend that finds the pods of an earlier one, and says so after each."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self._names = names
+        self._found: list[PodStatus] = []
+        self._listener: Listener = lambda namespace, name: None
+        self.failed = ""
+        self.reason = ""
+
+    def trouble(self, namespace: str, name: str) -> Trouble:
+        return Trouble(self.reason)
+
+    def watch(self, listener: Listener) -> None:
+        self._listener = listener
+
+    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+        for name in self._names:
+            self.come(name)
+
+    def come(self, name: str) -> None:
+        phase: Phase = "Failed" if name == self.failed else "Running"
+        self._found.append(PodStatus(name, len(self._found), phase, ""))
+        self._listener("ns", "f")
+
+    def go(self, name: str) -> None:
+        self._found = [pod for pod in self._found if pod.name != name]
+        self._listener("ns", "f")
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:
+        return list(self._found)
+
+
 class OneThatIsAway:
     """A state that writes behind, and does not get through while it is away."""
 
@@ -140,11 +189,14 @@ def run(
     folder: Path,
     body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]],
     kept: State | None = None,
+    *,
+    backend: OneThatBreaks | None = None,
 ) -> None:
     """With the state in a folder."""
+    backend = backend or OneThatBreaks()
 
     async def main() -> None:
-        backend, clock = OneThatBreaks(), ManualClock()
+        clock = backend.clock
         path = folder / "state.sqlite"
         state, blobs = SqliteState(path, database.open_database(path)), Depots(folder / "blobs")
         workloads = Workloads(
@@ -313,3 +365,85 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
         assert state.kept == {}
 
     run(tmp_path, body, state)
+
+
+def remember_calls(folder: Path, *calls: tuple[str, str, str]) -> None:
+    """Let a controller have ended while these ran, of a workload and a pod each."""
+    path = folder / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    state.put_workload(WorkloadRecord("ns", "f", 1), generation=Generation(1, SPEC))
+    for call_id, workload, pod in calls:
+        state.put_call(CallRecord(call_id, "ns", workload, pod, "f", "running", started=1.0))
+    state.close()
+
+
+def states(folder: Path) -> dict[str, str]:
+    path = folder / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    found = {call.id: call.state for call in state.calls()}
+    state.close()
+    return found
+
+
+def test_calls_whose_pods_are_found_again_go_on(tmp_path: Path) -> None:
+    remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        backend.clock.advance(2 * SWEEP_DELAY)
+
+    run(tmp_path, body, backend=OneThatFindsPods("f-1", "f-2"))
+    assert states(tmp_path) == {"a": "running", "b": "running"}
+
+
+def test_calls_whose_pods_are_not_found_again_fail_once_all_had_their_time(tmp_path: Path) -> None:
+    remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"), ("c", "gone", "gone-1"))
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert set(states(tmp_path).values()) == {"running"}
+        backend.clock.advance(SWEEP_DELAY)
+
+    run(tmp_path, body, backend=OneThatFindsPods("f-1"))
+    assert states(tmp_path) == {"a": "running", "b": "failed", "c": "failed"}
+
+
+def test_calls_whose_pod_has_failed_meanwhile_fail(tmp_path: Path) -> None:
+    remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
+    backend = OneThatFindsPods("f-1", "f-2")
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        backend.clock.advance(SWEEP_DELAY)
+        assert states(tmp_path) == {"a": "running", "b": "failed"}
+
+    backend.failed = "f-2"
+    run(tmp_path, body, backend=backend)
+
+
+def test_calls_of_pods_that_are_not_known_yet_may_go_on(tmp_path: Path) -> None:
+    remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "rejected", "r-1"))
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    spec = replace(SPEC, name="rejected", compute=ComputeSpec(replicas=0))
+    state.put_workload(WorkloadRecord("ns", "rejected", 1), generation=Generation(1, spec))
+    state.close()
+    backend = OneThatFindsPods()
+    backend.reason = "the API server answered 429"
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        backend.clock.advance(SWEEP_DELAY)
+        assert states(tmp_path) == {"a": "running", "b": "running"}
+        backend.reason = ""
+        backend.clock.advance(SWEEP_INTERVAL)
+        assert states(tmp_path) == {"a": "failed", "b": "running"}
+
+    run(tmp_path, body, backend=backend)
+
+
+def test_calls_whose_pod_goes_fail_at_once(tmp_path: Path) -> None:
+    remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
+    backend = OneThatFindsPods("f-1", "f-2")
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        backend.go("f-2")
+        assert states(tmp_path) == {"a": "running", "b": "failed"}
+
+    run(tmp_path, body, backend=backend)

@@ -16,12 +16,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.errors import AgentDiedError, KubetorchError
+from kubetorch.lib import backoff
 from kubetorch.lib.decoding import json_decoder
 from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
@@ -63,8 +65,8 @@ class Results:
         self._report = report
         self._waiting_bytes = waiting_bytes
         self._uploads: dict[str, asyncio.Task[None]] = {}
-        # Bytes of each outcome that the controller does not have.
-        self._waiting: dict[str, int] = {}
+        # Outcomes that the controller does not have, and their bytes.
+        self._waiting: dict[str, tuple[CallReport, int]] = {}
 
     def recover(self) -> None:
         """Report what an earlier process of this agent left behind."""
@@ -76,12 +78,15 @@ class Results:
                 continue
             if not _ID.fullmatch(report.id):
                 _remove(path)
-            elif report.ended is None:
-                self._lost(report)
             elif report.result is not None:
                 self._report(report)
             else:
-                self._start(report, self._blob(report.id).read_bytes)
+                # Until its outcome is uploaded: the controller gives up calls it is not told of.
+                self._report(replace(report, state="running", ended=None))
+                if report.ended is None:
+                    self._lost(report)
+                else:
+                    self._start(report, self._blob(report.id).read_bytes)
 
     def on_begin(self, call: Call) -> None:  # noqa: D102  # Records'
         report = CallReport(
@@ -118,7 +123,7 @@ class Results:
     def _lost(self, report: CallReport) -> None:
         error = AgentDiedError(self._pod_name, "the agent was started again")
         failure = failures.describe(error, pod_name=self._pod_name)
-        ended = msgspec.structs.replace(report, state="failed", ended=time.time())
+        ended = replace(report, state="failed", ended=time.time())
         self._end(ended, Raised(failure))
 
     def _end(self, report: CallReport, outcome: Outcome) -> None:
@@ -141,19 +146,20 @@ class Results:
             blob = await asyncio.to_thread(load)
         except (OSError, RuntimeError) as error:  # the second is that of a thread too many
             _log.warning("outcome not readable call=%s error=%s", report.id, error)
-            self._drop(report.id)
+            self._drop(report)
             return
-        self._waiting[report.id] = len(blob)
-        while sum(self._waiting.values()) > self._waiting_bytes and len(self._waiting) > 1:
-            self._drop(next(iter(self._waiting)))
-        for delay in _delays():
+        self._waiting[report.id] = (report, len(blob))
+        while self._is_too_much() and len(self._waiting) > 1:
+            self._drop(next(iter(self._waiting.values()))[0])
+        first, limit = RETRY_DELAYS
+        for delay in backoff.exponential(first=first, limit=limit):
             try:
                 digest = await self._upload(blob)
             except (KubetorchError, OSError) as error:
                 _log.warning("upload failed call=%s error=%s delay=%s", report.id, error, delay)
                 await asyncio.sleep(delay)
                 continue
-            report = msgspec.structs.replace(report, result=digest, result_bytes=len(blob))
+            report = replace(report, result=digest, result_bytes=len(blob))
             self._write(self._record(report.id), msgspec.json.encode(report))
             self._report(report)
             break
@@ -161,12 +167,19 @@ class Results:
         self._uploads.pop(report.id, None)
         _remove(self._blob(report.id))
 
-    def _drop(self, call_id: str) -> None:
+    def _is_too_much(self) -> bool:
+        return sum(size for _, size in self._waiting.values()) > self._waiting_bytes
+
+    def _drop(self, report: CallReport) -> None:
+        """Give up an outcome: the call has ended without a result."""
+        self._discard(report.id)
+        self._report(report)
+
+    def _discard(self, call_id: str) -> None:
         self._waiting.pop(call_id, None)
         task = self._uploads.pop(call_id, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        _remove(self._record(call_id))
         _remove(self._blob(call_id))
 
     def _record(self, call_id: str) -> Path:
@@ -196,10 +209,3 @@ def _state(call: Call, outcome: Outcome) -> str:
     if isinstance(outcome, Returned):
         return "succeeded"
     return "cancelled" if call.cancelled is not None else "failed"
-
-
-def _delays() -> Iterator[float]:
-    delay, most = RETRY_DELAYS
-    while True:
-        yield delay
-        delay = min(2 * delay, most)
