@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from kubetorch.errors import ControllerUnavailableError
+from kubetorch.errors import CallRefusedError, ControllerUnavailableError
 from kubetorch.pod.calls.results import Results
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
 from kubetorch.wire.messages import CallReport
@@ -69,6 +69,43 @@ def test_a_spawned_call_is_reported_when_it_begins_and_when_it_ends(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["call-0001.json"]
         results.forget("call-0001")
         assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_path):
+    class Stalling(Controller):
+        """Its first answer comes late."""
+
+        async def upload(self, data: bytes) -> str:
+            digest = await super().upload(data)
+            began.set()
+            if digest == "digest-1":
+                await goes_on.wait()
+            return digest
+
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def scenario():
+        controller = Stalling()
+        results = make(tmp_path, controller)
+        calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+        calls.hold(spec())
+        request = opening(id="call-0001", detached=True)
+        begin(calls, request, FakeCaller())
+        calls.refuse(CallRefusedError("not now"))
+        await began.wait()
+        calls.serve(spec(), runner)
+        begin(calls, request, FakeCaller())
+        goes_on.set()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(others)
+        runner.give(1, b"42")
+        assert (await controller.ended()).state == "succeeded"
+        assert [report.state for report in controller.reports] == ["running", "succeeded"]
+        assert unpack_outcome(controller.blobs[-1]) == Returned("json", (2,), b"42", False, 1)
+        await results.close(1)
+        assert [path.name for path in tmp_path.iterdir()] == ["call-0001.json"]
 
     asyncio.run(scenario())
 

@@ -60,6 +60,8 @@ class Calls:
         if known is not None and (known.namespace, known.workload) != (namespace, workload):
             _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
             return
+        if known is not None and known.pod != pod and not _is_news(known, report):
+            return
         self._book.put(
             CallRecord(
                 id=report.id,
@@ -205,6 +207,15 @@ class Calls:
             result_bytes=call.result_bytes,
             expires=expires,
         )
+
+
+def _is_news(known: CallRecord, report: CallReport) -> bool:
+    """Whether what another pod says than before counts, of a call that was refused by one of them.
+
+    The one that took it says so, and has its result.
+    """
+    is_result = report.state == "succeeded" and known.state == "failed"
+    return report.state == "running" or is_result
 
 
 def unknown(call_id: str) -> ResultExpiredError:

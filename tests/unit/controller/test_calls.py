@@ -1,11 +1,19 @@
-"""For how long results of spawned calls are kept."""
+"""Spawned calls: whose word counts, and for how long their results are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from msgspec.structs import replace
 
-from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, expired
-from kubetorch.controller.state import CallRecord
+from kubetorch.controller import database
+from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, Calls, expired
+from kubetorch.controller.depots import Depots
+from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.lib.clock import ManualClock
+from kubetorch.wire.messages import CallReport
 
 NOW = 1_000_000.0
 HOUR = 3600.0
@@ -18,6 +26,42 @@ def call(name: str, *, age: float, size: int = 1) -> CallRecord:
 
 def ids(calls: list[CallRecord]) -> list[str]:
     return [call.id for call in calls]
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Iterator[Calls]:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    yield Calls(state, Depots(tmp_path / "blobs"), ManualClock())
+    state.close()
+
+
+def report(calls: Calls, pod: str, state: str) -> None:
+    ended = None if state == "running" else ManualClock().time()
+    told = CallReport(id="c", callable="f", state=state, started=1.0, ended=ended)
+    calls.report("ns", "w", pod, told)
+
+
+def test_a_pod_that_refused_a_call_does_not_speak_for_the_one_that_runs_it(calls: Calls) -> None:
+    report(calls, "b", "running")
+    report(calls, "a", "failed")
+    assert (calls.get("c").pod, calls.get("c").state) == ("b", "running")
+
+    report(calls, "b", "succeeded")
+    report(calls, "a", "failed")
+    assert (calls.get("c").pod, calls.get("c").state) == ("b", "succeeded")
+
+
+def test_a_call_that_was_refused_and_sent_again_runs(calls: Calls) -> None:
+    report(calls, "a", "failed")
+    report(calls, "b", "running")
+    assert (calls.get("c").pod, calls.get("c").state) == ("b", "running")
+
+
+def test_a_result_counts_though_it_is_heard_of_after_a_refusal(calls: Calls) -> None:
+    report(calls, "a", "failed")
+    report(calls, "b", "succeeded")
+    assert (calls.get("c").pod, calls.get("c").state) == ("b", "succeeded")
 
 
 def test_a_young_result_is_kept() -> None:

@@ -89,6 +89,8 @@ class Results:
                     self._start(report, self._blob(report.id).read_bytes)
 
     def on_begin(self, call: Call) -> None:  # noqa: D102  # Records'
+        # It may have been refused before, and sent again: that was not its end.
+        self._discard(call.request.id)
         report = CallReport(
             id=call.request.id, callable=call.name, state="running", started=call.opened
         )

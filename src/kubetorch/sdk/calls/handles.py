@@ -8,13 +8,16 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import CallCancelledError, ResultExpiredError, ServiceNotFoundError
-from kubetorch.sdk.calls.following import Following
+from kubetorch.sdk.calls.following import Following, Search
 from kubetorch.sdk.calls.invocation import Invocation
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.wire import calls
 
 if TYPE_CHECKING:
     from kubetorch.sdk.session import Session
+
+#: Seconds that asking for a call may take, however little time there is: else it is never found.
+_ASKING = 2.0
 
 
 class CallHandle:
@@ -107,8 +110,9 @@ class CallHandle:
             ResultExpiredError: The call is unknown, or its result is not kept any more.
         """
         following = self._following
-        deadline = None if timeout is None else time.monotonic() + timeout
+        begun = time.monotonic()
         awake = threading.Event()
+        search: Search | None = None
         following.add_waker(awake.set)
         try:
             while True:
@@ -116,12 +120,13 @@ class CallHandle:
                 following.work()
                 if following.outcome is not None:
                     break
+                if search is not None and search.error is not None:
+                    raise search.error
                 if following.is_lost:
-                    following.find()
-                    continue
-                left = None if deadline is None else deadline - time.monotonic()
+                    search = following.search()
+                left = _left(timeout, time.monotonic() - begun, search)
                 if left is not None and left <= 0:
-                    return False
+                    return following.outcome is not None
                 awake.wait(left)
         finally:
             following.remove_waker(awake.set)
@@ -155,13 +160,14 @@ class CallHandle:
 
         following = self._following
         loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        begun = loop.time()
         awake = asyncio.Event()
 
         def waker() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(awake.set)
 
+        search: Search | None = None
         following.add_waker(waker)
         try:
             while True:
@@ -169,14 +175,15 @@ class CallHandle:
                 following.work()
                 if following.outcome is not None:
                     break
+                if search is not None and search.error is not None:
+                    raise search.error
                 if following.is_lost:
-                    await loop.run_in_executor(None, following.find)
-                    continue
-                left = None if deadline is None else deadline - loop.time()
+                    search = following.search()
+                left = _left(timeout, loop.time() - begun, search)
                 try:
                     await asyncio.wait_for(awake.wait(), left)
                 except (TimeoutError, asyncio.TimeoutError):
-                    return False
+                    return following.outcome is not None
         finally:
             following.remove_waker(waker)
         return True
@@ -230,11 +237,20 @@ class CallHandle:
         if isinstance(outcome, calls.Raised):
             is_cancelled = outcome.failure.code == CallCancelledError.code
             return "cancelled" if is_cancelled else "failed"
-        return following.view().state if following.is_lost else "running"
+        is_elsewhere = following.is_lost and not following.is_to_be_sent
+        return following.view().state if is_elsewhere else "running"
 
     def done(self) -> bool:
         """Whether the call has ended."""
         return self._following.outcome is not None or self.status() != "running"
+
+
+def _left(timeout: float | None, waited: float, search: Search | None) -> float | None:
+    """Seconds to go on waiting, if there is an end to it; none are left when it is not positive."""
+    if timeout is None:
+        return None
+    is_asked = search is not None and not search.is_over
+    return (max(timeout, _ASKING) if is_asked else timeout) - waited
 
 
 def spawn(invocation: Invocation) -> CallHandle:
@@ -257,10 +273,17 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     handle = CallHandle(invocation.id, target.name, target.modules, session)
     following = handle._following
     awake = threading.Event()
+    search: Search | None = None
     following.add_waker(awake.set)
     try:
         following.start(invocation)
-        while not following.is_sent and following.outcome is None and not following.is_lost:
+        while not following.is_sent and following.outcome is None:
+            if search is not None and search.error is not None:
+                raise search.error
+            if following.is_lost and not following.is_to_be_sent:
+                break  # it was written: the controller knows more
+            if following.is_lost:
+                search = following.search()
             awake.wait()
             awake.clear()
             following.work()

@@ -277,6 +277,20 @@ class Invocation:
             return Done(None, self.timed_out())
         return None
 
+    def again_after(self, failure: failures.Failure) -> Again | None:
+        """What to do about a refusal: nothing ran, and another attempt may help."""
+        if failure.started or self.patience <= 0:
+            return None
+        error = failures.rebuild(failure, modules=self.target.modules)
+        return self._again() if isinstance(error, _LATER) else None
+
+    def again_after_loss(self, event: Event) -> Again | None:
+        """The same about a call that was lost with its stream before it was sent."""
+        is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
+        if event.call.was_written or not is_transport or self.patience <= 0:
+            return None
+        return self._again()
+
     def timed_out(self) -> CallTimeoutError:
         """The error of a call that did not end in time."""
         ordinal = self.route.ordinal
@@ -325,19 +339,20 @@ class Invocation:
 
     def _failed(self, event: Event) -> Step:
         failure = failures.parse_json(bytes(event.payload or b""))
+        again = self.again_after(failure)
+        if again is not None:
+            return again
         error = failures.rebuild(failure, modules=self.target.modules)
-        if not failure.started and isinstance(error, _LATER) and self.patience > 0:
-            return self._again()
         if self._may_retry(error):
             return self._again()
         self.end_lines()
         return Done(None, error)
 
     def _lost(self, event: Event) -> Step:
+        again = self.again_after_loss(event)
+        if again is not None:
+            return again
         error: Exception = event.meta
-        is_transport = isinstance(error, (CallLostError, AgentDiedError))
-        if not event.call.was_written and is_transport and self.patience > 0:
-            return self._again()
         if self._may_retry(error):
             return self._again()
         self.end_lines()

@@ -203,10 +203,12 @@ class Caller:
 
         Raises:
             SerializationError: The arguments cannot travel.
+            SpecError: An option has no effect on such a call.
             KubetorchError: No pod can be reached.
         """
         from kubetorch.sdk.calls import handles  # noqa: PLC0415  # few programs spawn
 
         options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        options.check_spawned()
         invocation = Invocation(self._target, self._route, options, args, kwargs, is_detached=True)
         return handles.spawn(invocation)

@@ -46,6 +46,7 @@ class CallOptions:
         timeout: Seconds after which the call is interrupted and fails with `CallTimeoutError`.
         retries: How often the call is made again when its worker, its pod or the connection was
             lost. All attempts carry one idempotency key, so none runs that another one replaces.
+            Spawned calls have none.
         idempotency_key: A second call with the same key gets the outcome of the first.
         request_id: Identity of the request that the call belongs to, for logs.
         on_progress: Told of each `kt.progress(...)` of the call: current, total, message.
@@ -75,6 +76,19 @@ class CallOptions:
             if value is not None and (not isinstance(value, str) or not value):
                 raise SpecError(f"{name} is {value!r}; it must be text that is not empty")
         _callable("on_progress", self.on_progress)
+
+    def check_spawned(self) -> None:
+        """Refuse what has no effect on a call that goes on without its caller.
+
+        Raises:
+            SpecError: There is such an option.
+        """
+        if self.retries:
+            raise SpecError(
+                f"retries={self.retries} has no effect on a spawned call: nobody may be there to "
+                "make it again",
+                hint="spawn it again when its handle raises, or retry in the function itself",
+            )
 
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
         """These options, with those of a caller.

@@ -197,13 +197,18 @@ class Route:
         """Wait before the next attempt of a call."""
         self._closed.wait(delay)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is to be sent on it any more."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Close all streams: plain calls that run are cancelled."""
+        self._closed.set()
         for pod in self._drop_pods():
             pod.close()
         for stream in self._drop_streams():
             stream.close()
-        self._closed.set()
 
     def abandon(self) -> None:
         """Let go of everything, in a forked child."""

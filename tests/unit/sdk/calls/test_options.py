@@ -105,3 +105,9 @@ def test_declared_parameters_are_read_off_functions_methods_and_wrappers() -> No
     assert declared_parameters(wrapped) == {"workers", "async_"}
     assert declared_parameters(Owner().method) == {"debug"}
     assert declared_parameters(len) == frozenset()
+
+
+def test_a_spawned_call_takes_no_retries() -> None:
+    CallOptions(timeout=3, on_progress=print).check_spawned()
+    with pytest.raises(SpecError, match="retries=2 has no effect on a spawned call"):
+        CallOptions(retries=2).check_spawned()
