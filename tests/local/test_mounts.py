@@ -109,6 +109,39 @@ def test_files_lie_in_memory_for_their_owner_alone(folder: Path) -> None:
     assert on_disk == []
 
 
+def test_files_in_a_project_hide_nothing_of_it(folder: Path) -> None:
+    project = folder / "project"
+    (project / "sub").mkdir(parents=True)
+    for name in (".env", "main.py", "sub/data"):
+        (project / name).write_text("the machine's")
+    program = """
+        files = {".env": b"value", "sub/new": b"other", "new/key": b"third"}
+        place = folder / "project"
+        view.add_files(str(place), files)
+        names = (".env", "main.py", "sub/data", "sub/new", "new/key")
+        seen = {name: (place / name).read_text() for name in names}
+        refused = []
+        for name in (".env", "sub/new"):
+            try:
+                (place / name).write_text("changed")
+            except OSError as error:
+                refused.append(error.strerror)
+        print(json.dumps([seen, refused]))
+    """
+    seen, refused = _run(folder, program)
+    assert seen == {
+        ".env": "value",
+        "main.py": "the machine's",
+        "sub/data": "the machine's",
+        "sub/new": "other",
+        "new/key": "third",
+    }
+    assert refused == ["Read-only file system"] * 2
+    assert sorted(path.name for path in project.rglob("*")) == [".env", "data", "main.py", "sub"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"value" in path.read_bytes()]
+
+
 def test_processes_that_run_already_see_what_is_added(folder: Path) -> None:
     (folder / "source").mkdir()
     program = """
@@ -162,9 +195,9 @@ def test_disks_that_are_mounted_somewhere_below_are_covered_too(folder: Path) ->
     (folder / "place").mkdir()
     # The outer namespace stands for the machine.
     mounting = f"""
-from kubetorch.lib import mounts
+from kubetorch.lib import mountcalls, mounts
 assert mounts.separate() is None
-mounts._mount({str(disk)!r}, {str(folder / "place")!r}, mounts._MS_BIND)
+mountcalls.mount({str(disk)!r}, {str(folder / "place")!r}, mountcalls.BIND)
 """
     seen = _run(
         folder,

@@ -20,7 +20,6 @@ Run as a program, it tells whether this machine allows that: exit status 0, or t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import sys
@@ -29,20 +28,9 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-_CLONE_NEWNS = 0x00020000
-_CLONE_NEWUSER = 0x10000000
-_MS_RDONLY = 1
-_MS_REMOUNT = 32
-_MS_BIND = 4096
-_MS_MOVE = 8192
-_MS_REC = 16384
-_MS_UNBINDABLE = 1 << 17
-_MS_PRIVATE = 1 << 18
-_MS_SLAVE = 1 << 19
-_MNT_DETACH = 2
-# Flags of a mount that a user namespace must not take away; statvfs has the same numbers.
-_KEPT = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
-_TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
+from kubetorch.lib import mountcalls
+from kubetorch.lib.mountcalls import BIND, MOVE, PRIVATE, RECURSIVE, SLAVE, UNBINDABLE
+
 #: Folders of a machine that belong to no disk, or to all its processes together.
 SHARED = ("/dev", "/proc", "/run", "/sys", "/var/run")
 #: Folders that are covered even where they are in memory.
@@ -82,11 +70,11 @@ def separate() -> str | None:
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
     try:
-        if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNS) != 0:
-            if not _is_allowed():
+        if os.geteuid() != 0 or not mountcalls.unshare():
+            if not mountcalls.is_allowed():
                 return "this user may have no mount namespace"
-            _unshare_user()
-        _mount(None, "/", _MS_REC | _MS_SLAVE)
+            mountcalls.unshare_user()
+        mountcalls.mount(None, "/", RECURSIVE | SLAVE)
     except OSError as error:
         return error.strerror
     return None
@@ -115,14 +103,17 @@ class View:
             OSError: It cannot be mounted there.
         """
         place = self._place(mount.target)
-        _mount(mount.source, str(place), _MS_BIND | _MS_REC)
+        mountcalls.mount(mount.source, str(place), BIND | RECURSIVE)
         if mount.read_only:
-            _make_read_only(place)
+            mountcalls.make_read_only(place)
         else:
             self._own.append(place)
 
     def add_files(self, target: str, files: Mapping[str, bytes]) -> None:
         """Show files at a path, which lie in memory only and nobody can change.
+
+        They hide what else lies in that folder, unless it has folders too: then it is more than a
+        place for such files, such as a project with the interpreter that this runs in.
 
         Args:
             target: Absolute path of their folder.
@@ -132,13 +123,19 @@ class View:
             OSError: They cannot be mounted there.
         """
         place = self._place(target)
-        _mount("tmpfs", str(place), 0, kind="tmpfs", data="mode=700")
-        for name, content in files.items():
-            path = place / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.write_bytes(content)
-        _make_read_only(place)
+        if not any(entry.is_dir() for entry in place.iterdir()):
+            _fill(place, files)
+            return
+        held = self._new_folder("files")
+        _fill(held, files)
+        for name in files:
+            spot = place / name
+            if not spot.exists():
+                self._make_room(spot)
+                spot.parent.mkdir(parents=True, exist_ok=True)
+                spot.touch()
+            mountcalls.mount(str(held / name), str(spot), BIND)
+            mountcalls.make_read_only(spot)
 
     def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
         """Keep all that is written from now on in this view, except in what machines share.
@@ -159,7 +156,7 @@ class View:
         self._frozen = {Path(os.path.realpath(path)) for path in frozen}
         shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
         shared |= self._frozen
-        mounted = _mounted()
+        mounted = mountcalls.mounted()
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
         virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
         shared |= virtual - temporary
@@ -173,14 +170,18 @@ class View:
         """The folder at a path, which is made if it is not there."""
         place = Path(os.path.realpath(target))
         if not place.exists():
-            above = next(parent for parent in place.parents if parent.is_dir())
-            if not self._is_own(above):
-                self._mirror(above)
+            self._own.append(self._make_room(place))
             place.mkdir(parents=True)
-            self._own.append(above / place.relative_to(above).parts[0])
         if not place.is_dir():
             raise NotADirectoryError(f"{target} is there and is no folder")
         return place
+
+    def _make_room(self, place: Path) -> Path:
+        """Let something be made at a path that the machine does not see; the first part of it."""
+        above = next(parent for parent in place.parents if parent.is_dir())
+        if not self._is_own(above):
+            self._mirror(above)
+        return above / place.relative_to(above).parts[0]
 
     def _is_own(self, folder: Path) -> bool:
         return folder in self._mirrors or any(folder.is_relative_to(one) for one in self._own)
@@ -197,18 +198,18 @@ class View:
         """Put a folder of this view alone, with the same content, in the place of a folder."""
         mirror = self._new_folder("mirror")
         mirror.chmod(folder.stat().st_mode)
-        _mount(str(mirror), str(mirror), _MS_BIND)
+        mountcalls.mount(str(mirror), str(mirror), BIND)
         # So that no folder that is bound into it, and has it somewhere below, has all of it again.
-        _mount(None, str(mirror), _MS_UNBINDABLE)
+        mountcalls.mount(None, str(mirror), UNBINDABLE)
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda one: one.name):
                 _mirror_entry(entry, mirror / entry.name)
-        _mount(None, str(mirror), _MS_PRIVATE)
+        mountcalls.mount(None, str(mirror), PRIVATE)
         self._mirrors.add(folder)
         if str(folder) == "/":
-            _change_root(mirror)
+            mountcalls.change_root(mirror)
         else:
-            _mount(str(mirror), str(folder), _MS_MOVE)
+            mountcalls.mount(str(mirror), str(folder), MOVE)
 
     # -------------------------------------------------------------------------------------- shield
 
@@ -231,7 +232,7 @@ class View:
         """The same for places at which something is mounted, such as all in a mirror."""
         for entry in sorted(places):
             if entry in self._frozen:
-                _make_read_only(entry)
+                mountcalls.make_read_only(entry)
             elif entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
                 continue
             elif entry.is_dir():
@@ -240,9 +241,9 @@ class View:
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
-                    _make_read_only(entry)  # not every file system can be a layer
+                    mountcalls.make_read_only(entry)  # not every file system can be a layer
             elif entry.is_file():
-                _make_read_only(entry)
+                mountcalls.make_read_only(entry)
 
     def _overlay(self, folder: Path, inside: Iterable[Path]) -> None:
         overlay = self._new_folder("overlay")
@@ -253,15 +254,15 @@ class View:
                 raise
             # A layer cannot lie on every file system; on this one it always can.
             layer = self._new_folder("layer")
-            _mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
+            mountcalls.mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
             _mount_overlay(folder, layer, overlay)
         for place in inside:
             inner = overlay / place.relative_to(folder)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _mount(str(place), str(inner), _MS_BIND | _MS_REC)
+                mountcalls.mount(str(place), str(inner), BIND | RECURSIVE)
                 if place in self._frozen:
-                    _make_read_only(inner)
-        _mount(str(overlay), str(folder), _MS_MOVE)
+                    mountcalls.make_read_only(inner)
+        mountcalls.mount(str(overlay), str(folder), MOVE)
         self._own.append(folder)
 
 
@@ -274,11 +275,18 @@ def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
     # What an overlay notes about files has to be an attribute of users where they are the root.
     whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
     options = layers if whole else f"{layers},userxattr"
-    _mount("overlay", str(place), 0, kind="overlay", data=options)
+    mountcalls.mount("overlay", str(place), 0, kind="overlay", data=options)
 
 
-def _make_read_only(place: Path) -> None:
-    _mount(None, str(place), _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _flags(place))
+def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Have a folder hold files in memory."""
+    mountcalls.mount("tmpfs", str(folder), 0, kind="tmpfs", data="mode=700")
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+    mountcalls.make_read_only(folder)
 
 
 def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
@@ -290,7 +298,7 @@ def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
     else:
         place.touch()
     try:
-        _mount(entry.path, str(place), _MS_BIND | _MS_REC)
+        mountcalls.mount(entry.path, str(place), BIND | RECURSIVE)
     except PermissionError:
         return  # what this user cannot reach is an empty place
 
@@ -304,80 +312,8 @@ def _outermost(places: Iterable[Path]) -> Iterator[Path]:
             yield place
 
 
-def _mounted() -> dict[Path, str]:
-    """Where something is mounted in this namespace, and kinds of file systems."""
-    found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        about, _, kind = line.partition(" - ")
-        found[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
-    return found
-
-
-def _unescaped(text: str) -> str:
-    for code in ("040", "011", "012", "134"):
-        text = text.replace(f"\\{code}", chr(int(code, 8)))
-    return text
-
-
 def _escaped(path: Path) -> str:
     return "".join(f"\\{letter}" if letter in ":,\\" else letter for letter in str(path))
-
-
-# --------------------------------------------------------------------------------- system calls
-
-
-def _change_root(folder: Path) -> None:
-    working_dir = Path.cwd()
-    os.chdir(folder)
-    _check(_libc().pivot_root(b".", b"."), "pivot_root")
-    _check(_libc().umount2(b".", _MNT_DETACH), "umount")
-    os.chdir(working_dir)
-
-
-def _unshare_user() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
-def _is_allowed() -> bool:
-    """Whether this user may mount in a user namespace; some machines give one for nothing."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            _unshare_user()
-            _mount(None, "/", _MS_REC | _MS_SLAVE)
-            status = 0
-        os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
-
-
-def _flags(place: Path) -> int:
-    """Flags that a mount has and has to keep, for `mount`."""
-    found = os.statvfs(place).f_flag
-    return found & _KEPT | sum(flag for bit, flag in _TIMES if found & bit)
-
-
-def _mount(
-    source: str | None, target: str, flags: int, *, kind: str | None = None, data: str | None = None
-) -> None:
-    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    what = f"mounting {source} at {target}" if source else f"changing the mount at {target}"
-    result = _libc().mount(given[0], given[1], given[2], ctypes.c_ulong(flags), given[3])
-    _check(result, what)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 # ---------------------------------------------------------------------------------- as a program
