@@ -83,6 +83,7 @@ class Walk:
         self._limits = allowed
         self._stack: list[_Visit] = []
         self._count = 0
+        self._is_single = False
         self.folders: list[FolderRecord] = []
         self.pending: list[Pending] = []
         self.warnings: list[str] = []
@@ -105,8 +106,9 @@ class Walk:
         self._check_size()
 
     def run_single(self, name: str) -> None:
-        """Take one file of the folder only, whatever the rules say."""
-        self._visit(_Visit("", self._root, is_fresh=True), [name], is_single=True)
+        """Take one file of the folder only, whatever the rules say and wherever a link leads."""
+        self._is_single = True
+        self._visit(_Visit("", self._root, is_fresh=True), [name])
         self._check_size()
 
     # ------------------------------------------------------------------------------- one folder
@@ -131,7 +133,7 @@ class Walk:
             raise unreadable(visit.disk, error) from error
         return listing
 
-    def _visit(self, visit: _Visit, listing: list[str], *, is_single: bool = False) -> None:
+    def _visit(self, visit: _Visit, listing: list[str]) -> None:
         old = self._last.get(visit.path)
         found = _Found()
         if self._read_rules(visit, listing, old, found):
@@ -139,7 +141,7 @@ class Walk:
         if old is not None and not visit.is_fresh and old.listing == listing:
             self._look_again(visit, old, found)
         else:
-            names = listing if is_single else self._travelling(visit, listing, old)
+            names = listing if self._is_single else self._travelling(visit, listing, old)
             records = {file.name: file for file in old.files} if old else {}
             for name in names:
                 if name.endswith("/"):
@@ -279,7 +281,7 @@ class Walk:
         except OSError:
             self.warnings.append(f"{path} does not travel: it is a link to nowhere")
             return
-        if _is_within(real, self._root):
+        if _is_within(real, self._root) and not self._is_single:
             inside = os.path.relpath(real, self._root)
             target = os.path.relpath(inside, visit.path or ".")
             found.links.append(Entry(path, "symlink", target=target))

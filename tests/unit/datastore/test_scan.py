@@ -128,6 +128,18 @@ def test_one_file_of_a_folder_can_be_the_project(project: Path) -> None:
         scan(project, Options(only="gone.py"))
 
 
+def test_one_file_that_is_a_link_travels_as_what_it_leads_to(project: Path) -> None:
+    write(project, {"epoch10.ckpt": "x", "pkg/mod.py": "z"})
+    (project / "latest.ckpt").symlink_to("epoch10.ckpt")
+    for _ in range(2):
+        found = scan(project, Options(only="latest.ckpt"))
+        assert content(found) == {"latest.ckpt": b"x"}
+        assert found.tree.entries[0].mode == "file"
+    (project / "folder").symlink_to("pkg")
+    with pytest.raises(SpecError, match="folder is no file"):
+        scan(project, Options(only="folder"))
+
+
 @pytest.mark.parametrize("name", ["ä.py", "a b", "-x", "a\nb", "'", "…", "日本.py"])
 def test_unusual_names_travel(project: Path, tmp_path: Path, name: str) -> None:
     write(project, {name: "1", f"{name}.d/{name}": "2"})
