@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -33,6 +36,15 @@ def service_pid() -> int:
     running = lifetime.status().running
     assert running is not None
     return running.pid
+
+
+@contextmanager
+def unfinished_request(endpoint: lifetime.Endpoint) -> Iterator[None]:
+    """A request whose body does not come."""
+    with socket.create_connection(("127.0.0.1", int(endpoint.url.rpartition(":")[2]))) as client:
+        head = f"POST {routes.BLOBS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+        client.sendall(f"{head}Authorization: Bearer {endpoint.token}\r\n\r\n".encode())
+        yield
 
 
 def test_there_is_no_service_before_one_is_needed(service_home: Path) -> None:
@@ -94,6 +106,27 @@ def test_stop_ends_it_and_the_next_ensure_starts_another(service_home: Path) -> 
     assert second.started
     assert second.token == first.token
     assert answers(second)
+
+
+def test_a_program_that_starts_while_the_service_stops_gets_the_next_one(
+    service_home: Path,
+) -> None:
+    for _ in range(3):
+        endpoint = lifetime.ensure()
+        assert endpoint.started
+        pid = service_pid()
+        with unfinished_request(endpoint):
+            assert answers(endpoint)
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            # It waits for the request before it ends.
+            while lifetime.find() is not None:
+                assert time.monotonic() < deadline
+            second = lifetime.ensure()
+        assert second.started
+        assert answers(second)
+        assert service_pid() != pid
+        assert lifetime.stop()
 
 
 def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Path) -> None:

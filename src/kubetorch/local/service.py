@@ -29,6 +29,8 @@ from kubetorch.lib import identity, ports
 from kubetorch.local import commands
 from kubetorch.local.home import Home, Running
 
+#: Seconds that a service may take to end which says no more that it runs: it lets requests end.
+LOCK_TIMEOUT = 10.0
 _STDOUT, _STDERR = 1, 2
 
 
@@ -110,14 +112,25 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
 
 
 def _lock(place: Home) -> None:
-    """Be the only service here, until this process ends."""
+    """Be the only service here, until this process ends.
+
+    Raises:
+        ControllerUnavailableError: Another one is, and does not end.
+    """
     descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        return
+    except BlockingIOError:
+        os.close(descriptor)
+    # Only now: it costs 2 ms, and mostly nobody holds the lock.
+    from kubetorch.lib.locking import FileLock  # noqa: PLC0415
+
+    if not FileLock(place.lock).get(LOCK_TIMEOUT):
         raise ControllerUnavailableError(
-            f"another local service runs in {place.path}", hint="kt local status"
-        ) from error
+            f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
+            hint="kt local status",
+        )
 
 
 def _last_port(place: Home) -> int:
