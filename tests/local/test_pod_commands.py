@@ -11,6 +11,7 @@ import pytest
 
 import kubetorch as kt
 from benchmarks import wheels
+from tests.local.service_harness import in_background
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -102,6 +103,22 @@ def test_a_package_that_is_synced_is_importable_at_once(value, tmp_path):
     value.compute.sync_package(str(package))
     assert value("synced_later") == "synced"
     assert value.compute.run_bash("cat synced_later/*.py")[0][1] == "VALUE = 'synced'\n"
+
+
+def test_two_copies_at_once_do_not_disturb_each_other(value, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "model").write_bytes(b"m" * 1024**2)
+    (tmp_path / "small.txt").write_text("small")
+    ((_, work, _),) = value.compute.run_bash("mkdir large; mkfifo large/model; pwd")
+    with (
+        in_background(lambda: value.compute.rsync(str(tmp_path / "large"))) as copied,
+        # A copy into a pipe goes on only as it is read.
+        Path(work.strip(), "large", "model").open("rb") as pipe,
+    ):
+        value.compute.rsync(str(tmp_path / "small.txt"))
+        assert pipe.read() == b"m" * 1024**2
+    assert copied == [None]
+    assert value.compute.run_bash("cat small.txt")[0][1] == "small\n"
 
 
 def test_a_token_for_calls_is_not_enough(value, service):

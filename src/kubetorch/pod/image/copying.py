@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import posixpath
 import shlex
 import shutil
@@ -33,10 +34,10 @@ class Blobs(Protocol):
 
 
 class Copying:
-    """Copies files and folders.
+    """Copies files and folders, several at once too: each is put together in a folder of its own.
 
     Args:
-        folder: Where they are put together first.
+        folder: Where those are; what an earlier process of the agent left there goes.
         working_dir: What relative destinations are relative to.
         store: The pod's blobs.
         blobs: Brings blobs there.
@@ -47,6 +48,8 @@ class Copying:
         self._working_dir = working_dir
         self._store = store
         self._blobs = blobs
+        self._numbers = itertools.count()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def target(self, step: CopyStep) -> str:
         """Absolute path of the copy."""
@@ -64,12 +67,12 @@ class Copying:
         await self._blobs.fetch([step.digest])
         tree = await asyncio.to_thread(self._tree, step.digest)
         await self._blobs.fetch(tree.digests())
-        source = self._folder / step.digest
+        source = self._folder / str(next(self._numbers))
         try:
             await asyncio.to_thread(self._put_together, source, tree)
             await running.shell(step, self._command(step, source), place, progress)
         finally:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, source, ignore_errors=True)
 
     def entries(self, step: CopyStep) -> tuple[str, ...]:
         """What to import a copied package from."""
@@ -95,6 +98,5 @@ class Copying:
         return trees.decode(self._store.read(digest))
 
     def _put_together(self, folder: Path, tree: Tree) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         materialise(str(folder), tree, self._store.stream, {}, [])
