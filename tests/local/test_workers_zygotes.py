@@ -195,6 +195,38 @@ def test_an_import_that_is_not_safe_to_fork_leads_to_a_fresh_interpreter(
     run(main())
 
 
+@pytest.mark.parametrize("preload", [(), ("plugin",)])
+def test_a_zygote_that_an_abandoned_import_made_unfit_starts_no_worker(
+    folder: Path, preload: tuple[str, ...]
+) -> None:
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    (folder / "libraries" / "slow.py").write_text(
+        f"open({str(gate)!r}).read()\nimport starts_thread"
+    )
+
+    async def main() -> None:
+        async with agent(folder) as a:
+            path = (str(folder / "libraries"),)
+            abandoned = asyncio.create_task(a.start("Shop", library_path=path, preload=("slow",)))
+            # It is imported from here on.
+            writing = await asyncio.to_thread(gate.open, "w")
+            first = a.host.zygote_pid
+            abandoned.cancel()
+            await asyncio.wait([abandoned])
+            starting = asyncio.create_task(a.worker("Shop", library_path=path, preload=preload))
+            writing.close()
+            worker = await starting
+            assert a.host.zygote_pid != first
+            assert await a.call(worker, method="parent") == a.host.zygote_pid
+            loaded = await a.call(worker, method="loaded")
+            assert "slow" not in loaded
+            assert set(preload) <= set(loaded)
+            assert not any("fresh" in message for _, message in a.stages)
+
+    run(main())
+
+
 @pytest.mark.parametrize("module", ["fails", "exits", "not_there"])
 def test_an_import_that_fails_is_left_to_the_worker(folder: Path, module: str) -> None:
     async def main() -> None:

@@ -5,8 +5,10 @@ It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
     agent    {"op": "begin", "path": [...]} + stdout, stderr
              {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1, …} + socket, pipe
     zygote   {"op": "importing", "module": "torch"}   {"op": "forked", "id": 1, "pid": 42} + pidfd
-             {"op": "ready", "unfit": null, …}        {"op": "failed", "id": 1, "message": "..."}
+             {"op": "ready", "unfit": null, …}        {"op": "failed", "id": 1, "message": "...", …}
                                                       {"op": "exited", "pid": 42, "status": 0}
+
+Both `ready` and `failed` say as `outdated` why another zygote has to do what was asked, if so.
 
 It has one thread, never imports the user's own modules, and ends with the agent.
 """
@@ -131,38 +133,50 @@ class Zygote:
     # -------------------------------------------------------------------------------- preload
 
     def _preload(self, modules: list[str]) -> None:
-        if self._snapshot.has_changed():
-            self._send({"op": "ready", "unfit": None, "stale": True})
+        outdated = self._why_outdated()
+        if outdated is not None:
+            self._send({"op": "ready", "unfit": None, "outdated": outdated})
             return
         for name in modules:
-            if self._unfit is not None:
-                break
             if name in self._preloaded:
                 continue
             self._preloaded.add(name)
             self._send({"op": "importing", "module": name})
             _import(name)
             self._unfit = _why_unfit(name)
+            if self._unfit is not None:
+                break
         self._pools = Pools()
         self._snapshot = Snapshot()
         gc.collect()
         gc.freeze()
-        self._send({"op": "ready", "unfit": self._unfit, "stale": False})
+        self._send({"op": "ready", "unfit": self._unfit, "outdated": None})
+
+    def _why_outdated(self) -> str | None:
+        """Why another zygote has to preload or fork, if it has to.
+
+        The agent may not know that this one is unfit: it does not wait for a preload to its end
+        when nobody wants that any more.
+        """
+        if self._unfit is not None:
+            return self._unfit
+        return "installed packages have changed" if self._snapshot.has_changed() else None
 
     # -------------------------------------------------------------------------------- workers
 
     def _start(self, message: dict[str, Any], sock: int, output: int) -> None:
         request = message["id"]
+        failed = {"op": "failed", "id": request, "message": "", "outdated": None}
         if message["fresh"]:
             pid = self._spawn(sock, output)
-        elif self._snapshot.has_changed():
-            self._send({"op": "failed", "id": request, "message": ""})
+        elif (outdated := self._why_outdated()) is not None:
+            self._send({**failed, "outdated": outdated})
             return
         else:
             try:
                 pid = self._fork(sock, output)
             except OSError as error:
-                self._send({"op": "failed", "id": request, "message": f"cannot fork: {error}"})
+                self._send({**failed, "message": f"cannot fork: {error}"})
                 return
         self._children[pid] = message["marker"]
         descriptor = _open_pidfd(pid)

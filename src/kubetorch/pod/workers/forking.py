@@ -164,7 +164,7 @@ class Zygotes:
         try:
             await zygote.preload(names, lambda name: on_stage("preloading", name))
         except ZygoteLost as error:
-            self._losses[place, wanted] += not error.is_stale
+            self._losses[place, wanted] += not error.is_outdated
             if self._losses[place, wanted] >= _LOSSES:
                 self._unfit[place, wanted] = str(error)
             raise

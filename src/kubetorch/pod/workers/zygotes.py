@@ -35,15 +35,15 @@ class ZygoteError(Exception):
 
 
 class ZygoteLost(ZygoteError):
-    """A zygote is gone, or what it imported is out of date: another one may do it.
+    """A zygote is gone, or outdated by what it imported: another one may do it.
 
     Attributes:
-        is_stale: It is out of date.
+        is_outdated: It is outdated.
     """
 
-    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+    def __init__(self, message: str, *, is_outdated: bool = False) -> None:
         super().__init__(message)
-        self.is_stale = is_stale
+        self.is_outdated = is_outdated
 
 
 class Forked(NamedTuple):
@@ -203,8 +203,8 @@ class Zygote:
         elif operation == "ready":
             self._importing = ""
             ready = self._readies.popleft()
-            if message["stale"]:
-                ready.set_exception(_stale())
+            if message["outdated"]:
+                ready.set_exception(ZygoteLost(message["outdated"], is_outdated=True))
                 ready.exception()  # it may be that nobody waits
             else:
                 ready.set_result(message["unfit"])
@@ -217,8 +217,12 @@ class Zygote:
         else:
             future_fork = self._forks.get(message["id"])
             if future_fork is not None and not future_fork.done():
-                reason = message["message"]
-                future_fork.set_exception(ZygoteError(reason) if reason else _stale())
+                outdated = message["outdated"]
+                future_fork.set_exception(
+                    ZygoteLost(outdated, is_outdated=True)
+                    if outdated
+                    else ZygoteError(message["message"])
+                )
 
     def _forked(self, message: dict[str, Any]) -> None:
         pid = message["pid"]
@@ -265,10 +269,6 @@ class Zygote:
     def _reap(self) -> None:
         processes.exit_status(self.pid)
         self._reaped.set()
-
-
-def _stale() -> ZygoteLost:
-    return ZygoteLost("installed packages have changed", is_stale=True)
 
 
 def _nothing(_: str) -> None:
