@@ -96,6 +96,11 @@ def test_a_requirement_that_cannot_be_installed_is_an_error_with_its_output(valu
     assert failed.value.exit_code == 1
 
 
+def test_a_comparison_beside_flags_is_no_redirection(value, index):
+    with pytest.raises(kt.ImageStepError, match="delta>=2"):
+        value.compute.pip_install(f"--no-index --find-links {index} delta>=2")
+
+
 def test_a_package_that_is_synced_is_importable_at_once(value, tmp_path):
     package = tmp_path / "synced_later"
     package.mkdir()

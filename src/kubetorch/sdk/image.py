@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod
 from kubetorch.specs import image as specs
+from kubetorch.specs import requirements
 from kubetorch.specs.image import ImageSpec
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class Image:
 
         Args:
             reqs: Each is a fragment of a shell command, so it may carry quotes and flags:
-                `"'numpy > 2.0'"`, `"--no-build-isolation flash-attn==2.7.3"`. A plain one, such as
-                `"numpy>2.0"`, needs no quotes.
+                `"'numpy > 2.0'"`, `"torch>=2 --index-url https://…"`. Comparisons with a version,
+                and markers, need no quotes.
             force: Run it, and what follows, on every deploy.
 
         Raises:
@@ -142,7 +142,7 @@ class Image:
                     f"reqs has {item!r} in it, which is more than one line",
                     hint="give several requirements as a list",
                 )
-        return self._add(*(specs.PipStep(_quoted(item), force=force) for item in items))
+        return self._add(*(specs.PipStep(requirements.quoted(item), force=force) for item in items))
 
     def run_bash(self, command: str | Iterable[str], force: bool = False) -> Self:
         """Run shell commands, in order; one that ends in `&` goes on in the background.
@@ -293,16 +293,6 @@ def _call(step: specs.Step) -> str:
         filters = f", filter_options={step.filter_options!r}" if step.filter_options else ""
         return f".copy({step.source!r}, {step.dest!r}{whole}{filters}{forced})"
     return f"  # {step.text(None)}"
-
-
-#: A requirement whose comparisons a shell would take for redirections.
-_COMPARED = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w.,\- ]*\])?\s*[<>=!~][^'\"$`&|]*")
-
-
-def _quoted(requirement: str) -> str:
-    plain = requirement.strip()
-    needs = re.search(r"[<>;]", plain) and _COMPARED.fullmatch(plain)
-    return f"'{plain}'" if needs else requirement
 
 
 def _check_text(parameter: str, value: object) -> None:

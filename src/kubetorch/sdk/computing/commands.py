@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kubetorch.errors import ControllerUnavailableError, SpecError
 from kubetorch.sdk.computing.pods import Pods
+from kubetorch.specs import requirements
 from kubetorch.specs.image import PipStep, RunStep, Step
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Commands(Pods):
             for pod in self._chosen(self._view(), node):
                 wanted = self._requirement(requirement, pod, override=override_remote_version)
                 if wanted is not None:
-                    for done in self._run(PipStep(wanted), pod):
+                    for done in self._run(PipStep(requirements.quoted(wanted)), pod):
                         done.check()
 
     def sync_package(self, package: str, node: str | Iterable[str] | None = None) -> None:
