@@ -197,11 +197,17 @@ def test_copies_land_in_the_working_directory(deploy, tmp_path):
         kt.Image()
         .copy(str(data))
         .copy(str(data), "there")
+        .copy(str(data), "data")
         .copy(str(data), "contents", contents=True, filter_options="--exclude=*.log")
         .copy(str(data / "b.log"), "~/file.txt")
     )
     read = deploy("read", image)
-    for path in ("data/inner/a.txt", "there/data/inner/a.txt", "contents/inner/a.txt"):
+    for path in (
+        "data/inner/a.txt",
+        "data/data/inner/a.txt",
+        "there/data/inner/a.txt",
+        "contents/inner/a.txt",
+    ):
         assert read(path) == "a"
     assert read("file.txt") == "b"
     with pytest.raises(FileNotFoundError):

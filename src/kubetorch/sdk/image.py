@@ -183,8 +183,9 @@ class Image:
 
         Args:
             source: Local path.
-            dest: Folder (for a folder) or path (for a file) in the pod: absolute, relative to the
-                working directory, or `~/…`, which is the same; by default the source's own name.
+            dest: Folder that it is put into (for a folder) or path (for a file) in the pod:
+                absolute, relative to the working directory, or `~/…`, which is the same; by default
+                a folder or file of the source's own name in the working directory.
             contents: Copy what is in the folder, not the folder itself.
             filter_options: `--include=PATTERN` and `--exclude=PATTERN`, separated by spaces.
             force: Copy on every deploy.
@@ -198,7 +199,7 @@ class Image:
         is_folder = path.is_dir()
         if contents and not is_folder:
             raise SpecError(f"contents=True copies a folder's contents; {source!r} is a file")
-        target = dest if dest else ("." if contents else path.name)
+        target = dest if dest else ("." if is_folder else path.name)
         return self._add(
             specs.CopyStep(
                 str(path),

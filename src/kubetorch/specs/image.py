@@ -124,7 +124,7 @@ class CopyStep(Step):
         dest = self.dest.removeprefix("~/")
         if self.is_folder and not self.contents and not self.is_package:
             name = self.source.rstrip("/").rpartition("/")[2]
-            return name if dest in (name, "", ".") else f"{dest.rstrip('/')}/{name}"
+            return name if dest in ("", ".") else f"{dest.rstrip('/')}/{name}"
         return dest or "."
 
     def text(self, install_command: str | None) -> str:

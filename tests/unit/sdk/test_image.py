@@ -100,10 +100,14 @@ def test_copies_have_absolute_sources(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     image = kt.Image().copy("data").copy("file", "/etc/file").copy("data", "d", contents=True)
+    image.copy("data", "data").copy("data", ".").copy("data", "data", contents=True)
     assert lines(image) == [
         f"COPY {tmp_path}/data data",
         f"COPY {tmp_path}/file /etc/file",
         f"COPY {tmp_path}/data d",
+        f"COPY {tmp_path}/data data/data",
+        f"COPY {tmp_path}/data data",
+        f"COPY {tmp_path}/data data",
     ]
     with pytest.warns(DeprecationWarning):
         assert kt.Image().rsync("data") == kt.Image().copy("data")

@@ -30,7 +30,7 @@ def test_the_text_is_a_dockerfile():
             EnvStep("EMPTY", ""),
             EnvStep("PLAIN", "a $HOME b"),
             EnvStep("QUOTED", 'say "x"'),
-            CopyStep("/src/app", "app", is_folder=True),
+            CopyStep("/src/app", ".", is_folder=True),
             CopyStep("/src/data", "/data", is_folder=True),
             CopyStep("/src/a b.txt", "~/b.txt", force=True),
         ),
