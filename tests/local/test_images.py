@@ -188,6 +188,20 @@ def test_variables_are_expanded_in_order_and_reach_workers_and_their_programs(de
     assert [variable(name) for name in "ABCE"] == ["1", "1//h", "$MISSING", ""]
 
 
+def test_variables_that_are_taken_away_keep_their_values_in_the_pods_that_had_them(deploy, image):
+    image.pip_install("alpha==1.0")
+    one = kt.Image.from_spec(image.to_spec()).set_env_vars({"A": "1", "B": "$A/b"})
+    deploy("program", one.set_env_vars({"PATH": "/x:$PATH"}))
+    program = deploy("program", image.set_env_vars({"A": "2"}))
+    assert program("sh", "-c", "echo $A $B") == "2 1/b"
+    path = program("sh", "-c", "echo $PATH")
+    # An environment's programs are found before what an earlier image said.
+    assert path.index("/environments/") < path.index("/x:") < path.index("/bin:", path.index("/x:"))
+    assert program("alpha") == "alpha 1.0"
+    variable = deploy("variable", None, service="program")
+    assert [variable(name) for name in "AB"] == ["2", "1/b"]
+
+
 def test_copies_land_in_the_working_directory(deploy, tmp_path):
     data = tmp_path / "data"
     (data / "inner").mkdir(parents=True)

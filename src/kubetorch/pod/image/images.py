@@ -94,7 +94,10 @@ class Images:
             ResourceNotAvailableError: The machine does not allow what a step needs.
         """
         image, runtime = spec.compute.image, spec.runtime
-        if image is None or not image.steps or spec.compute.freeze:
+        if spec.compute.freeze:
+            return self._keep(spec, Prepared(python, env, runtime.path))
+        if image is None or not image.steps:
+            env = self._tools.records.environ(env, ())
             return self._keep(spec, Prepared(python, env, runtime.path))
         async with self._working:
             progress = StepReports(generation, self._reporter, self._on_line)

@@ -140,6 +140,10 @@ class Preparation:
         if not any(recipes.needs_environment(step) for step in steps[shared:]):
             own = None
         records.ran = Ran(self._base, steps, own, self._generation)
+        # Without an environment: its folder is no part of what a variable keeps.
+        after = self.environ(len(steps), None)
+        named = (step.name for step in steps if isinstance(step, EnvStep))
+        records.variables.update({name: after[name] for name in named})
         return self._own(own) or venv
 
     def environ(self, count: int, venv: Path | None) -> dict[str, str]:
@@ -149,7 +153,7 @@ class Preparation:
             count: How many.
             venv: The environment to use.
         """
-        found = dict(self._environ)
+        found = self._tools.records.environ(self._environ, self._image.steps)
         if venv is not None:
             downloads = self._tools.shared.downloads
             found = running.variables(found, venv=venv, downloads=downloads)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kubetorch.specs.image import Plan, Step, plan
+from kubetorch.specs.image import EnvStep, Plan, Step, plan
 
 #: Environments of the pod's own that its workers may still use.
 _KEPT = 4
@@ -50,12 +50,25 @@ class Records:
         self._last = 0
         #: What it ran.
         self.ran = Ran()
+        #: The variables that its images have set so far, apart from those of environments.
+        self.variables: dict[str, str] = {}
 
     def todo(self, generation: int, steps: Sequence[Step]) -> Plan:
         """What has to be run for a generation; for one that was there already nothing has."""
         if self.ran.generation == generation and self.ran.steps == tuple(steps):
             return Plan(len(steps), ())
         return plan(self.ran.steps, steps)
+
+    def environ(self, environ: Mapping[str, str], steps: Sequence[Step]) -> dict[str, str]:
+        """The variables before any step: those that no step sets any more keep their values.
+
+        Args:
+            environ: What they are without an image.
+            steps: Those that are wanted.
+        """
+        own = {step.name for step in steps if isinstance(step, EnvStep)}
+        left = {name: value for name, value in self.variables.items() if name not in own}
+        return {**environ, **left}
 
     def own(self, number: int) -> Path:
         """The folder of an environment of the pod's own."""
