@@ -202,6 +202,15 @@ def test_variables_that_are_taken_away_keep_their_values_in_the_pods_that_had_th
     assert [variable(name) for name in "AB"] == ["2", "1/b"]
 
 
+def test_variables_of_a_dockerfile_see_those_of_their_base(deploy, tmp_path):
+    (tmp_path / "Dockerfile").write_text(
+        "FROM x\nARG V=1\nENV V=2\nENV X=$V P=/x${P:+:$P} Q=/x${Q:+:$Q} R=${R:-word}\n"
+    )
+    image = kt.Image.from_dockerfile(tmp_path / "Dockerfile")
+    variable = deploy("variable", image, env_vars={"P": "/base", "R": "given"})
+    assert [variable(name) for name in "XPQR"] == ["2", "/x:/base", "/x", "given"]
+
+
 def test_copies_land_in_the_working_directory(deploy, tmp_path):
     data = tmp_path / "data"
     (data / "inner").mkdir(parents=True)

@@ -1,15 +1,15 @@
-"""What the container of a user's manifest would run, as one line for a shell."""
+"""What the container of a user's manifest or image would run, as one line for a shell."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kubetorch.manifests import locating
 from kubetorch.manifests.kinds import Path
-from kubetorch.specs import dockerfile
+from kubetorch.specs.image import Command
 
 #: What a pod runs when nobody says what.
 IDLE = "sleep infinity"
@@ -52,24 +52,6 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def of_dockerfile(text: str, *, path: str) -> str | None:
-    """`ENTRYPOINT` and `CMD` of the last stage of a Dockerfile, if it has any.
-
-    Raises:
-        SpecError: It is no Dockerfile.
-    """
-    found: dict[str, Sequence[str] | str] = {}
-    for instruction in dockerfile.parse(text, path=path):
-        if instruction.keyword == "FROM":
-            found = {}
-        elif instruction.keyword in ("CMD", "ENTRYPOINT"):
-            found[instruction.keyword] = dockerfile.command(instruction, path=path)
-    entry, arguments = found.get("ENTRYPOINT"), found.get("CMD")
-    if isinstance(entry, str):  # a shell runs it, and Docker ignores CMD then
-        return entry
-    if entry is not None and isinstance(arguments, str):
-        return shlex.join([*entry, "/bin/sh", "-c", arguments])
-    if entry is None and isinstance(arguments, str):
-        return arguments
-    words = [*(entry or ()), *(arguments or ())]
-    return shlex.join(words) if words else None
+def line(command: Command) -> str | None:
+    """What a Dockerfile says, see `ImageSpec.command`, if it says anything."""
+    return command if command is None or isinstance(command, str) else shlex.join(command)

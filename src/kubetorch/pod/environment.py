@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kubetorch.errors import SpecError
-from kubetorch.lib import runtime
+from kubetorch.lib import expansion, runtime
+from kubetorch.lib.expansion import VARIABLE
 from kubetorch.lib.records import record
 from kubetorch.pod.apps.run import AppRun
 from kubetorch.pod.workers.host import WorkerSpec
@@ -25,7 +26,9 @@ INTERNAL = "KT_POD_"
 KEPT = f"{INTERNAL}KEPT_"
 
 # The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\(([\w.-]+)\)|(\$\([\w.-]+\)))", re.ASCII)
+_VARIABLE = re.compile(
+    rf"\$(?:\((?P<reference>[\w.-]+)\)|(?P<text>\$\([\w.-]+\)))|{VARIABLE}", re.ASCII
+)
 
 
 @record
@@ -86,10 +89,16 @@ def interpreter(spec: WorkloadSpec) -> str:
 
 
 def expand(value: str, env: Mapping[str, str]) -> str:
-    """`value` with `$NAME`, `${NAME}` and `$(NAME)` replaced; names that `env` lacks stay."""
+    """`value` with its variables replaced; names that `env` lacks stay.
+
+    They are `$NAME`, `${NAME}`, `${NAME:-word}` and `${NAME:+word}`, and `$(NAME)`.
+    """
 
     def replaced(match: re.Match[str]) -> str:
-        return match[4] or env.get(match[1] or match[2] or match[3], match[0])
+        if match["text"] or match["reference"]:
+            return match["text"] or env.get(match["reference"], match[0])
+        found = expansion.value(match, env, lambda word: expand(word, env))
+        return match[0] if found is None else found
 
     return _VARIABLE.sub(replaced, value)
 

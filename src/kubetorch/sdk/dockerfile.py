@@ -41,6 +41,8 @@ def _last_stage(instructions: list[Instruction], path: Path) -> list[Instruction
 class _Reader:
     path: Path
     instructions: list[Instruction]
+    #: Of the ARGs those before FROM, and those of the stage.
+    defaults: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     steps: list[specs.Step] = field(default_factory=list)
@@ -69,11 +71,16 @@ class _Reader:
     def _known(self) -> dict[str, str]:
         return {**self.arguments, **self.variables}
 
+    def _build_only(self) -> dict[str, str]:
+        """The ARGs that no ENV is put before."""
+        return {k: v for k, v in self.arguments.items() if k not in self.variables}
+
     def _from(self, instruction: Instruction) -> None:
         options, rest = dockerfile.flags(instruction.text)
         self._warn_of(options, instruction, "nodes decide what platform pods have")
         reference = dockerfile.expand(rest.split()[0], self._known())
         self.image_id = specs.check_reference(reference)
+        self.defaults, self.arguments = self.arguments, {}
 
     def _warn_of(self, options: Iterable[str], instruction: Instruction, why: str) -> None:
         for name in options:
@@ -85,6 +92,8 @@ class _Reader:
             name, equals, value = word.partition("=")
             if equals:
                 self.arguments[name] = dockerfile.expand(value, self._known())
+            elif name in self.defaults:
+                self.arguments[name] = self.defaults[name]
             elif name not in self.arguments:
                 raise SpecError(
                     f"{self._where(instruction)}: ARG {name} has no default, and there is no "
@@ -94,10 +103,11 @@ class _Reader:
 
     def _env(self, instruction: Instruction) -> None:
         for name, value in dockerfile.assignments(instruction, path=str(self.path)):
-            expanded = dockerfile.expand(value, self.arguments)
-            self.variables[name] = dockerfile.expand(expanded, self.variables)
+            # The rest is expanded on the pod, which knows the variables of the base too.
+            expanded = dockerfile.expand(value, self._build_only(), later=True)
+            self.variables[name] = dockerfile.expand(value, self._known())
             if name == specs.PYTHON_VARIABLE:
-                self.python_path = expanded
+                self.python_path = self.variables[name]
             else:
                 self.steps.append(specs.check_variable(name, expanded))
 
@@ -108,11 +118,9 @@ class _Reader:
         command = _script(parsed) if isinstance(parsed, str) else " ".join(map(_quote, parsed))
         force = command.endswith(specs.FORCE)
         command = command.removesuffix(specs.FORCE).rstrip()
-        used = {
-            k: v for k, v in self.arguments.items() if f"${k}" in command or f"${{{k}" in command
-        }
-        # ARG is a variable of the build's shell only, so it is set for this one command.
-        prefix = "".join(f"export {name}={_quote(value)}; " for name, value in used.items())
+        # ARG is a variable of the build's commands only, so it is set for this one.
+        arguments = self._build_only().items()
+        prefix = "".join(f"export {name}={_quote(value)}; " for name, value in arguments)
         self.steps.append(specs.RunStep(prefix + command, force=force))
 
     def _copy(self, instruction: Instruction) -> None:
@@ -181,7 +189,6 @@ class _Reader:
 
     def _entrypoint(self, instruction: Instruction) -> None:
         self.entrypoint = dockerfile.command(instruction, path=str(self.path))
-        self.cmd = None
 
     def _cmd(self, instruction: Instruction) -> None:
         self.cmd = dockerfile.command(instruction, path=str(self.path))
@@ -195,5 +202,8 @@ def _quote(text: str) -> str:
 
 def _script(command: str) -> str:
     """What a shell is to run: of a here-document alone (`RUN <<EOF`), what is in it."""
-    document = re.fullmatch(r"<<-?([\"']?)(\w+)\1\n(.*)\n\s*\2", command, re.DOTALL)
-    return command if document is None else document[3]
+    document = re.fullmatch(r"<<(-?)([\"']?)([^\s<\"']+)\2\n(.*)\n\t*\3", command, re.DOTALL)
+    if document is None:
+        return command
+    is_indented, text = bool(document[1]), document[4]
+    return re.sub(r"^\t+", "", text, flags=re.MULTILINE) if is_indented else text

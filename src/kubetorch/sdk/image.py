@@ -97,10 +97,7 @@ class Image:
     @property
     def dockerfile_command(self) -> tuple[str, ...] | str | None:
         """ENTRYPOINT and CMD of the Dockerfile that this came from, joined as Docker joins them."""
-        entrypoint, cmd = self._spec.entrypoint, self._spec.cmd
-        if entrypoint is None or cmd is None or isinstance(entrypoint, str):
-            return cmd if entrypoint is None else entrypoint
-        return (*entrypoint, *([cmd] if isinstance(cmd, str) else cmd))
+        return self._spec.command
 
     def from_docker(self, image_id: str) -> Self:
         """Use this container image as the base.
@@ -161,8 +158,9 @@ class Image:
         """Set environment variables, in order.
 
         Args:
-            env_vars: Names and values; `$NAME` in a value is expanded on the pod, and names that
-                were set before can be used. An unknown one stays as it is.
+            env_vars: Names and values; `$NAME` in a value is expanded on the pod, and so are
+                `${NAME:-word}` and `${NAME:+word}`; names that were set before can be used. An
+                unknown one stays as it is.
 
         Raises:
             SpecError: A name cannot be one of a variable, or a value is no text.

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.expansion import VARIABLE, value
 from kubetorch.lib.records import record
 
 #: Instructions that a live image can follow; see `kubetorch.specs.image.from_dockerfile`.
@@ -92,19 +93,37 @@ def _logical_lines(text: str, escape: str, path: str) -> Iterator[tuple[int, str
             # Empty lines and comments inside a continued instruction are no part of it.
             if following and not following.startswith("#"):
                 line = f"{line[:-1].rstrip()} {following}"
-        for delimiter in re.findall(r"<<-?[\"']?(\w+)[\"']?", line):
-            index = _skip_here_document(lines, index, delimiter, start, path)
-            body = "\n".join(lines[start:index])
-            line = f"{line}\n{body}"
-        yield start, re.sub(r"^(\S+)\s+", r"\1 ", line)
+        line = re.sub(r"^(\S+)\s+", r"\1 ", line)
+        body = index
+        for document in _here_documents(line):
+            index = _skip_here_document(lines, index, document, f"{path}, line {start}")
+        yield start, "\n".join([line, *lines[body:index]])
 
 
-def _skip_here_document(lines: list[str], index: int, delimiter: str, start: int, path: str) -> int:
-    while index < len(lines):
-        index += 1
-        if lines[index - 1].strip() == delimiter:
-            return index
-    raise SpecError(f"{path}, line {start}: the here-document {delimiter!r} does not end")
+#: A word of a shell command, with its quotes.
+_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+""")
+#: A word that is followed by a document: whether tabs before its lines count, and its last line.
+_HERE_DOCUMENT = re.compile(r"""\d*<<(-?)(["']?)([^<"'\\]+)\2""")
+
+
+def _here_documents(line: str) -> Iterator[tuple[bool, str]]:
+    """Of each document of an instruction, whether it is indented by tabs, and what ends it."""
+    keyword, _, rest = line.partition(" ")
+    if keyword.upper() not in ("RUN", "COPY"):
+        return
+    for word in _WORD.findall(rest):
+        if match := _HERE_DOCUMENT.fullmatch(word):
+            yield bool(match[1]), match[3]
+
+
+def _skip_here_document(
+    lines: list[str], index: int, document: tuple[bool, str], where: str
+) -> int:
+    is_indented, end = document
+    for number, line in enumerate(lines[index:], start=index + 1):
+        if (line.lstrip("\t") if is_indented else line) == end:
+            return number
+    raise SpecError(f"{where}: the here-document {end!r} does not end")
 
 
 # -------------------------------------------------------------------- arguments of instructions
@@ -197,21 +216,28 @@ def flags(text: str) -> tuple[dict[str, str], str]:
     return options, text
 
 
-_VARIABLE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
+_VARIABLE = re.compile(rf"\\\$|{VARIABLE}")
 
 
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with its variables replaced; unknown ones stay as they are."""
+def expand(text: str, variables: Mapping[str, str], *, later: bool = False) -> str:
+    """`text` with its variables replaced; unknown ones stay as they are.
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
+    Args:
+        text: The text.
+        variables: Those that are known.
+        later: Whether more are known later: what depends on one of these stays too.
+    """
+
+    def again(word: str) -> str:
+        return expand(word, variables, later=later)
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["plain"] or match["braced"]
         if name is None:
             return "$"
-        current = variables.get(name)
-        if match[3] == "-":
-            return current or expand(match[4], variables)
-        if match[3] == "+":
-            return expand(match[4], variables) if current else ""
-        return match[0] if current is None else current
+        if later and name not in variables and match["form"] is not None:
+            return f"${{{name}:{match['form']}{again(match['word'])}}}"
+        found = value(match, variables, again)
+        return match[0] if found is None else found
 
-    return _VARIABLE.sub(value, text)
+    return _VARIABLE.sub(replaced, text)

@@ -197,6 +197,14 @@ class ImageSpec:
     entrypoint: Command = None
     cmd: Command = None
 
+    @property
+    def command(self) -> Command:
+        """What a container of it would run: ENTRYPOINT and CMD, joined as Docker joins them."""
+        entrypoint, cmd = self.entrypoint, self.cmd
+        if entrypoint is None or isinstance(entrypoint, str):  # a shell has no use for arguments
+            return cmd if entrypoint is None else entrypoint
+        return (*entrypoint, *(("/bin/sh", "-c", cmd) if isinstance(cmd, str) else cmd or ()))
+
     def contents(self, *, default_image: str) -> str:
         """The whole Dockerfile."""
         lines = [f"FROM {self.image_id or default_image}"]

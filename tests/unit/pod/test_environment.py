@@ -112,3 +112,16 @@ def test_names_in_pickles_of_a_script_are_translated():
 
 def test_references_of_kubernetes_are_expanded_too():
     assert environment.expand("$(A)2 $$(A) $(NONE)", {"A": "1"}) == "12 $(A) $(NONE)"
+
+
+@pytest.mark.parametrize(
+    ("value", "expanded"),
+    [
+        ("${A:-x}${E:-x}${NONE:-x}", "1xx"),
+        ("/x${A:+:$A}${E:+:$A}${NONE:+:$A}", "/x:1"),
+        ("${NONE:-${E:-$A/b}}", "1/b"),
+        ("${A:?x} ${A:-x", "${A:?x} ${A:-x"),
+    ],
+)
+def test_words_for_what_is_set_and_what_is_not_are_as_in_a_dockerfile(value, expanded):
+    assert environment.expand(value, {"A": "1", "E": ""}) == expanded

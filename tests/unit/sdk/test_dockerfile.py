@@ -72,9 +72,11 @@ def test_options_and_several_sources_of_copy(write, tmp_path):
 
 
 def test_variables_with_an_equals_sign(write):
-    image = kt.Image.from_dockerfile(write("FROM x\nENV KT_PYTHON_PATH=/opt/py\nENV A=1\n"))
+    image = kt.Image.from_dockerfile(
+        write("FROM x\nENV O=/opt\nENV KT_PYTHON_PATH=$O/py\nENV A=1\n")
+    )
     assert image.python_path == "/opt/py"
-    assert body(image)[1:] == ["ENV KT_PYTHON_PATH /opt/py", "ENV A 1"]
+    assert body(image)[1:] == ["ENV KT_PYTHON_PATH /opt/py", "ENV O /opt", "ENV A 1"]
 
 
 def test_paths_are_relative_to_the_dockerfile(write, tmp_path, monkeypatch):
@@ -126,3 +128,57 @@ def test_a_file_that_is_not_there_is_not_found(tmp_path):
 def test_a_here_document_alone_is_a_script_that_is_run(write):
     image = kt.Image.from_dockerfile(write("FROM x\nRUN <<EOF\necho a\necho b\nEOF\nRUN c\n"))
     assert body(image) == ["FROM x", 'RUN ["/bin/bash", "-c", "echo a\\necho b"]', "RUN c"]
+
+
+def test_a_here_document_whose_tabs_do_not_count_is_run_without_them(write):
+    image = kt.Image.from_dockerfile(write("FROM x\nRUN <<-END-IT\n\techo a\n  b\n\tEND-IT\n"))
+    assert body(image) == ["FROM x", 'RUN ["/bin/bash", "-c", "echo a\\n  b"]']
+
+
+def test_a_here_document_for_a_command_is_run_as_it_is(write):
+    image = kt.Image.from_dockerfile(write("FROM x\nRUN cat <<EOF >a\nb\nEOF\n"))
+    assert body(image)[1] == 'RUN ["/bin/bash", "-c", "cat <<EOF >a\\nb\\nEOF"]'
+
+
+def test_variables_of_the_image_are_known_where_one_may_be_missing(write):
+    image = kt.Image.from_dockerfile(
+        write("FROM x\nARG W=1\nENV B=hello\nENV A=${B:-word} P=/x${P:+:$P}\nENV C=${D:-$W}\n")
+    )
+    assert body(image)[1:] == [
+        "ENV B hello",
+        "ENV A ${B:-word}",
+        "ENV P /x${P:+:$P}",
+        "ENV C ${D:-1}",
+    ]
+
+
+def test_a_variable_wins_over_an_argument_of_its_name(write):
+    image = kt.Image.from_dockerfile(
+        write("FROM x\nARG V=1\nENV V=${V}2\nENV X=$V\nRUN echo $V\nWORKDIR /$V/$X\n")
+    )
+    assert body(image)[1:] == ["ENV V 12", "ENV X $V", "RUN echo $V", "WORKDIR /12/12"]
+
+
+def test_commands_have_the_arguments_of_their_stage_whether_they_name_them_or_not(write):
+    image = kt.Image.from_dockerfile(
+        write("ARG A=1\nARG B=2\nFROM x\nARG B\nARG DEBIAN_FRONTEND=noninteractive\nRUN make $A\n")
+    )
+    assert body(image)[1:] == ["RUN export B=2; export DEBIAN_FRONTEND=noninteractive; make $A"]
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("", None),
+        ('CMD ["python", "m.py"]', ("python", "m.py")),
+        ("CMD python m.py && echo done", "python m.py && echo done"),
+        ('ENTRYPOINT ["python"]\nCMD ["m.py", "a b"]', ("python", "m.py", "a b")),
+        ('CMD ["m.py"]\nENTRYPOINT ["python"]', ("python", "m.py")),
+        ('ENTRYPOINT ["run"]\nCMD echo x', ("run", "/bin/sh", "-c", "echo x")),
+        ("ENTRYPOINT exec serve\nCMD ignored", "exec serve"),
+        ("CMD first\nCMD second", "second"),
+        ("CMD first\nFROM b", None),
+    ],
+)
+def test_the_command_is_what_docker_would_run(write, text, command):
+    assert kt.Image.from_dockerfile(write(f"FROM a\n{text}\n")).dockerfile_command == command

@@ -30,6 +30,34 @@ def test_a_here_document_belongs_to_its_instruction():
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "RUN cat <<EOF && \\\n  b\na\nEOF",
+        "RUN cat <<A <<'B-b'\na\nA\nb\nB-b",
+        "RUN 3<<-EOF cat\n\ta\n EOF\n# b \\\n\tEOF",
+    ],
+)
+def test_here_documents_are_there_once_and_end_where_they_say(text):
+    whole = text.removeprefix("RUN ").replace("\\\n  b", "b", 1)
+    assert read(f"{text}\nUSER x") == [("RUN", whole), ("USER", "x")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'RUN python -c "print(1<<2)"',
+        "RUN python -c 'print(1 <<2)' <<<\"hello\"",
+        "RUN echo $((1 << 2)) \\<<EOF",
+        "ENV A=1 B='x <<y'",
+        "CMD cat <<EOF",
+    ],
+)
+def test_what_only_looks_like_a_here_document_is_none(text):
+    keyword, _, rest = text.partition(" ")
+    assert read(f"{text}\nUSER x") == [(keyword, rest), ("USER", "x")]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("FROM x\nVOLUME /data", "line 2: 'VOLUME' is not supported; supported are FROM"),
@@ -70,3 +98,12 @@ def test_words_and_flags_are_split_as_a_shell_does():
 def test_variables_are_expanded_and_unknown_ones_stay():
     variables = {"A": "1", "E": ""}
     assert expand("$A ${A} $B ${B:-x} ${E:-y} ${A:+z} \\$A", variables) == "1 1 $B x y z $A"
+
+
+def test_a_word_may_have_variables_with_words_of_their_own():
+    assert expand("${B:-${C:-$A}}${A:+<${A:-x}>}", {"A": "1"}) == "1<1>"
+
+
+def test_what_depends_on_variables_that_are_known_later_stays():
+    text = "$A $B ${B:-$A} ${B:+:$B} ${B:-${C:-$A}} ${A:+y}"
+    assert expand(text, {"A": "1"}, later=True) == "1 $B ${B:-1} ${B:+:$B} ${B:-${C:-1}} y"

@@ -59,16 +59,12 @@ def run(  # the documented options
         raise SpecError(
             f"{manifest} has no name", hint="metadata.name says what the service is called"
         )
-    compute = Compute.from_manifest(
-        manifest,
-        pod_template_path=pod_template_path,
-        image=None if dockerfile is None else Image.from_dockerfile(dockerfile),
-    )
+    image = None if dockerfile is None else Image.from_dockerfile(dockerfile)
+    compute = Compute.from_manifest(manifest, pod_template_path=pod_template_path, image=image)
     path = None if pod_template_path is None else kinds.path(pod_template_path)
     command = commanding.of_manifest(found, path)
-    if command is None and dockerfile is not None:
-        text = Path(dockerfile).read_text(encoding="utf-8")
-        command = commanding.of_dockerfile(text, path=dockerfile)
+    if command is None and image is not None:
+        command = commanding.line(image.dockerfile_command)
         if command is not None:
             output.note(f"Using command from Dockerfile: {command}")
     output.note(f"Applying {manifest} as '{name}'.")
