@@ -583,6 +583,15 @@ def is_gone(app):
     return False
 
 
+def test_a_frozen_app_runs_in_the_working_directory_of_its_pod(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)  # a folder of the project, which does not travel
+    app = kt.app("basename $PWD", name="frozen").to(kt.Compute(cpus="0.1", freeze=True))
+    lines = []
+    assert app.follow(lines.append) == 0
+    assert lines == ["work"]
+    app.teardown()
+
+
 def test_a_script_that_runs_is_busy(project):
     project.write("job.py", "import time\ntime.sleep(4)\n")
     app = script(project, "job.py").to(kt.Compute(cpus="0.1", inactivity_ttl="1s"))

@@ -42,6 +42,14 @@ spec:
 """
 
 
+#: Needs root here; elsewhere a user namespace does.
+needs_views = pytest.mark.skipif(
+    sys.platform != "linux"
+    or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="this machine allows no namespaces of mounts",
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def service(shared_service_home):
     return shared_service_home
@@ -103,6 +111,25 @@ def test_the_command_of_a_dockerfile_is_taken_when_the_manifest_has_none(kt, wri
     assert "Using command from Dockerfile: echo from the file" in applied.stderr
     assert json.loads(applied.stdout)["name"] == "single"
     assert [pod["name"] for pod in seen(kt, "single", "from the file")["pods"]] == ["single"]
+
+
+@needs_views
+def test_the_command_runs_in_the_last_folder_of_the_dockerfile(kt, write, tmp_path):
+    (tmp_path / "main.py").write_text("import os; print('runs in', os.getcwd(), flush=True)\n")
+    text = 'FROM busybox\nWORKDIR /app\nCOPY main.py .\nCMD ["python", "main.py"]\n'
+    applied = kt("apply", write(POD), "-d", write(text, "Dockerfile"))
+    assert applied.returncode == 0, applied.stderr
+    seen(kt, "single", "runs in /app")
+
+
+def test_the_folder_of_a_manifest_is_put_before_that_of_the_dockerfile(kt, write):
+    text = "FROM busybox\nWORKDIR sub\nCMD echo runs in $(basename $PWD); sleep 600\n"
+    dockerfile = write(text, "Dockerfile")
+    assert kt("apply", write(POD), "-d", dockerfile).returncode == 0
+    seen(kt, "single", "runs in sub")
+    said = POD.replace("image: busybox", "image: busybox, workingDir: /srv")
+    assert kt("apply", write(said), "-d", dockerfile).returncode == 0
+    seen(kt, "single", "runs in work")
 
 
 def test_a_pod_without_a_command_is_idle(kt, write):

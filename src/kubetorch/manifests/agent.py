@@ -26,6 +26,8 @@ AGENT = f"{FOLDER}/bin/kt-agent"
 INSTALL = f"{FOLDER}/bin/install"
 #: Folder of the pod: code, logs, results.
 STATE = "/var/run/kubetorch"
+#: Where its workers run.
+WORK = f"{STATE}/work"
 TOKEN_FOLDER = "/var/run/secrets/kubetorch.com"
 #: Who the token is for, and for how many seconds; the kubelet renews it.
 AUDIENCE = "kubetorch"
@@ -64,7 +66,12 @@ class Runtime:
 
 
 def equip(
-    manifest: Manifest, *, workload: str, runtime: Runtime, path: tuple[str, ...] | None = None
+    manifest: Manifest,
+    *,
+    workload: str,
+    runtime: Runtime,
+    path: tuple[str, ...] | None = None,
+    working_dir: str | None = WORK,
 ) -> str:
     """Put the agent into all pod templates of a rendered object.
 
@@ -73,6 +80,8 @@ def equip(
         workload: Name of the service.
         runtime: Where the agent comes from.
         path: Where the pod template lies, if the user says so.
+        working_dir: Working directory of the pods where the object does not say; `None` is that of
+            their container's image.
 
     Returns:
         Digest of the template of the pods that are called, which stands on these pods too.
@@ -81,7 +90,7 @@ def equip(
     places = locating.places(manifest, kind)
     for place in places:
         _bring(place, runtime)
-        _start(place, workload, runtime)
+        _start(place, _variables(place.container, workload, runtime, working_dir))
         _probe(place)
     digest = pod.fingerprint(places[0].template)
     for place in places:
@@ -145,7 +154,7 @@ def _pull(container: Manifest, runtime: Runtime) -> None:
         container.setdefault("imagePullPolicy", runtime.pull_policy)
 
 
-def _start(place: Place, workload: str, runtime: Runtime) -> None:
+def _start(place: Place, own: dict[str, str]) -> None:
     """Have the container run the agent, which learns from its environment who it is."""
     container = place.container
     is_ray = place.kind == raycluster.KIND
@@ -160,11 +169,11 @@ def _start(place: Place, workload: str, runtime: Runtime) -> None:
         ]
     )
     variables = items(container, "env")
-    for name, value in _variables(container, workload, runtime).items():
+    for name, value in own.items():
         _replace(variables, name, {"value": value})
     # Knative gives pods as long as it gives requests.
-    own = ("timeoutSeconds", KNATIVE_TIMEOUT) if place.kind.is_autoscaled else (_GRACE, None)
-    if isinstance(grace := place.pod.get(own[0], own[1]), int):
+    time = ("timeoutSeconds", KNATIVE_TIMEOUT) if place.kind.is_autoscaled else (_GRACE, None)
+    if isinstance(grace := place.pod.get(*time), int):
         _replace(variables, podenv.GRACE, {"value": str(grace)})
     if place.kind.is_autoscaled:
         # Knative takes no fields of pods; an agent finds out the rest.
@@ -179,13 +188,16 @@ def _token() -> Manifest:
     return {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
 
 
-def _variables(container: Manifest, workload: str, runtime: Runtime) -> dict[str, str]:
+def _variables(
+    container: Manifest, workload: str, runtime: Runtime, working_dir: str | None
+) -> dict[str, str]:
+    said = container.get("workingDir") or working_dir
     return {
         podenv.BACKEND: "kubernetes",
         podenv.WORKLOAD: workload,
         podenv.PORT: str(serving.port(container)),
         podenv.ROOT: STATE,
-        podenv.WORKING_DIR: container.get("workingDir") or f"{STATE}/work",
+        **({} if said is None else {podenv.WORKING_DIR: said}),
         podenv.ENVIRONMENTS: f"{STATE}/environments",
         podenv.CONTROLLER_URL: runtime.controller_url,
         podenv.TOKEN_FILE: f"{TOKEN_FOLDER}/token",

@@ -190,10 +190,10 @@ def app_run(
         env["KT_APP_HEALTHCHECK"] = app.health_check
     if code is not None and ref.source_file is not None:
         env["KT_DEPLOYED_FILE"] = str(code / ref.source_file)
-    folder = pod.working_dir
-    if code is not None and app.folder is not None:
-        folder = str(code / app.folder)
-    return AppRun(generation=generation, app=app, folder=folder, env=tuple(env.items()))
+    folder = Path(pod.working_dir)
+    if app.folder is not None:
+        folder = (folder if code is None else code) / app.folder
+    return AppRun(generation=generation, app=app, folder=str(folder), env=tuple(env.items()))
 
 
 def patience(spec: WorkloadSpec) -> float:

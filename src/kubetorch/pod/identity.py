@@ -14,16 +14,18 @@ from kubetorch.wire import podenv
 
 
 def complete(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of an agent with the name and the address of its pod.
+    """The variables of an agent with its pod's name and address, and where its container began.
 
     Raises:
         ConfigError: The controller's host is not known, so neither is the way to it.
     """
-    if environ.get(podenv.POD) and environ.get(podenv.HOST):
-        return environ
     url = environ.get(podenv.CONTROLLER_URL)
     if not url:
         return environ  # no agent of a cluster; whoever reads it says what is missing
+    if not environ.get(podenv.WORKING_DIR):
+        environ = {**environ, podenv.WORKING_DIR: str(Path.cwd())}
+    if environ.get(podenv.POD) and environ.get(podenv.HOST):
+        return environ
     name = environ.get(podenv.POD) or name_in(environ.get(podenv.TOKEN_FILE, ""))
     found = {
         podenv.POD: name or socket.gethostname(),

@@ -16,7 +16,8 @@ class AppSpec:
             enough.
         public: Whether requests reach it without a token.
         folder: Where it runs, relative to the project: what the program that declared it calls its
-            working directory. `None` is the pods' own working directory.
+            working directory. Where no project travels, relative to the pods' own working
+            directory: what the image calls its. `None` is that of the pods.
     """
 
     command: str

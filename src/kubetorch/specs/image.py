@@ -198,6 +198,12 @@ class ImageSpec:
     cmd: Command = None
 
     @property
+    def workdir(self) -> str | None:
+        """The folder that its last steps, and a container of it, run in, if a step says so."""
+        folders = [step.path for step in self.steps if isinstance(step, WorkdirStep)]
+        return folders[-1] if folders else None
+
+    @property
     def command(self) -> Command:
         """What a container of it would run: ENTRYPOINT and CMD, joined as Docker joins them."""
         entrypoint, cmd = self.entrypoint, self.cmd

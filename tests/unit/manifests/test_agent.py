@@ -75,6 +75,15 @@ def test_the_agent_learns_who_it_is_and_gets_a_token_for_its_controller_alone():
     assert source["serviceAccountToken"]["audience"] == "kubetorch"
 
 
+def test_pods_are_told_no_working_directory_that_is_to_be_that_of_their_image():
+    for compute, told in ((ComputeSpec(), None), (ComputeSpec(working_dir="/app"), "/app")):
+        spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), compute)
+        manifest = deployment.of_workload(spec)
+        agent.equip(manifest, workload="train", runtime=RUNTIME, working_dir=None)
+        [container] = manifest["spec"]["template"]["spec"]["containers"]
+        assert variables(container).get("KT_POD_WORKING_DIR") == told
+
+
 def test_pods_of_an_autoscaled_service_have_the_time_of_a_request_to_end():
     manifest, _ = equipped(ComputeSpec(autoscaling=AutoscalingSpec(concurrency=1)))
     container = manifest["spec"]["template"]["spec"]["containers"][0]

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.pod import environment
+from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
@@ -125,3 +126,22 @@ def test_references_of_kubernetes_are_expanded_too():
 )
 def test_words_for_what_is_set_and_what_is_not_are_as_in_a_dockerfile(value, expanded):
     assert environment.expand(value, {"A": "1", "E": ""}) == expanded
+
+
+@pytest.mark.parametrize(
+    ("folder", "code", "found"),
+    [
+        (None, "/code/shop", "/work"),
+        ("jobs", "/code/shop", "/code/shop/jobs"),
+        ("", "/code/shop", "/code/shop"),
+        ("jobs", None, "/work/jobs"),
+        ("/app", None, "/app"),
+    ],
+)
+def test_an_app_runs_in_a_folder_of_its_project_or_else_of_its_pod(folder, code, found):
+    wanted = spec(kind="app", app=AppSpec("make", folder=folder))
+    prepared = environment.Prepared("/py", {})
+    run = environment.app_run(
+        1, wanted, pod=POD, prepared=prepared, code=None if code is None else Path(code)
+    )
+    assert run.folder == found

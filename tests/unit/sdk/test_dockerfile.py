@@ -182,3 +182,9 @@ def test_commands_have_the_arguments_of_their_stage_whether_they_name_them_or_no
 )
 def test_the_command_is_what_docker_would_run(write, text, command):
     assert kt.Image.from_dockerfile(write(f"FROM a\n{text}\n")).dockerfile_command == command
+
+
+def test_the_last_working_directory_is_that_of_the_image(write):
+    image = kt.Image.from_dockerfile(write("FROM a\nWORKDIR /app\nRUN x\nWORKDIR sub\nRUN y\n"))
+    assert image.to_spec().workdir == "/app/sub"
+    assert kt.Image().to_spec().workdir is None

@@ -125,8 +125,11 @@ class App(Module["App"]):
         if self._source is None:
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
         where, cwd = self._source.locate(), Path.cwd()
-        working_dir = None if self._compute is None else self._compute.working_dir
-        folder = commands.run_folder(where, cwd) if working_dir is None else None
+        compute, folder = self._compute, None
+        if compute is None or compute.working_dir is None:
+            image = None if compute is None else compute.image
+            workdir = None if image is None else image.to_spec().workdir
+            folder = commands.run_folder(where, cwd, workdir)
         command = commands.in_pod(self._app.command, where, cwd, folder)
         app = replace(self._app, command=command, folder=folder)
         return replace(self._source.ref(), name=self.service_name, app=app)

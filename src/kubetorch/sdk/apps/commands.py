@@ -41,10 +41,16 @@ def local_files(command: str, folder: Path) -> Iterator[Path]:
             yield Path(os.path.abspath(found))  # noqa: PTH100  # links stay as they are
 
 
-def run_folder(where: ProjectRef, cwd: Path) -> str | None:
-    """Where an app runs in the project: what is the working directory here, if it lies in there."""
+def run_folder(where: ProjectRef, cwd: Path, workdir: str | None = None) -> str | None:
+    """Where an app runs in the project: what is the working directory here, if it lies in there.
+
+    Args:
+        where: What travels.
+        cwd: The working directory here.
+        workdir: That of the image, for an app of which nothing travels.
+    """
     if where.folder is None:
-        return None
+        return workdir
     if cwd.is_relative_to(where.folder):
         inner = cwd.relative_to(where.folder).as_posix()
         return "" if inner == "." else inner

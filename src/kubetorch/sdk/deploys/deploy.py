@@ -134,9 +134,10 @@ def begin(order: Order, session: Session) -> Deployment:
 def _frozen(order: Order) -> Order:
     """The same deploy, without code of this program: the pods' image has it."""
     source = order.source.frozen()
-    there = source.locate()
+    there, app = source.locate(), order.spec.callable.app
     callable_ref = replace(
         order.spec.callable,
+        app=None if app is None else replace(app, folder=None),
         module=there.import_path,
         project=None,
         root="",

@@ -39,6 +39,11 @@ def test_an_app_runs_where_the_program_was_started(shop):
     assert commands.run_folder(ProjectRef("serve"), shop) is None
 
 
+def test_an_app_of_which_nothing_travels_runs_in_the_last_folder_of_its_image(shop):
+    assert commands.run_folder(ProjectRef("serve"), shop, "/app") == "/app"
+    assert commands.run_folder(project(shop), shop, "/app") == ""
+
+
 def test_what_works_here_as_it_stands_is_kept(shop):
     for command in ("python serve.py", "./serve.py --x jobs/train.py", "echo 'a  b' | cat"):
         assert commands.in_pod(command, project(shop), shop, "") == command

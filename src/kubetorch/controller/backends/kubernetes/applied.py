@@ -42,10 +42,20 @@ class Applied(msgspec.Struct):
     def equip(self, runtime: Runtime) -> None:
         """Put the agent into its pods: the last that is written into its object."""
         if self.main is not None:
-            path = self.spec.compute.pod_template_path
             self.template = agent.equip(
-                self.main, workload=self.spec.name, runtime=runtime, path=path
+                self.main,
+                workload=self.spec.name,
+                runtime=runtime,
+                path=self.spec.compute.pod_template_path,
+                working_dir=None if self._is_plain_container else agent.WORK,
             )
+
+    @property
+    def _is_plain_container(self) -> bool:
+        """Whether its pods run what the user's own object would, as `kt apply` has it."""
+        spec = self.spec
+        is_own = spec.compute.manifest is not None
+        return is_own and spec.callable.app is not None and spec.tree is None
 
     def found(self, there: Object | None) -> None:
         """An earlier controller applied it, maybe with another agent; it is left as it is."""
