@@ -13,6 +13,7 @@ from kubetorch import errors
 from kubetorch.k8s.access import Impersonation, Pem, Plugin, User
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, Selection
+from kubetorch.k8s.session import CONCURRENCY
 from local.fake_apiserver import Authority, FakeApiServer, failure, listing, pod, script
 
 WEB = Ref(PODS, "web", "team")
@@ -294,6 +295,32 @@ def test_a_server_that_is_busy_for_longer_than_the_patience_is_an_error_at_once(
             assert caught.value.retry_after == 30
 
     asyncio.run(scenario())
+
+
+def test_requests_that_wait_until_they_may_be_sent_again_hold_up_no_other():
+    asked = asyncio.Event()
+    busy = []
+
+    async def handler(exchange):
+        if exchange.request.path.endswith("/web"):
+            exchange.answer(200, pod("web", 3))
+            return
+        busy.append(exchange)
+        exchange.refuse(429, "TooManyRequests", Retry_After="60")
+        if len(busy) == CONCURRENCY:
+            asked.set()
+
+    async def scenario():
+        async with client_of(handler, patience=100.0) as (client, _):
+            gets = [client.get(Ref(PODS, f"p{number}", "team")) for number in range(CONCURRENCY)]
+            waiting = asyncio.gather(*gets)
+            await asked.wait()
+            assert (await client.get(WEB))["metadata"]["name"] == "web"
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_write_waits_for_a_server_that_is_not_there_yet():

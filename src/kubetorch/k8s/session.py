@@ -38,6 +38,7 @@ MESSAGE_LIMIT = 1024**2
 SILENCE = 60.0
 
 #: Requests with a short answer that are under way at the same time; others wait for their turn.
+#: One that waits until it may be sent again is not under way.
 CONCURRENCY = 32
 
 _READING = "GET"
@@ -125,16 +126,14 @@ class Session:
         Raises:
             KubetorchError: See `send`; also when the answer does not end.
         """
-        delays = _Delays(self._patience)
+        attempts = _Attempts(self._patience)
         while True:
-            try:
-                async with self._turns, await self._send(call, delays) as answer:
-                    return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
-            except (BrokenError, httppool.SilentError) as error:
-                if call.method != _READING or not await delays.pause():
-                    raise failures.unavailable(call.action, self.server, error) from error
-            except httppool.TooLargeError as error:
-                raise failures.garbled(call.action, self.server, error) from error
+            # Those that wait for their next attempt keep nobody else from theirs.
+            async with self._turns:
+                found = await self._fetched(call, attempts)
+            if isinstance(found, bytes):
+                return found
+            await asyncio.sleep(found)
 
     async def send(self, call: Call, *, patience: float | None = None) -> httppool.Answer:
         """Send a request that may be answered for long; the answer has begun then.
@@ -148,7 +147,12 @@ class Session:
             KubernetesUnavailableError: It does not answer.
             KubernetesCredentialsError: Credentials cannot be had, or its certificate is wrong.
         """
-        return await self._send(call, _Delays(self._patience if patience is None else patience))
+        attempts = _Attempts(self._patience if patience is None else patience)
+        while True:
+            found = await self._sent(call, attempts)
+            if isinstance(found, httppool.Answer):
+                return found
+            await asyncio.sleep(found)
 
     async def open_channel(
         self, call: Call, endpoint: connections.Endpoint, subprotocols: tuple[str, ...]
@@ -163,8 +167,7 @@ class Session:
         Raises:
             KubetorchError: As `send`.
         """
-        delays = _Delays(self._patience)
-        renewed = False
+        attempts = _Attempts(self._patience)
         while True:
             headers = await self._credentials.headers()
             offered = (*headers, ("Sec-WebSocket-Protocol", ", ".join(subprotocols)))
@@ -178,18 +181,20 @@ class Session:
                     timeout=self._timeout,
                 )
             except upgrading.UpgradeRefusedError as error:
-                if error.status == 401 and self._credentials.can_change and not renewed:
-                    renewed = True
-                    self._credentials.reject(headers)
+                if self._renews(error.status, headers, attempts):
                     continue
                 refusal = failures.refused(call.action, error.status, error.body)
-                if error.status != 429 or not await delays.pause(refusal.retry_after):
+                pause = attempts.pause(refusal.retry_after) if error.status == 429 else None
+                if pause is None:
                     raise refusal from None
+                await asyncio.sleep(pause)
             except dialing.UntrustedError as error:
                 raise failures.untrusted(call.action, self.server, error) from error
             except dialing.UnreachableError as error:
-                if not await delays.pause():
+                pause = attempts.pause()
+                if pause is None:
                     raise failures.unavailable(call.action, self.server, error) from error
+                await asyncio.sleep(pause)
             except TimeoutError as error:
                 silent = httppool.SilentError(f"no answer within {self._timeout:g} s")
                 raise failures.unavailable(call.action, self.server, silent) from error
@@ -201,29 +206,54 @@ class Session:
 
     # ------------------------------------------------------------------------------------ inside
 
-    async def _send(self, call: Call, delays: _Delays) -> httppool.Answer:
-        renewed = False
-        while True:
-            headers = await self._credentials.headers()
-            try:
-                answer = await self._exchange(call, headers)
-            except dialing.UntrustedError as error:
-                raise failures.untrusted(call.action, self.server, error) from error
-            except (dialing.UnreachableError, BrokenError, httppool.SilentError) as error:
-                is_safe = isinstance(error, dialing.UnreachableError) or call.method == _READING
-                if not is_safe or not await delays.pause():
-                    raise failures.unavailable(call.action, self.server, error) from error
-                continue
-            if 200 <= answer.status < 300:
-                return answer
-            refusal = await self._refusal(call, answer)
-            if answer.status == 401 and self._credentials.can_change and not renewed:
-                renewed = True
-                self._credentials.reject(headers)
-            elif not _may_repeat(call, answer.status) or not await delays.pause(
-                refusal.retry_after
-            ):
-                raise refusal
+    async def _fetched(self, call: Call, attempts: _Attempts) -> bytes | float:
+        """The whole answer of one attempt, or the seconds until the next one."""
+        found = await self._sent(call, attempts)
+        if not isinstance(found, httppool.Answer):
+            return found
+        try:
+            async with found as answer:
+                return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
+        except (BrokenError, httppool.SilentError) as error:
+            pause = attempts.pause() if call.method == _READING else None
+            if pause is None:
+                raise failures.unavailable(call.action, self.server, error) from error
+            return pause
+        except httppool.TooLargeError as error:
+            raise failures.garbled(call.action, self.server, error) from error
+
+    async def _sent(self, call: Call, attempts: _Attempts) -> httppool.Answer | float:
+        """The begun answer of one attempt, or the seconds until the next one."""
+        headers = await self._credentials.headers()
+        try:
+            answer = await self._exchange(call, headers)
+        except dialing.UntrustedError as error:
+            raise failures.untrusted(call.action, self.server, error) from error
+        except (dialing.UnreachableError, BrokenError, httppool.SilentError) as error:
+            is_safe = isinstance(error, dialing.UnreachableError) or call.method == _READING
+            pause = attempts.pause() if is_safe else None
+            if pause is None:
+                raise failures.unavailable(call.action, self.server, error) from error
+            return pause
+        if 200 <= answer.status < 300:
+            return answer
+        refusal = await self._refusal(call, answer)
+        if self._renews(answer.status, headers, attempts):
+            return 0.0
+        pause = attempts.pause(refusal.retry_after) if _may_repeat(call, answer.status) else None
+        if pause is None:
+            raise refusal
+        return pause
+
+    def _renews(
+        self, status: int, headers: tuple[tuple[str, str], ...], attempts: _Attempts
+    ) -> bool:
+        """Whether a refusal is of credentials that others may take the place of, for once."""
+        if status != 401 or not self._credentials.can_change or attempts.renewed:
+            return False
+        attempts.renewed = True
+        self._credentials.reject(headers)
+        return True
 
     async def _exchange(self, call: Call, headers: tuple[tuple[str, str], ...]) -> httppool.Answer:
         head = [*headers, ("Accept", _JSON), ("User-Agent", f"kubetorch/{__version__}")]
@@ -245,21 +275,23 @@ def _may_repeat(call: Call, status: int) -> bool:
     return status == 429 or (status >= 500 and call.method == _READING)
 
 
-class _Delays:
-    """The pauses between the attempts of one request."""
+class _Attempts:
+    """The attempts of one request, and the pauses between them.
+
+    Attributes:
+        renewed: Whether one was made with fresh credentials.
+    """
 
     def __init__(self, patience: float) -> None:
+        self.renewed = False
         self._end = asyncio.get_running_loop().time() + patience
         self._delays = backoff.jittered(backoff.exponential(first=0.1, limit=5.0))
 
-    async def pause(self, wanted: float | None = None) -> bool:
-        """Wait before the next attempt; false if there is to be none.
+    def pause(self, wanted: float | None = None) -> float | None:
+        """Seconds until the next attempt; `None` if there is to be none.
 
         Args:
             wanted: Seconds that the server asked for.
         """
         delay = max(next(self._delays), wanted or 0.0)
-        if asyncio.get_running_loop().time() + delay > self._end:
-            return False
-        await asyncio.sleep(delay)
-        return True
+        return delay if asyncio.get_running_loop().time() + delay <= self._end else None

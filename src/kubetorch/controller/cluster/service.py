@@ -48,6 +48,7 @@ from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import Room
 from kubetorch.errors import KubetorchError
 from kubetorch.k8s import locating
+from kubetorch.k8s.access import Access as KubernetesAccess
 from kubetorch.k8s.client import Client
 from kubetorch.lib import descriptors
 from kubetorch.lib.clock import SystemClock
@@ -84,7 +85,7 @@ def main(environ: Mapping[str, str]) -> int:
     # Each agent has a connection; many runtimes start containers with 1024.
     descriptors.raise_limit()
     try:
-        return uvloop.run(_Service(settings, Client(access), listener).run())
+        return uvloop.run(_Service(settings, access, listener).run())
     except (KubetorchError, OSError):
         _log.exception("controller failed")
         return 1
@@ -97,13 +98,17 @@ class _Service:
 
     Args:
         settings: What the chart says.
-        client: Asks the API server.
+        access: Where the API server is, and as whom to ask it.
         listener: The socket that clients and pods connect to.
     """
 
-    def __init__(self, settings: Settings, client: Client, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, access: KubernetesAccess, listener: socket.socket
+    ) -> None:
         self._settings = settings
-        self._client = client
+        self._client = Client(access)
+        # The lease is renewed in time whatever else is asked: it has connections and turns alone.
+        self._leasing = Client(access)
         self._listener = listener
         self._is_stopped = asyncio.Event()
 
@@ -116,9 +121,9 @@ class _Service:
         await standby.start(self._listener)
         settings = self._settings
         election = Election(
-            self._client, namespace=settings.namespace, place=settings.identity, name=NAME
+            self._leasing, namespace=settings.namespace, place=settings.identity, name=NAME
         )
-        async with self._client, election:
+        async with self._client, self._leasing, election:
             if not await self._first(election.won()):
                 await standby.close()
                 return 0
