@@ -41,11 +41,28 @@ async def tail(client: Client, pod: Object, count: int) -> list[bytes]:
         except KubetorchError as error:  # the container waits, or its run is forgotten
             _log.info("log not read pod=%s previous=%s error=%s", ref.name, previous, error.message)
         else:
-            lines += map(_line, found.splitlines())
+            lines += _parse(found)
     return lines[-count:]
 
 
-def _line(raw: bytes) -> bytes:
-    stamp, _, text = raw.partition(b" ")
-    time = statuses.seconds(stamp.decode("ascii", "replace")[:19] + "Z")
-    return msgspec.json.encode({"time": time, "text": text.decode("utf-8", "replace")})
+def _parse(found: bytes) -> list[bytes]:
+    """Lines of a pod's log, of what a kubelet answers: a moment, a space and the text each.
+
+    Of text that is written over, such as a progress bar, the last state is taken. What has no
+    moment (words of the kubelet's own, or a line that was cut) has that of the line before it.
+
+    Args:
+        found: The answer.
+    """
+    lines, time = [], 0.0
+    for raw in found.split(b"\n"):
+        if not raw:
+            continue
+        stamp, _, text = raw.partition(b" ")
+        try:
+            time = statuses.seconds(stamp.decode("ascii", "replace")[:19] + "Z")
+        except ValueError:
+            text = raw
+        text = next((part for part in reversed(text.split(b"\r")) if part), b"")
+        lines.append(msgspec.json.encode({"time": time, "text": text.decode("utf-8", "replace")}))
+    return lines
