@@ -59,7 +59,7 @@ class MadeUp:
     async def start(self, specs: Sequence[WorkloadSpec]) -> None:
         pass
 
-    def check(self, compute: ComputeSpec) -> None:
+    def check(self, spec: WorkloadSpec) -> None:
         pass
 
     async def apply(self, spec: WorkloadSpec) -> None:

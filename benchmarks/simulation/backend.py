@@ -83,7 +83,7 @@ class SimulatedBackend:
         """Each pod is called alone."""
         return ""
 
-    def check(self, compute: ComputeSpec) -> None:
+    def check(self, spec: WorkloadSpec) -> None:
         """Everything can run."""
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:

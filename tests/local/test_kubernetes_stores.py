@@ -16,7 +16,7 @@ from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.k8s.client import Client
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft
-from local.fake_apiserver import Exchange, FakeApiServer
+from local.fake_apiserver import Exchange, FakeApiServer, listing
 
 SECRET = "/api/v1/namespaces/team/secrets/tokens"
 KINDS = {
@@ -205,5 +205,30 @@ def test_a_namespace_that_is_being_deleted_and_a_limit_are_said() -> None:
             objects.before_write = limit
             with pytest.raises(errors.SpecError, match="512Mi"):
                 await VolumeClaims(client).create("team", spec)
+
+    asyncio.run(scenario())
+
+
+def test_stores_of_some_namespaces_ask_for_nothing_elsewhere() -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, fake):
+            for namespace in ("team", "side"):
+                for plural in ("secrets", "persistentvolumeclaims"):
+                    objects.kept[f"/api/v1/namespaces/{namespace}/{plural}"] = listing(1)
+            secrets = SecretObjects(client, ("team", "side"))
+            volumes = VolumeClaims(client, ("team", "side"))
+            assert await secrets.list(None) == []
+            assert await volumes.list(None) == []
+            count = len(fake.requests)
+            data = VolumeSpec("data", "/data", size="1Gi", volume_name="pv")
+            for refused in (
+                secrets.list("else"),
+                secrets.put("else", "tokens", _put(A="1")),
+                volumes.list("else"),
+                volumes.create("else", data),
+            ):
+                with pytest.raises(errors.SpecError, match="watchNamespaces has team, side"):
+                    await refused
+            assert len(fake.requests) == count
 
     asyncio.run(scenario())

@@ -51,4 +51,4 @@ def check(spec: WorkloadSpec, backend: Backend) -> None:
             f"in {spec.namespace!r}",
             hint=f"leave metadata.namespace out of service_template, or deploy in {namespace}",
         )
-    backend.check(compute)
+    backend.check(spec)

@@ -88,7 +88,7 @@ class OneThatBreaks:
     def prepare(self) -> None:
         pass
 
-    def check(self, compute: ComputeSpec) -> None:
+    def check(self, spec: WorkloadSpec) -> None:
         pass
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Backend(Protocol):
             specs: What there should be; pods of anything else are ended.
         """
 
-    def check(self, compute: ComputeSpec) -> None:
+    def check(self, spec: WorkloadSpec) -> None:
         """Refuse what cannot run here, before anything of it is stored.
 
         Raises:

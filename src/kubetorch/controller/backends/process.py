@@ -204,7 +204,8 @@ class ProcessBackend:
     def prepare(self) -> None:  # noqa: D102  # Backend's
         self._spares.prepare()
 
-    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
+    def check(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+        compute = spec.compute
         if compute.manifest is not None:
             honouring.refuse(thaw(compute.manifest))
         if compute.is_selector_only:

@@ -159,7 +159,8 @@ class _Service:
         secret = await installation.secret(client, settings.namespace)
         clock = SystemClock()
         clocks = Clocks(clock.time, time.monotonic)
-        attaching = Attaching(SecretObjects(client), VolumeClaims(client))
+        watched = settings.watched
+        attaching = Attaching(SecretObjects(client, watched), VolumeClaims(client, watched))
         pod_tokens = PodTokens(client, secret=secret, clocks=clocks)
 
         def new_access(workloads: Workloads) -> Access:
@@ -178,7 +179,7 @@ class _Service:
             stores=attaching.stores,
             preparing=Preparing(Namespaces(client), attaching, pod_tokens.ensure),
             owner=lambda namespace, name: _reference(state, namespace, name),
-            watched=settings.watched,
+            watched=watched,
         )
         return Controller(
             backend=backend,

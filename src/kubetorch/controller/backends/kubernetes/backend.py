@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
-from kubetorch.controller.backends.kubernetes import logs, runtimes, scaling, statuses
+from kubetorch.controller.backends.kubernetes import logs, refusals, runtimes, scaling, statuses
 from kubetorch.controller.backends.kubernetes.applied import Applied
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
@@ -72,6 +72,7 @@ class KubernetesBackend:
         self._stores = stores
         self._preparing = preparing
         self._owner = owner
+        self._watched = watched
         self._applier = Applier(client)
         self._watch = PodWatch(client, self._changed, self._gone, namespaces=watched)
         self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
@@ -137,8 +138,8 @@ class KubernetesBackend:
 
     # --------------------------------------------------------------------------------- workloads
 
-    def check(self, compute: ComputeSpec) -> None:  # noqa: D102  # Backend's
-        return None
+    def check(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+        refusals.check_watched(spec.namespace, self._watched)
 
     async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
         key = (spec.namespace, spec.name)

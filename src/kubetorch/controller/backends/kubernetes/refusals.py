@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kubetorch.errors import (
     KubernetesNotFoundError,
     KubernetesRequestError,
@@ -50,6 +52,26 @@ def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
             hint="an administrator has to compact and defragment etcd",
         )
     return error
+
+
+def check_watched(namespace: str, watched: Collection[str]) -> None:
+    """Refuse a namespace in which the controller has no rights, before it asks for anything there.
+
+    Args:
+        namespace: Where something is to be.
+        watched: Namespaces that the controller has a say in; all if there are none.
+
+    Raises:
+        SpecError: It has none in this one.
+    """
+    if watched and namespace not in watched:
+        wider = ",".join((*watched, namespace))
+        raise SpecError(
+            f"this installation of Kubetorch does not work in namespace {namespace!r}: its "
+            f"watchNamespaces has {', '.join(watched)}",
+            hint="name one of those: namespace=, --namespace, KT_NAMESPACE; or let an "
+            f"administrator add it: kt upgrade --set 'watchNamespaces={{{wider}}}'",
+        )
 
 
 def no_namespace(namespace: str, error: KubernetesRequestError) -> KubernetesRequestError:

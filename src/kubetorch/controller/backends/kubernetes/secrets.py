@@ -109,6 +109,7 @@ class SecretObjects:
     # ------------------------------------------------------------------------------------- pieces
 
     async def _find(self, namespace: str, object_name: str) -> Object | None:
+        refusals.check_watched(namespace, self._watched)
         try:
             return await self._client.get(_ref(namespace, object_name))
         except KubernetesNotFoundError:

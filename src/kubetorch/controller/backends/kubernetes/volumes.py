@@ -94,6 +94,7 @@ class VolumeClaims:
     # ------------------------------------------------------------------------------------- pieces
 
     async def _find(self, namespace: str, claim: str) -> Object | None:
+        refusals.check_watched(namespace, self._watched)
         try:
             return await self._client.get(_ref(namespace, claim))
         except KubernetesNotFoundError:

@@ -12,7 +12,7 @@ import pytest
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.stores import Stores
-from kubetorch.errors import KubernetesForbiddenError, KubernetesUnavailableError
+from kubetorch.errors import KubernetesForbiddenError, KubernetesUnavailableError, SpecError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
@@ -81,15 +81,20 @@ class Server:
         yield None
 
 
-async def started(error: Exception) -> KubernetesBackend:
+def of_server(server: Server, watched: tuple[str, ...] = ()) -> KubernetesBackend:
     unused: Any = None
-    backend = KubernetesBackend(
-        cast("Client", Server(error)),
+    return KubernetesBackend(
+        cast("Client", server),
         runtime=Runtime("image", "image", "http://controller"),
         stores=cast("Stores", unused),
         preparing=cast("Preparing", unused),
         owner=lambda namespace, name: None,
+        watched=watched,
     )
+
+
+async def started(error: Exception) -> KubernetesBackend:
+    backend = of_server(Server(error))
     try:
         await backend.start([BAD, GOOD])
     finally:
@@ -109,6 +114,19 @@ def test_an_object_that_cannot_be_looked_at_does_not_keep_a_controller_from_star
         assert str(error) in backend.trouble("team", "bad").reason
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("watched", [(), ("team",), ("other",)])
+def test_a_deploy_outside_of_the_namespaces_of_the_installation_is_told_so(
+    watched: tuple[str, ...],
+) -> None:
+    backend = of_server(Server(KeyError()), watched)
+    if watched != ("other",):
+        backend.check(GOOD)
+        return
+    with pytest.raises(SpecError, match="watchNamespaces has other") as caught:
+        backend.check(GOOD)
+    assert "'watchNamespaces={other,team}'" in str(caught.value)
 
 
 def test_an_api_server_that_is_away_does() -> None:
