@@ -32,7 +32,9 @@ class ObjectServer:
         self.loses_answers = False
         self._kinds = kinds
         self._versions = itertools.count(1)
-        self._watchers: set[asyncio.Queue[tuple[str, Object]]] = set()
+        self._watchers: set[_Watcher] = set()
+        #: All that happened, for watches that begin at an earlier version.
+        self._happened: list[tuple[str, str, Object]] = []
 
     async def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
@@ -63,27 +65,29 @@ class ObjectServer:
         metadata.setdefault("uid", f"uid-{metadata['resourceVersion']}")
         metadata.setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
         self.objects[key] = {**copy.deepcopy(found), "metadata": metadata}
-        self._tell(kind, self.objects[key])
+        self._tell(collection, kind, self.objects[key])
         return self.objects[key]
 
     def remove(self, collection: str, name: str) -> None:
         """Somebody else deletes an object."""
         found = self.objects.pop((collection, name))
         found["metadata"]["resourceVersion"] = str(next(self._versions))
-        self._tell("DELETED", found)
+        self._tell(collection, "DELETED", found)
 
     def go_away(self) -> None:
         """Cut all watches and requests, until `is_away` is false again."""
         self.is_away = True
         for watcher in self._watchers:
-            watcher.put_nowait(("CUT", {}))
+            watcher.queue.put_nowait(("CUT", {}))
 
     def names(self) -> list[str]:
         return [name for _, name in self.objects]
 
-    def _tell(self, kind: str, found: Object) -> None:
+    def _tell(self, collection: str, kind: str, found: Object) -> None:
+        happened = (collection, kind, copy.deepcopy(found))
+        self._happened.append(happened)
         for watcher in self._watchers:
-            watcher.put_nowait((kind, copy.deepcopy(found)))
+            watcher.tell(*happened)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -103,25 +107,33 @@ class ObjectServer:
         if "watch" in exchange.request.query:
             await self._watch(exchange, collection)
             return
+        chosen = exchange.request.query.get("labelSelector", "")
         items = [
-            found for (where, _), found in self.objects.items() if where.startswith(collection)
+            found
+            for (where, _), found in self.objects.items()
+            if where.startswith(collection) and _has(found, chosen)
         ]
         metadata = {"resourceVersion": str(next(self._versions))}
         exchange.answer(200, {"kind": "List", "metadata": metadata, "items": items})
 
     async def _watch(self, exchange: Exchange, collection: str) -> None:
-        queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
-        self._watchers.add(queue)
+        chosen = exchange.request.query.get("labelSelector", "")
+        watcher = _Watcher(collection, chosen)
+        begun = int(exchange.request.query.get("resourceVersion", "0"))
+        for happened in self._happened:
+            if int(_version(happened[2])) > begun:
+                watcher.tell(*happened)
+        self._watchers.add(watcher)
         try:
             await exchange.say()
             while True:
-                kind, found = await queue.get()
+                kind, found = await watcher.queue.get()
                 if self.is_away:
                     exchange.cut()
                     return
                 await exchange.say({"type": kind, "object": found})
         finally:
-            self._watchers.discard(queue)
+            self._watchers.discard(watcher)
 
     def _write(self, exchange: Exchange, collection: str, names: list[str]) -> None:
         if self.refusals:
@@ -164,13 +176,49 @@ class ObjectServer:
             exchange.answer(status, answer)
 
 
+class _Watcher:
+    """One who is told of changes of a collection, of the objects with some labels."""
+
+    def __init__(self, collection: str, labels: str) -> None:
+        self.collection = collection
+        self.labels = labels
+        self.queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
+
+    def tell(self, collection: str, kind: str, found: Object) -> None:
+        if collection.startswith(self.collection) and _has(found, self.labels):
+            self.queue.put_nowait((kind, found))
+
+
+def _has(found: Object, labels: str) -> bool:
+    """Whether an object is one of those that a label selector chooses."""
+    there = found["metadata"].get("labels") or {}
+    wanted = (one.partition("=") for one in labels.split(",") if one)
+    return all(there.get(name) == value if sign else name in there for name, sign, value in wanted)
+
+
 def _version(found: Object) -> str:
     return str(found["metadata"].get("resourceVersion"))
 
 
-def _patched(known: Object, operations: list[Object], part: list[str]) -> Object | None:
-    """What a JSON patch makes of an object; `None` when a test of it fails."""
+def _merged(known: Any, patch: Any) -> Any:
+    """What a merge patch makes of something."""
+    if not isinstance(patch, dict):
+        return patch
+    found = dict(known) if isinstance(known, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = _merged(found.get(key), value)
+    return found
+
+
+def _patched(known: Object, operations: list[Object] | Object, part: list[str]) -> Object | None:
+    """What a patch makes of an object; `None` when a test of it fails."""
     found = copy.deepcopy(known)
+    if isinstance(operations, dict):
+        merged: Object = _merged(found, operations)
+        return merged
     for operation in operations:
         *path, last = operation["path"].strip("/").split("/")
         at = found

@@ -4,9 +4,9 @@
                             ▲                                         │
                             └──────────── another pod ◄───────────────┘
 
-A standby answers that it lives. Whoever leads marks its own pod, and the Service chooses pods by
-that mark. A leader that may not be one any more ends its process at once: what another one does by
-now must not be done twice.
+A standby answers that it lives, and goes on with that until it serves. Whoever leads marks its own
+pod, and the Service chooses pods by that mark. A leader that has lost the lead ends its process at
+once, also while it starts: what another one does by now must not be done twice.
 """
 
 from __future__ import annotations
@@ -127,10 +127,30 @@ class _Service:
             if not await self._first(election.won()):
                 await standby.close()
                 return 0
-            await standby.close()
-            return await self._lead(election)
+            ending = asyncio.create_task(self._end_when_lost(election))
+            try:
+                await self._lead(election, standby)
+            finally:
+                ending.cancel()
+        return 0
 
-    async def _lead(self, election: Election) -> int:
+    async def _end_when_lost(self, election: Election) -> None:
+        await election.lost()
+        _log.error("lead lost identity=%s", self._settings.identity)
+        # Nothing is closed in good order: whoever leads now has begun already.
+        os._exit(1)
+
+    async def _lead(self, election: Election, standby: Standby) -> None:
+        """Serve until the signal to stop, which may come while there is much to take up yet."""
+        async with contextlib.AsyncExitStack() as stack:
+            if await self._first(self._start(election, standby, stack)):
+                await self._is_stopped.wait()
+
+    async def _start(
+        self, election: Election, standby: Standby, stack: contextlib.AsyncExitStack
+    ) -> None:
+        """Take up what there is, and serve; what is to be closed is put on the stack."""
+        stack.push_async_callback(standby.close)
         settings = self._settings
         state = KubernetesState(
             self._client, namespaces=settings.watched, may_write=lambda: election.is_leading
@@ -139,20 +159,15 @@ class _Service:
         settings.blobs.mkdir(parents=True, exist_ok=True)
         file = settings.blobs / "calls.sqlite"
         calls = SqliteState(file, database.open_database(file))
+        stack.callback(calls.close)
+        stack.push_async_callback(state.close)
         controller = await self._build(state, calls)
-        try:
-            await controller.start(self._listener)
-            await leading.mark(self._client, settings.namespace, settings.identity)
-            if await self._first(election.lost()):
-                _log.error("lead lost identity=%s", settings.identity)
-                # Nothing is closed in good order: whoever leads now has begun already.
-                os._exit(1)
-        finally:
-            with contextlib.suppress(KubetorchError):
-                await controller.close(pods=False)
-            await state.close()
-            calls.close()
-        return 0
+        stack.push_async_callback(_close, controller)
+        await controller.start(self._listener)
+        # Not before: probes would find nobody, and end a process that has much to take up.
+        await standby.close()
+        mark = leading.Mark(self._client, settings.namespace, settings.identity, election.won)
+        await stack.enter_async_context(mark)
 
     async def _build(self, state: KubernetesState, calls: SqliteState) -> Controller:
         settings, client = self._settings, self._client
@@ -196,10 +211,19 @@ class _Service:
         stopped = asyncio.ensure_future(self._is_stopped.wait())
         try:
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return waiting.done() and not self._is_stopped.is_set()
+            if self._is_stopped.is_set():
+                return False
+            await waiting
+            return True
         finally:
             waiting.cancel()
             stopped.cancel()
+            await asyncio.gather(waiting, stopped, return_exceptions=True)
+
+
+async def _close(controller: Controller) -> None:
+    with contextlib.suppress(KubetorchError):
+        await controller.close(pods=False)
 
 
 def _reference(state: KubernetesState, namespace: str, name: str) -> Manifest | None:
