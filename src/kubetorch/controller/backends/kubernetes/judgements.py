@@ -52,6 +52,8 @@ class Judgements:
         self._survey = survey
         self._on_change = on_change
         self._judged: dict[str, _Judged] = {}
+        # Since when there is a doom that has to settle.
+        self._doomed: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._lines: dict[tuple[str, str, int], list[str]] = {}
         self._fetching: dict[tuple[str, str, int], asyncio.Task[None]] = {}
@@ -72,7 +74,9 @@ class Judgements:
         if known is not None and known.basis == basis:
             return known.verdict
         events = self._survey.events(key[0], _names(pod))
-        verdict = judging.judge_pod(pod, events=events, cluster=self._survey.cluster())
+        cluster = self._survey.cluster()
+        verdict = judging.judge_pod(pod, events=events, cluster=cluster)
+        verdict = self._settled(uid, verdict, cluster.now)
         self._judged[uid] = _Judged(basis, verdict)
         self._judge_again(key, uid, verdict)
         if verdict.log is not None:
@@ -109,6 +113,7 @@ class Judgements:
         """A pod is gone."""
         uid = pod["metadata"]["uid"]
         self._judged.pop(uid, None)
+        self._doomed.pop(uid, None)
         self._cancel(uid)
         for known in [one for one in self._lines if one[0] == uid]:
             del self._lines[known]
@@ -132,6 +137,14 @@ class Judgements:
         self._timers.pop(what, None)
         self._judged.pop(what, None)
         self._on_change(key)
+
+    def _settled(self, uid: str, verdict: Verdict, now: float) -> Verdict:
+        """The verdict; a doom that is too new is only what a pod waits for."""
+        if not verdict.settles:
+            self._doomed.pop(uid, None)
+            return verdict
+        rest = self._doomed.setdefault(uid, now) + verdict.settles - now
+        return verdict if rest <= 0 else replace(verdict, error=None, again=rest)
 
     # ------------------------------------------------------------------------------- last lines
 

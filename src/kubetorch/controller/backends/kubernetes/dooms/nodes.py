@@ -109,7 +109,11 @@ def _raise(total: Amounts, least: Amounts) -> None:
 
 def _allocatable(node: Object) -> Amounts:
     status = node.get("status") or {}
-    return amounts(status.get("allocatable") or status.get("capacity") or {})
+    whole = amounts(status.get("capacity") or {})
+    found = amounts(status.get("allocatable") or {}) or dict(whole)
+    # Devices that cannot be had now may come back: their plugin, or the kubelet, starts again.
+    _raise(found, {name: amount for name, amount in whole.items() if "/" in name})
+    return found
 
 
 def _size(asked: Amounts, node: Object) -> Iterator[str]:

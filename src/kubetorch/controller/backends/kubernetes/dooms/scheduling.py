@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms import nodes, queues, volumes
@@ -19,6 +20,9 @@ from kubetorch.errors import UnschedulableError
 from kubetorch.k8s.resources import Object
 
 DEFAULT_SCHEDULER = "default-scheduler"
+#: Seconds for which no node may be able to take a pod: an autoscaler speaks after the scheduler,
+#: and a node that is set up anew is away for a moment.
+SETTLE = 2.5
 #: Seconds after which a pod that no scheduler has looked at is worth a line.
 _SILENCE = 4.0
 #: Karpenter's word for an offer that no instance type can meet; each pool has its own clause.
@@ -61,7 +65,7 @@ def _unschedulable(
         f"no node can ever take the pod: {message}; the nearest, {near}",
         hint=_hint(near),
     )
-    return doomed(error, since)
+    return replace(doomed(error, since), settles=SETTLE)
 
 
 def _hint(near: nodes.Misfit) -> str:

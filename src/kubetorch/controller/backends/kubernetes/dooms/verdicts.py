@@ -22,6 +22,7 @@ class Verdict:
         reason: Why it waits, as one sentence for the user.
         since: When the fact came about, in seconds since the epoch, as far as that is known.
         again: Seconds after which to judge again although nothing may have changed.
+        settles: Seconds for which a doom has to be one before it counts, whatever its fact's age.
         log: The container whose last lines belong to the error, see `with_log`.
         is_previous: Whether they are those of its previous run.
     """
@@ -30,6 +31,7 @@ class Verdict:
     reason: str = ""
     since: float | None = None
     again: float | None = None
+    settles: float = 0.0
     log: str | None = None
     is_previous: bool = False
 

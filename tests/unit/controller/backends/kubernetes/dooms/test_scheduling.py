@@ -149,6 +149,19 @@ def test_an_autoscaler_is_known_by_its_nodes_and_its_events() -> None:
     assert not judge(given, node("one"), events=[karpenter("cannot yet")]).is_doomed
 
 
+def test_devices_that_cannot_be_had_just_now_may_come_back() -> None:
+    broken = node("one")
+    broken["status"] = {
+        "allocatable": {"cpu": "4", "nvidia.com/gpu": "0"},
+        "capacity": {"cpu": "8", "nvidia.com/gpu": "2"},
+    }
+    assert not judge(pod(containers=[asking(**{"nvidia.com/gpu": "2"})]), broken).is_doomed
+    verdict = judge(pod(containers=[asking(**{"nvidia.com/gpu": "3"})]), broken)
+    assert "has 2 nvidia.com/gpu, 3 are asked" in str(verdict.error)
+    # What the node keeps for itself it does not give back.
+    assert judge(pod(containers=[asking(cpu="5")]), broken).is_doomed
+
+
 def karpenter(message: str) -> Object:
     return {
         "reason": "FailedScheduling",

@@ -1,0 +1,140 @@
+"""When pods are judged, and how long a doom has to be one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, cast
+
+from kubetorch.controller.backends.kubernetes.judgements import Judgements
+from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
+from kubetorch.errors import UnschedulableError
+from kubetorch.k8s.client import Client, Listing
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.resources import Object, Resource, Selection
+
+KEY = ("team", "train")
+#: Long before a test begins.
+LONG_AGO = "2026-11-21T15:50:17Z"
+
+
+def node(name: str, *, cpu: str, version: int = 1, ready: str = "True") -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "resourceVersion": str(version)},
+        "spec": {},
+        "status": {
+            "allocatable": {"cpu": cpu},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def waiting(cpu: str, version: int = 1) -> Object:
+    """A pod that the scheduler has found no node for since long ago."""
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "lastTransitionTime": LONG_AGO,
+    }
+    metadata = {"name": "train-1", "namespace": "team", "uid": "1"}
+    return {
+        "metadata": {**metadata, "resourceVersion": str(version)},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
+        "status": {"conditions": [condition]},
+    }
+
+
+class Server:
+    """An API server with nodes, which says what a test has it say."""
+
+    def __init__(self, *nodes: Object) -> None:
+        self.discovery = self
+        self._nodes = list(nodes)
+        self._watchers: dict[str, asyncio.Queue[Object]] = {}
+
+    async def find(self, api_version: str, kind: str) -> Resource:
+        group, _, version = api_version.rpartition("/")
+        return Resource(group, version, kind.lower() + "s", kind)
+
+    def action_on(self, verb: str, selection: Selection) -> Action:
+        return Action(verb, selection.resource.plural)
+
+    async def list(self, selection: Selection) -> Listing:
+        return Listing(self._nodes if selection.resource.kind == "Node" else [], "1")
+
+    async def watch(self, selection: Selection, *_: Any, **__: Any) -> AsyncIterator[Object]:
+        queue = self._watchers[selection.resource.kind] = asyncio.Queue()
+        while True:
+            yield await queue.get()
+
+    async def say(self, one: Object, kind: str = "MODIFIED") -> None:
+        self._watchers[one["kind"]].put_nowait({"type": kind, "object": one})
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class Bench:
+    """Judgements of what a server says, at a time that a test sets."""
+
+    def __init__(self, server: Server) -> None:
+        self.now = 0.0
+        self.told: list[Around] = []
+        self.survey = Survey(
+            cast("Client", server), time=lambda: self.now, on_change=self.told.append
+        )
+        self.judgements = Judgements(cast("Client", server), self.survey, lambda key: None)
+
+    async def __aenter__(self) -> Bench:
+        await self.survey.start()
+        await self.survey.look_at(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"namespace": "team", "name": "train"},
+            }
+        )
+        await settled()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.judgements.close()
+        await self.survey.close()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 10))
+
+
+def test_that_no_node_can_take_a_pod_is_a_doom_only_after_a_moment() -> None:
+    async def main() -> None:
+        async with Bench(Server(node("one", cpu="4"))) as bench:
+            verdict = bench.judgements.of_pod(KEY, waiting("10"))
+            assert (verdict.error, verdict.again) == (None, 2.5)
+            assert "no node can ever take the pod" in verdict.reason
+            bench.now += 2.5
+            verdict = bench.judgements.of_pod(KEY, waiting("10", version=2))
+            assert isinstance(verdict.error, UnschedulableError)
+
+    run(main())
+
+
+def test_a_node_that_is_away_for_a_moment_dooms_nobody() -> None:
+    async def main() -> None:
+        big, small = node("big", cpu="16"), node("small", cpu="4", version=2)
+        server = Server(big, small)
+        async with Bench(server) as bench:
+            for _ in range(3):
+                assert not bench.judgements.of_pod(KEY, waiting("10")).is_doomed
+                await server.say(big, "DELETED")
+                assert not bench.judgements.of_pod(KEY, waiting("10")).is_doomed
+                bench.now += 2.0
+                await server.say(big, "ADDED")
+
+    run(main())
