@@ -312,6 +312,12 @@ class KubernetesBackend:
 
     def _around(self, around: Around) -> None:
         """Something around pods is different."""
+        if around.node:
+            self._watch.mark_node(around.node)
+            return
+        if around.is_for_waiting:
+            self._watch.mark_waiting(around.namespace)
+            return
         for key in self._concerned(around):
             self._watch.mark(key)
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class _Judged(NamedTuple):
     """A verdict, and what it was made of."""
 
-    basis: tuple[str, int, int]
+    basis: tuple[object, ...]
     verdict: Verdict
 
 
@@ -68,8 +68,8 @@ class Judgements:
     def of_pod(self, key: Key, pod: Object) -> Verdict:
         """The verdict on a pod."""
         metadata = pod["metadata"]
-        uid, name = metadata["uid"], metadata["name"]
-        basis = (version(pod), *self._survey.stamp_of(key[0], name))
+        uid = metadata["uid"]
+        basis = (version(pod), *self._survey.basis(pod, _names(pod)))
         known = self._judged.get(uid)
         if known is not None and known.basis == basis:
             return known.verdict

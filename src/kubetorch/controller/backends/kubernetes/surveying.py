@@ -10,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from kubetorch.controller.backends.kubernetes.dooms.cluster import EVENTS, WATCHED, Cluster, Watch
+from kubetorch.controller.backends.kubernetes.dooms.cluster import (
+    EVENTS,
+    NODES,
+    WATCHED,
+    Cluster,
+    Watch,
+)
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import Object, Resource, Selection
+from kubetorch.k8s.resources import Object, Resource, Selection, key, version
 from kubetorch.k8s.watching import Change
 from kubetorch.manifests import labels
 
@@ -51,11 +58,15 @@ class Around(NamedTuple):
         namespace: The namespace; `None` is all of them.
         service: The workload whose object it is about, if its labels say so.
         pod: The pod that it is about.
+        node: The node that it is about: it matters to pods there, and to those without a node.
+        is_for_waiting: It matters only to pods without a node.
     """
 
     namespace: str | None
     service: str = ""
     pod: str = ""
+    node: str = ""
+    is_for_waiting: bool = False
 
 
 class Survey:
@@ -87,6 +98,9 @@ class Survey:
         self._of_events: dict[str, Informer] = {}
         self._events: dict[_About, dict[str, Object]] = {}
         self._stamps: dict[_About, int] = {}
+        self._heard: str | None = None
+        self._cluster: Cluster | None = None
+        self._basis: object = None
         #: Counts what has changed for all workloads.
         self.stamp = 0
 
@@ -151,17 +165,23 @@ class Survey:
 
     def cluster(self) -> Cluster:
         """What is known that concerns all workloads."""
-        objects = {
-            name: [one for informer in informers for one in informer.objects.values()]
-            for name, informers in self._kept.items()
-            if all(informer.is_listed and informer.error is None for informer in informers)
-        }
+        kept = self._kept.items()
+        known = frozenset(name for name, informers in kept if all(map(_is_known, informers)))
         gone = {
             name
-            for name, informers in self._kept.items()
+            for name, informers in kept
             if any(isinstance(one.error, KubernetesNotFoundError) for one in informers)
         }
-        return Cluster(self._time(), objects, frozenset(self._absent | gone))
+        absent = frozenset(self._absent | gone)
+        basis = (self.stamp, known, absent)
+        if self._cluster is None or self._basis != basis:
+            objects = {
+                name: [one for informer in informers for one in informer.objects.values()]
+                for name, informers in kept
+                if name in known
+            }
+            self._cluster, self._basis = Cluster(0.0, objects, absent, self._heard), basis
+        return replace(self._cluster, now=self._time())
 
     def events(self, namespace: str, names: Iterator[tuple[str, str]]) -> list[Object]:
         """The events of objects, by kind and name."""
@@ -171,9 +191,22 @@ class Survey:
             for event in self._events.get((namespace, kind, name), {}).values()
         ]
 
-    def stamp_of(self, namespace: str, pod: str) -> tuple[int, int]:
-        """What is different when a pod has to be judged again."""
-        return self.stamp, self._stamps.get((namespace, "Pod", pod), 0)
+    def basis(self, pod: Object, names: Iterator[tuple[str, str]]) -> tuple[object, ...]:
+        """What a verdict on a pod is made of, beside the pod: it is judged again when this changes.
+
+        Once it has a node, no other one matters, nor does what it lacked before.
+
+        Args:
+            pod: The pod.
+            names: What its events are about, by kind and name.
+        """
+        namespace, node = pod["metadata"]["namespace"], pod["spec"].get("nodeName")
+        events = tuple(self._stamps.get((namespace, *name), 0) for name in names)
+        if not node:
+            return self.stamp, events
+        informers = self._kept.get(NODES, ())
+        found = (informer.get(node) for informer in informers if _is_known(informer))
+        return next((version(one) if one else None for one in found), False), events
 
     def owners(self, manifest: Object) -> list[Object]:
         """An applied object, and what it owns above the pods."""
@@ -237,7 +270,13 @@ class Survey:
 
     def _on_cluster(self, change: Change) -> None:
         self.stamp += 1
-        self._on_change(Around(None))
+        namespace, name = key(change.object)
+        if change.object.get("kind") == "Node":
+            self._on_change(Around(None, node=name))
+        elif change.object.get("kind") == "PersistentVolumeClaim":
+            self._on_change(Around(namespace, is_for_waiting=True))
+        else:
+            self._on_change(Around(None))
 
     def _on_owner(self, change: Change) -> None:
         self._on_change(_around(change.object))
@@ -262,6 +301,10 @@ class Survey:
             same = (one for one in owners if one is not None and one["kind"] == about[1])
             found = next(same, None)
             self._on_change(Around(namespace) if found is None else _around(found))
+
+
+def _is_known(informer: Informer) -> bool:
+    return informer.is_listed and informer.error is None
 
 
 def _around(one: Object) -> Around:

@@ -7,7 +7,7 @@ made, kinds whose operator does not pass labels on) has an informer of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AsyncExitStack
 
 from kubetorch.controller.backends.kubernetes import statuses
@@ -51,6 +51,9 @@ class PodWatch:
         self._ordinals: dict[Key, dict[str, int]] = {}
         self._selected: dict[Key, tuple[str, Informer]] = {}
         self._dirty: set[Key] = set()
+        # Whose change concerns pods, and where it concerns those without a node.
+        self._nodes: set[str] = set()
+        self._waiting: set[str | None] = set()
 
     async def start(self) -> None:
         """Know all pods with our label.
@@ -149,14 +152,43 @@ class PodWatch:
 
     def mark(self, key: Key) -> None:
         """Something about a workload's pods is different: say so, with what else changes now."""
-        if not self._dirty:
-            asyncio.get_running_loop().call_soon(self._tell)
+        self._tell_soon()
         self._dirty.add(key)
+
+    def mark_node(self, name: str) -> None:
+        """A node is different: it matters to the pods on it, and to those without a node."""
+        self._tell_soon()
+        self._nodes.add(name)
+
+    def mark_waiting(self, namespace: str | None) -> None:
+        """Something is different that matters to pods without a node, maybe in one namespace."""
+        self._tell_soon()
+        self._waiting.add(namespace)
+
+    def _tell_soon(self) -> None:
+        if not (self._dirty or self._nodes or self._waiting):
+            asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
         dirty, self._dirty = self._dirty, set()
+        nodes, self._nodes = self._nodes, set()
+        waiting, self._waiting = self._waiting, set()
+        if nodes or waiting:
+            is_all = bool(nodes) or None in waiting
+            for key, pods in self._pods.items():
+                if _concerns(nodes, is_all or key[0] in waiting, pods.values()):
+                    dirty.add(key)
         for key in dirty:
             self._on_change(key)
+
+
+def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
+    """Whether any of these pods is on one of the nodes, or waits for one when that matters."""
+    for pod in pods:
+        name = pod["spec"].get("nodeName")
+        if name in nodes or (waiting and not name):
+            return True
+    return False
 
 
 def _free(pod: Object, pods: Mapping[str, Object], ordinals: Mapping[str, int]) -> int:

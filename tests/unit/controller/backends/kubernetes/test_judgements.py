@@ -138,3 +138,75 @@ def test_a_node_that_is_away_for_a_moment_dooms_nobody() -> None:
                 await server.say(big, "ADDED")
 
     run(main())
+
+
+def running(on: str) -> Object:
+    """A pod that runs on a node."""
+    return {
+        "metadata": {"name": "train-2", "namespace": "team", "uid": "2", "resourceVersion": "1"},
+        "spec": {"containers": [{"name": "c"}], "nodeName": on},
+        "status": {"containerStatuses": [{"name": "c", "state": {"running": {}}}]},
+    }
+
+
+def test_a_pod_that_has_a_node_is_judged_again_when_that_changes_and_for_no_other() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4", ready="False"), node("two", cpu="4"))
+        async with Bench(server) as bench:
+            verdict = bench.judgements.of_pod(KEY, running("one"))
+            assert "one is not ready" in verdict.reason
+            await server.say(node("two", cpu="8", version=2))
+            assert bench.judgements.of_pod(KEY, running("one")) is verdict
+            await server.say(node("one", cpu="4", version=3))
+            assert bench.judgements.of_pod(KEY, running("one")).reason == ""
+            await server.say(node("one", cpu="4", version=4), "DELETED")
+            assert bench.judgements.of_pod(KEY, running("one")).is_doomed
+
+    run(main())
+
+
+def test_a_pod_without_a_node_is_judged_again_when_any_node_changes() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4"), node("two", cpu="4"))
+        async with Bench(server) as bench:
+            assert "can ever take" in bench.judgements.of_pod(KEY, waiting("10")).reason
+            await server.say(node("two", cpu="16", version=2))
+            assert "can ever take" not in bench.judgements.of_pod(KEY, waiting("10")).reason
+
+    run(main())
+
+
+def test_a_change_of_a_node_concerns_pods_there_and_those_without_one() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4"))
+        async with Bench(server) as bench:
+            bench.told.clear()
+            await server.say(node("one", cpu="8", version=2))
+            assert bench.told == [Around(None, node="one")]
+
+    run(main())
+
+
+def test_a_change_of_a_claim_concerns_pods_of_its_namespace_that_have_no_node() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4"))
+        async with Bench(server) as bench:
+            bench.told.clear()
+            metadata = {"namespace": "team", "name": "data", "resourceVersion": "7"}
+            await server.say({"kind": "PersistentVolumeClaim", "metadata": metadata}, "ADDED")
+            assert bench.told == [Around("team", is_for_waiting=True)]
+
+    run(main())
+
+
+def test_what_is_known_is_gathered_once_for_all_pods_until_something_changes() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4"))
+        async with Bench(server) as bench:
+            first, second = bench.survey.cluster(), bench.survey.cluster()
+            assert first.find("nodes", "one") is not None
+            assert (first.objects is second.objects, first.memo is second.memo) == (True, True)
+            await server.say(node("two", cpu="4", version=2), "ADDED")
+            assert bench.survey.cluster().find("nodes", "two") is not None
+
+    run(main())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
-from kubetorch.k8s.resources import Object, Resource, Selection
+from kubetorch.k8s.resources import Object, Resource, Selection, key
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,15 @@ class Cluster:
         objects: By the names of `WATCHED`. What is not in it is not known (not listed yet, or not
             allowed), and nobody is doomed by what is not known.
         absent: Names of the kinds that the API server does not serve.
+        heard: An autoscaler that has said something of any pod.
+        memo: What `once` found; whoever looks at the same objects shares it.
     """
 
     now: float
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
+    heard: str | None = None
+    memo: dict[object, Any] = field(default_factory=dict)
 
     def knows(self, name: str) -> bool:
         """Whether it is known which objects of a kind there are."""
@@ -106,11 +112,15 @@ class Cluster:
 
     def find(self, name: str, which: str, namespace: str = "") -> Object | None:
         """One object."""
-        for one in self.all(name):
-            metadata = one["metadata"]
-            if metadata["name"] == which and (metadata.get("namespace") or "") == namespace:
-                return one
-        return None
+        found = self.once(("index", name), lambda: {key(one): one for one in self.all(name)})
+        return found.get((namespace, which))
+
+    def once(self, what: object, find: Callable[[], _T]) -> _T:
+        """What is the same for all pods as long as the objects are: found once."""
+        if what not in self.memo:
+            self.memo[what] = find()
+        found: _T = self.memo[what]
+        return found
 
     @property
     def knows_capacity(self) -> bool:
@@ -120,6 +130,9 @@ class Cluster:
     @property
     def autoscaler(self) -> str | None:
         """What adds nodes to the cluster, if anything does."""
+        return self.once("autoscaler", self._autoscaler)
+
+    def _autoscaler(self) -> str | None:
         if self.all(NODE_POOLS):
             return "Karpenter"
         if self.all(AUTOSCALER_STATUS):

@@ -59,8 +59,9 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
 
 
 def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    claims = cluster.all(CLAIMS)
-    events = reading.of_these(events, [pod, *claims])
+    namespace = pod["metadata"].get("namespace") or ""
+    claims = (cluster.find(CLAIMS, name, namespace) for name in volumes.claims(pod["spec"]))
+    events = reading.of_these(events, [pod, *filter(None, claims)])
     ended = endings.judge(pod, events, cluster)
     if ended.reason:
         return ended

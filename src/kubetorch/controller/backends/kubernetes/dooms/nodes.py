@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
+
 from kubetorch.k8s.resources import Object
 from kubetorch.lib import usage
 from kubetorch.specs import quantity
@@ -47,6 +49,13 @@ def misfits(pod: Object, nodes: Sequence[Object]) -> list[Misfit] | None:
             return None
         found.append(Misfit(node["metadata"]["name"], tuple(reasons), _shortfall(asked, node)))
     return sorted(found, key=lambda one: (len(one.reasons), one.shortfall, one.node))
+
+
+def demand(spec: Object) -> tuple[object, ...]:
+    """What `misfits` looks at: two pods with the same one fit the same nodes."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity")
+    chosen = msgspec.json.encode([spec.get("nodeSelector"), affinity], order="sorted")
+    return frozenset(requests(spec).items()), chosen
 
 
 # ------------------------------------------------------------------------------------------ size

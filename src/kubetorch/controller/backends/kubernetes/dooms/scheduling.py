@@ -57,7 +57,8 @@ def _unschedulable(
         return _autoscaled(pod, message, events, autoscaler, since)
     if not (cluster.knows_capacity and cluster.all(NODES)):
         return waits
-    found = nodes.misfits(pod, cluster.all(NODES))
+    asked = ("misfits", nodes.demand(pod["spec"]))
+    found = cluster.once(asked, lambda: nodes.misfits(pod, cluster.all(NODES)))
     if found is None:
         return waits
     near = found[0]

@@ -162,6 +162,17 @@ def test_devices_that_cannot_be_had_just_now_may_come_back() -> None:
     assert judge(pod(containers=[asking(cpu="5")]), broken).is_doomed
 
 
+def test_pods_that_ask_for_different_things_are_not_taken_for_each_other() -> None:
+    known = {NODES: [node("one", zone="a")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
+    cluster = Cluster(0.0, known)
+    large, small = pod(containers=[asking(cpu="10")]), pod(containers=[asking(cpu="1")])
+    elsewhere = pod(nodeSelector={"zone": "b"})
+    never = pod(affinity=affine({"key": "zone", "operator": "In", "values": ["b"]}))
+    given = [small, large, elsewhere, pod(nodeSelector={"zone": "a"}), never]
+    dooms = [scheduling.judge(one, [], cluster).is_doomed for one in given]
+    assert dooms == [False, True, True, False, True]
+
+
 def karpenter(message: str) -> Object:
     return {
         "reason": "FailedScheduling",
