@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from kubetorch.controller.backends.kubernetes.dooms import cluster as reading
 from kubetorch.controller.backends.kubernetes.dooms.cluster import (
     EVENTS,
     NODES,
@@ -233,8 +234,8 @@ class Survey:
 
     async def _keep(self, watch: Watch) -> None:
         given = watch.selection
-        namespaces = self._namespaces if given.resource.is_namespaced else (None,)
-        where = (given.namespace,) if given.namespace is not None else namespaces
+        is_everywhere = watch.is_everywhere or not given.resource.is_namespaced
+        where = (None,) if is_everywhere else self._namespaces
         self._kept[watch.name] = [
             Informer(
                 self._client,
@@ -294,6 +295,8 @@ class Survey:
             return
         self._events.setdefault(about, {})[name] = event
         self._stamps[about] = self._stamps.get(about, 0) + 1
+        if self._heard is None and about[1] == "Pod":
+            self._hear(event)
         if about[1] == "Pod":
             self._on_change(Around(namespace, pod=about[2]))
         else:
@@ -301,6 +304,13 @@ class Survey:
             same = (one for one in owners if one is not None and one["kind"] == about[1])
             found = next(same, None)
             self._on_change(Around(namespace) if found is None else _around(found))
+
+    def _hear(self, event: Object) -> None:
+        """One event of an autoscaler is enough to know that the cluster has one."""
+        self._heard = reading.autoscaler(event)
+        if self._heard is not None:
+            self.stamp += 1
+            self._on_change(Around(None, is_for_waiting=True))
 
 
 def _is_known(informer: Informer) -> bool:

@@ -140,6 +140,28 @@ def test_a_node_that_is_away_for_a_moment_dooms_nobody() -> None:
     run(main())
 
 
+def test_an_autoscaler_that_speaks_of_one_pod_is_known_for_all_of_them() -> None:
+    async def main() -> None:
+        server = Server(node("one", cpu="4"))
+        async with Bench(server) as bench:
+            assert not bench.judgements.of_pod(KEY, waiting("10")).is_doomed
+            bench.now += 60.0
+            await server.say(
+                {
+                    "kind": "Event",
+                    "metadata": {"name": "other.1", "namespace": "team", "resourceVersion": "5"},
+                    "involvedObject": {"kind": "Pod", "name": "other"},
+                    "reason": "NotTriggerScaleUp",
+                    "source": {"component": "cluster-autoscaler"},
+                }
+            )
+            verdict = bench.judgements.of_pod(KEY, waiting("10"))
+            assert "cluster-autoscaler may add a node" in verdict.reason
+            assert not verdict.is_doomed
+
+    run(main())
+
+
 def running(on: str) -> Object:
     """A pod that runs on a node."""
     return {

@@ -21,11 +21,13 @@ class Watch:
         selection: Which objects; where `namespace` is `None` and the kind lies in namespaces, those
             of the workloads are enough.
         is_optional: Clusters may not serve the kind.
+        is_everywhere: Those outside the namespaces of the workloads count too.
     """
 
     name: str
     selection: Selection
     is_optional: bool = False
+    is_everywhere: bool = False
 
 
 EVENTS = Selection(Resource("", "v1", "events", "Event"))
@@ -41,6 +43,9 @@ KAI_QUEUES = "kai_queues"
 
 #: Labels of nodes that an autoscaler made which leaves no other trace in the cluster.
 _AUTOSCALED = ("karpenter.sh/", "provisioner.cast.ai/")
+#: Reporters of events, and reasons that only an autoscaler gives.
+_AUTOSCALERS = ("cluster-autoscaler", "karpenter")
+_SCALING = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 #: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
 WATCHED = (
@@ -56,9 +61,9 @@ WATCHED = (
         AUTOSCALER_STATUS,
         Selection(
             Resource("", "v1", "configmaps", "ConfigMap"),
-            namespace="kube-system",
             fields="metadata.name=cluster-autoscaler-status",
         ),
+        is_everywhere=True,
     ),
     Watch(
         NODE_POOLS,
@@ -138,7 +143,9 @@ class Cluster:
         if self.all(AUTOSCALER_STATUS):
             return "the cluster autoscaler"
         made = (label for node in self.all(NODES) for label in node["metadata"].get("labels") or ())
-        return "the autoscaler" if any(label.startswith(_AUTOSCALED) for label in made) else None
+        if any(label.startswith(_AUTOSCALED) for label in made):
+            return "the autoscaler"
+        return self.heard
 
 
 # ------------------------------------------------------------------------- reading plain objects
@@ -156,6 +163,20 @@ def time_of(text: object) -> float | None:
         found = found.replace(tzinfo=timezone.utc)
     # A container that never started has a start in 1970.
     return found.timestamp() or None
+
+
+def reporter(event: Object) -> str:
+    """Which component says it."""
+    source = (event.get("source") or {}).get("component")
+    return str(event.get("reportingComponent") or source or "")
+
+
+def autoscaler(event: Object) -> str | None:
+    """The autoscaler that says it, if it is one's."""
+    says = reporter(event)
+    if says in _AUTOSCALERS or event.get("reason") in _SCALING:
+        return says or "the autoscaler"
+    return None
 
 
 def when(event: Object) -> float:

@@ -78,8 +78,7 @@ def _hint(near: nodes.Misfit) -> str:
 def _heard_of(pod: Object, events: Sequence[Object]) -> str | None:
     """An autoscaler that has said something of a pod."""
     said = reading.about(events, "Pod", pod["metadata"]["name"])
-    names = ("cluster-autoscaler", "karpenter")
-    return next((one for event in said for one in names if _reporter(event) == one), None)
+    return next((one for one in map(reading.autoscaler, said) if one is not None), None)
 
 
 def _autoscaled(
@@ -89,7 +88,7 @@ def _autoscaled(
     said = [
         str(event.get("message", ""))
         for event in reading.about(events, "Pod", name, "FailedScheduling")
-        if _reporter(event).startswith("karpenter")
+        if reading.reporter(event).startswith("karpenter")
     ]
     if said and said[-1].count(_NO_INSTANCE) >= max(1, said[-1].count(_POOL)):
         error = UnschedulableError(
@@ -98,11 +97,6 @@ def _autoscaled(
         )
         return doomed(error, since)
     return waiting(f"{autoscaler} may add a node: {message}", since)
-
-
-def _reporter(event: Object) -> str:
-    source = (event.get("source") or {}).get("component")
-    return str(event.get("reportingComponent") or source or "")
 
 
 def _unnoticed(pod: Object, cluster: Cluster) -> Verdict:

@@ -149,6 +149,19 @@ def test_an_autoscaler_is_known_by_its_nodes_and_its_events() -> None:
     assert not judge(given, node("one"), events=[karpenter("cannot yet")]).is_doomed
 
 
+@pytest.mark.parametrize("reason", ["TriggeredScaleUp", "NotTriggerScaleUp"])
+def test_an_autoscaler_is_known_by_what_it_says_of_the_pod_whoever_reports_it(reason: str) -> None:
+    given = pod(containers=[asking(cpu="100")])
+    said = {**karpenter("wait"), "reason": reason, "reportingComponent": "our-scaler"}
+    assert "our-scaler may add a node" in judge(given, node("one"), events=[said]).reason
+
+
+def test_one_that_was_heard_of_another_pod_may_bring_a_node_for_this_one() -> None:
+    known = {NODES: [node("one")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
+    cluster = Cluster(0.0, known, heard="cluster-autoscaler")
+    assert not scheduling.judge(pod(containers=[asking(cpu="100")]), [], cluster).is_doomed
+
+
 def test_devices_that_cannot_be_had_just_now_may_come_back() -> None:
     broken = node("one")
     broken["status"] = {
