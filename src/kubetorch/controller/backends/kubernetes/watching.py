@@ -1,7 +1,8 @@
 """The pods of all workloads, as they change.
 
 One informer has every pod with our label. A workload whose pods lack it (pods that somebody else
-made, kinds whose operator does not pass labels on) has an informer of its own.
+made, kinds whose operator does not pass labels on) has an informer of its own. A deploy may change
+by which labels its pods are found: those that only the earlier ones chose are no pods of it then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kubetorch.controller.backends.kubernetes import statuses
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Selection
-from kubetorch.k8s.watching import DELETED, Change
+from kubetorch.k8s.watching import ADDED, DELETED, Change
 from kubetorch.manifests import labels
 
 #: Namespace and name of a workload.
@@ -101,32 +102,63 @@ class PodWatch:
             KubernetesError: They cannot be listed.
         """
         text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
-        there = self._selected.get(key)
-        if selector == {labels.SERVICE: key[1]} or (there is not None and there[0] == text):
+        if selector == {labels.SERVICE: key[1]}:
+            await self.forget(key)
             return
-        await self.forget(key)
+        there = self._selected.get(key)
+        if there is not None and there[0] == text:
+            return
         informer = Informer(
             self._client,
             Selection(PODS, key[0], labels=text),
-            lambda change: self._put(key, change),
+            lambda change: self._put_selected(key, text, change),
         )
-        self._selected[key] = (text, await informer.__aenter__())
-        await informer.listed(timeout=LIST_TIMEOUT)
-
-    async def forget(self, key: Key) -> None:
-        """A workload is gone."""
-        there = self._selected.pop(key, None)
+        await informer.__aenter__()
+        try:
+            await informer.listed(timeout=LIST_TIMEOUT)
+        except BaseException:
+            await informer.close()
+            raise
+        self._selected[key] = (text, informer)
+        self._take(key, informer.objects.values())
         if there is not None:
             await there[1].close()
-            self._pods.pop(key, None)
-            self._ordinals.pop(key, None)
+
+    async def forget(self, key: Key) -> None:
+        """A workload is gone, or its pods are those with our label."""
+        there = self._selected.pop(key, None)
+        if there is not None:
+            self._take(key, [*self._labelled(key)])
+            await there[1].close()
+
+    def _labelled(self, key: Key) -> Iterator[Object]:
+        for informer in self._informers:
+            for pod in informer.objects.values():
+                if _named(pod) == key:
+                    yield pod
+
+    def _take(self, key: Key, pods: Iterable[Object]) -> None:
+        """These are the pods of a workload, whichever it had before."""
+        found = {pod["metadata"]["name"]: pod for pod in pods}
+        for name, pod in [*self.of(key).items()]:
+            if name not in found:
+                self._drop(key, name)
+                self._on_gone(pod)
+        for pod in found.values():
+            self._put(key, Change(ADDED, pod))
+        self.mark(key)
 
     # ------------------------------------------------------------------------------------ changes
 
     def _changed(self, change: Change) -> None:
-        metadata = change.object["metadata"]
-        key = (metadata["namespace"], metadata["labels"][labels.SERVICE])
+        key = _named(change.object)
         if key not in self._selected:
+            self._put(key, change)
+
+    def _put_selected(self, key: Key, text: str, change: Change) -> None:
+        # Until all of them are listed, and once others are selected, these are not its pods.
+        there = self._selected.get(key)
+        if there is not None and there[0] == text:
             self._put(key, change)
 
     def _put(self, key: Key, change: Change) -> None:
@@ -189,6 +221,12 @@ def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
         if name in nodes or (waiting and not name):
             return True
     return False
+
+
+def _named(pod: Object) -> Key:
+    """The workload that our label on a pod names."""
+    metadata = pod["metadata"]
+    return metadata["namespace"], metadata["labels"][labels.SERVICE]
 
 
 def _free(pod: Object, pods: Mapping[str, Object], ordinals: Mapping[str, int]) -> int:
