@@ -56,7 +56,7 @@ class MadeUp:
     def watch(self, listener: Listener) -> None:
         self._listener = listener
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         pass
 
     def check(self, spec: WorkloadSpec) -> None:

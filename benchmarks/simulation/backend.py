@@ -38,9 +38,9 @@ class SimulatedBackend:
         """Tell `listener` of every change from now on."""
         self._listener = listener
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         """Have the pods of these."""
-        for spec in specs:
+        for spec, *_ in specs:
             await self.apply(spec)
 
     async def apply(self, spec: WorkloadSpec) -> None:

@@ -105,8 +105,8 @@ class Workload:
 
     @property
     def specs(self) -> list[WorkloadSpec]:
-        """All generations whose blobs are to be kept."""
-        return list(self._specs.values())
+        """All generations that are kept, with their blobs; the wanted one, the latest, first."""
+        return [self._specs[number] for number in sorted(self._specs, reverse=True)]
 
     @property
     def pod_names(self) -> Set[str]:

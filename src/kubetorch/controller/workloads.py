@@ -108,7 +108,7 @@ class Workloads:
                 self._rejected.add(key)
             else:
                 self._workloads[key] = workload
-                specs.append(workload.spec)
+                specs.append(workload.specs)
         self._backend.watch(self._on_pods)
         self._state.observe(self)
         await self._backend.start(specs)

@@ -51,14 +51,16 @@ class OneThatBreaks:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.started: list[str] = []
+        self.taken_up: list[Sequence[WorkloadSpec]] = []
         self.looked_at: list[str] = []
         self.go_on = asyncio.Event()
 
     def watch(self, listener: Listener) -> None:
         pass
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
-        self.started = [spec.name for spec in specs]
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
+        self.started = [spec.name for spec, *_ in specs]
+        self.taken_up = list(specs)
 
     async def apply(self, spec: WorkloadSpec) -> None:
         await self.go_on.wait()

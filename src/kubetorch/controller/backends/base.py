@@ -99,11 +99,12 @@ class Backend(Protocol):
     def watch(self, listener: Listener) -> None:
         """Tell `listener` of every change from now on."""
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         """Take up the pods that an earlier controller left.
 
         Args:
-            specs: What there should be; pods of anything else are ended.
+            specs: What there should be, of each workload the wanted one first, then those of which
+                there may be something if that was not applied; pods of anything else are ended.
         """
 
     def check(self, spec: WorkloadSpec) -> None:

@@ -110,8 +110,10 @@ class ProcessBackend:
 
     # ------------------------------------------------------------------------------- beginning
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
-        for spec in specs:
+    async def start(  # noqa: D102  # Backend's
+        self, specs: Sequence[Sequence[WorkloadSpec]]
+    ) -> None:
+        for spec, *_ in specs:
             wanted = self._read(deployment.of_workload(spec))
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._take_up(record)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -13,6 +13,9 @@ from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 
+#: Group, kind and name of an object: with another one of these it is another object.
+Identity = tuple[str, str, str]
+
 
 class Applied(msgspec.Struct):
     """What was applied.
@@ -22,12 +25,14 @@ class Applied(msgspec.Struct):
         main: The object whose controller makes the pods; `None` where pods are somebody else's.
         called: Labels of the pods that calls go to; none when each call goes to all of them.
         template: Digest of the template that its pods should have; empty while it is not known.
+        objects: All that there can be of it; empty while that is not known.
     """
 
     spec: WorkloadSpec
     main: Manifest | None
     called: dict[str, str]
     template: str = ""
+    objects: frozenset[Identity] = frozenset()
     # That of the object which it was applied as (`metadata.generation`).
     _generation: int = 0
 
@@ -82,6 +87,17 @@ class Applied(msgspec.Struct):
         # What was seen last may be older than what was applied.
         newer = (one for one in owners[:1] if _generation(one) >= self._generation)
         return scaling.expected(next(newer, self.main), self.spec.compute.pod_template_path)
+
+
+def identity(manifest: Manifest) -> Identity:
+    """Which object of its namespace a manifest is of."""
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return group, manifest["kind"], manifest["metadata"]["name"]
+
+
+def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
+    """Which objects manifests are of."""
+    return frozenset(map(identity, manifests))
 
 
 def _generation(there: Object) -> int:

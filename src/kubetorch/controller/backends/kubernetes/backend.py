@@ -12,33 +12,30 @@ from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
 from kubetorch.controller.backends.kubernetes import logs, refusals, runtimes, scaling, statuses
-from kubetorch.controller.backends.kubernetes.applied import Applied
+from kubetorch.controller.backends.kubernetes.applied import Applied, Identity, identities
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.insisting import Insisting, Wish
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
 from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
+from kubetorch.controller.backends.kubernetes.taking_up import TakingUp
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
 from kubetorch.controller.backends.stores import Stores
 from kubetorch.errors import (
     KubernetesNotFoundError,
-    KubernetesRequestError,
-    KubernetesUnavailableError,
+    SpecError,
     WorkloadError,
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import services
+from kubetorch.manifests import deployment, services
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import failures, waits
-
-# Requests about workloads at one time, when the controller starts.
-_AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +79,7 @@ class KubernetesBackend:
         # What those who wait for its pods were told.
         self._told: dict[Key, Told] = {}
         self._insisting = Insisting(self._applier, now=now, on_wait=self._changed)
+        self._taking_up = TakingUp(self._take_up, self._changed)
         self._listener: Listener = _ignore
         self._changes = Changes()
 
@@ -96,39 +94,40 @@ class KubernetesBackend:
     def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
         self._listener = listener
 
-    async def start(self, specs: Sequence[WorkloadSpec]) -> None:  # noqa: D102  # Backend's
+    async def start(  # noqa: D102  # Backend's
+        self, specs: Sequence[Sequence[WorkloadSpec]]
+    ) -> None:
         await asyncio.gather(self._watch.start(), self._survey.start())
-        room = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._take_up_alone(spec, room) for spec in specs))
+        await self._taking_up.start(specs)
 
-    async def _take_up_alone(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
-        """Take up a workload; what is wrong with it concerns no other one."""
-        try:
-            await self._take_up(spec, room)
-        except KubernetesUnavailableError:
-            raise
-        except Exception as error:  # noqa: BLE001  # a user may have written its object
-            key = (spec.namespace, spec.name)
-            _log.exception("workload not taken up workload=%s/%s", *key)
-            self._insisting.reasons[key] = f"{type(error).__name__}: {error}"
-
-    async def _take_up(self, spec: WorkloadSpec, room: asyncio.Semaphore) -> None:
+    async def _take_up(self, specs: Sequence[WorkloadSpec]) -> None:
         """Know a workload that an earlier controller applied, maybe of another version."""
-        key = (spec.namespace, spec.name)
-        workload = Applied.of(spec)
-        workload.equip(self._runtime)
-        main = workload.main
-        async with room:
-            try:
-                if main is not None:
-                    workload.found(await self._find(main))
-                    with contextlib.suppress(KubernetesNotFoundError):  # as above
-                        await self._survey.look_at(main)
-                await self._select(spec, main)
-            except KubernetesRequestError as error:
-                _log.warning("workload not looked at workload=%s/%s error=%s", *key, error)
-                self._insisting.reasons[key] = str(error)
-        self._workloads[key] = workload
+        key = (specs[0].namespace, specs[0].name)
+        # Until its object is found, pods of any template may be the right ones.
+        workload = self._workloads[key] = Applied.of(specs[0])
+        if workload.main is not None:
+            workload = self._workloads[key] = await self._found(workload, workload.main, specs[1:])
+        if workload.main is not None:
+            with contextlib.suppress(KubernetesNotFoundError):  # as in `_find`
+                await self._survey.look_at(workload.main)
+        await self._select(workload.spec, workload.main)
+
+    async def _found(
+        self, wanted: Applied, main: Manifest, earlier: Sequence[WorkloadSpec]
+    ) -> Applied:
+        """What was applied: what is wanted, or before that could be something of another kind."""
+        there = await self._find(main)
+        for spec in () if there is not None else earlier:
+            with contextlib.suppress(SpecError):  # another version took it
+                before = Applied.of(spec)
+                if before.main is not None and (other := await self._find(before.main)):
+                    before.found(other)
+                    return before
+        wanted.equip(self._runtime)
+        wanted.found(there)
+        if there is not None and len({_objects(spec) for spec in (wanted.spec, *earlier)}) == 1:
+            wanted.objects = _objects(wanted.spec)
+        return wanted
 
     async def _find(self, main: Manifest) -> Manifest | None:
         try:
@@ -145,6 +144,7 @@ class KubernetesBackend:
         key = (spec.namespace, spec.name)
         workload = Applied.of(spec)
         main = workload.main
+        self._taking_up.forget(key)
         self._told[key] = Told(self._now(), self._told.get(key))
         # Meanwhile: an edit that changes no object is to wait for the API server once.
         looking = asyncio.create_task(self._look(spec, main))
@@ -206,7 +206,7 @@ class KubernetesBackend:
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
         self._told.pop(key, None)
-        self._insisting.reasons.pop(key, None)
+        self._taking_up.forget(key)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
@@ -272,8 +272,9 @@ class KubernetesBackend:
     def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
         key = (namespace, name)
         workload = self._workloads.get(key)
-        if key in self._insisting.reasons:
-            return Trouble(self._insisting.reasons[key])
+        for reasons in (self._insisting.reasons, self._taking_up.reasons):
+            if key in reasons:
+                return Trouble(reasons[key])
         if workload is None or workload.main is None:
             return Trouble()
         verdict = self._judgements.of_owner(key, workload.main)
@@ -357,8 +358,19 @@ class KubernetesBackend:
 
     async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
         self._judgements.close()
+        await self._taking_up.close()
         await asyncio.gather(self._watch.close(), self._survey.close())
 
 
 def _ignore(namespace: str, name: str) -> None:
     """Nobody listens yet."""
+
+
+def _objects(spec: WorkloadSpec) -> frozenset[Identity]:
+    """What a deploy applies for a workload, without what is asked of the cluster for it."""
+    try:
+        main = None if spec.compute.is_selector_only else deployment.of_workload(spec)
+    except SpecError:  # another version took it
+        return frozenset()
+    beside = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
+    return identities(beside if main is None else [*beside, main])

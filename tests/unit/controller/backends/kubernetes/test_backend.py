@@ -96,7 +96,7 @@ def of_server(server: Server, watched: tuple[str, ...] = ()) -> KubernetesBacken
 async def started(error: Exception) -> KubernetesBackend:
     backend = of_server(Server(error))
     try:
-        await backend.start([BAD, GOOD])
+        await backend.start([[BAD], [GOOD]])
     finally:
         await backend.close(pods=False)
     return backend
