@@ -51,6 +51,7 @@ class MadeUp:
             SecretFiles(folder / "secrets", clock), VolumeFolders(folder / "volumes", clock)
         )
         self.named: dict[tuple[str, str], list[PodStatus]] = {}
+        self.logs: dict[tuple[str, str], list[bytes]] = {}
         self._listener: Listener = lambda namespace, name: None
 
     def watch(self, listener: Listener) -> None:
@@ -97,7 +98,7 @@ class MadeUp:
         return ()
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
-        return []
+        return self.logs.get((namespace, pod), [])
 
     async def close(self, *, pods: bool) -> None:
         pass

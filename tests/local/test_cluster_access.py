@@ -14,6 +14,7 @@ import pytest
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.k8s.client import Client
+from kubetorch.lib.http import HttpClient
 from kubetorch.wire import routes, tokens
 from tests.cluster_controller import SECRET, InCluster, open_session
 from tests.local.fake_apiserver import FakeApiServer
@@ -155,6 +156,30 @@ def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:
     # Pods have the blobs of their own namespace, whatever they say.
     path = f"{routes.BLOBS_FETCH}?namespace=b"
     assert shared.request("POST", path, POD, named)[0] == 200
+
+
+def test_what_pods_of_others_wrote_is_for_who_may_read_their_logs(world: World) -> None:
+    made = PodStatus("h-0", 0, "Failed", "", uid="1")
+    found = PodStatus("postgres-0", 1, "Running", "", uid="2", is_ours=False)
+    world.backend.named["a", "h"] = [made, found]
+    for pod in ("h-0", "postgres-0"):
+        line = {"time": 1.0, "text": f"of {pod}"}
+        world.backend.logs["a", pod] = [json.dumps(line).encode()]
+    assert world.deploy("ann's", "a", "h")[0] == 200
+
+    world.reviews.users["eve's"] = ("eve", "", "")
+    world.reviews.allow("eve", "get", f"{KIND}/logs", "a")
+    world.reviews.allow("eve", "get", "pods/log", "a")
+
+    def read(token: str) -> list[str]:
+        with (
+            HttpClient(world.url, token, timeout=30.0) as client,
+            client.request("GET", workload("a", "h", "logs")) as answer,
+        ):
+            return [json.loads(line)["text"] for line in answer.iter_lines()]
+
+    assert read("ann's") == ["of h-0"]
+    assert read("eve's") == ["of h-0", "of postgres-0"]
 
 
 def test_a_pod_opens_its_session_and_no_users_routes(shared: World) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -52,6 +52,7 @@ class PodLogs:
         workload: The workload.
         backend: Knows where a pod keeps its log.
         token: Makes a token that the workload's agents accept.
+        may_read_others: Whether who reads may read the logs of pods that Kubetorch did not make.
         pod: Only this pod.
     """
 
@@ -61,11 +62,13 @@ class PodLogs:
         backend: Backend,
         *,
         token: Callable[[], str],
+        may_read_others: Callable[[], Awaitable[bool]],
         pod: str | None = None,
     ) -> None:
         self._workload = workload
         self._backend = backend
         self._token = token
+        self._may_read_others = may_read_others
         self._pod = pod
         #: The last lines of each pod that were given out.
         self._seen: dict[str, deque[bytes]] = {}
@@ -136,6 +139,9 @@ class PodLogs:
         try:
             return [line async for line in self._lines(pod, tail=count, follow=False)]
         except OSError:
+            # No agent has agreed to it, and the backend would show what anybody's pod wrote.
+            if not pod.is_ours and not await self._may_read_others():
+                return []
             namespace = self._workload.record.namespace
             return await self._backend.log_tail(namespace, pod.name, count)
 

@@ -37,6 +37,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         uid: Identity that no other pod ever has, where there are such.
         is_called: Whether calls go to it, or it only helps those that they go to.
         ending: Why somebody else ends it, or why its agent has ended.
+        is_ours: Whether Kubetorch rendered it, so that what it writes is the workload's.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     uid: str = ""
     is_called: bool = True
     ending: Ending | None = None
+    is_ours: bool = True
 
 
 class Trouble(msgspec.Struct, frozen=True):

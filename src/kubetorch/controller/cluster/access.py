@@ -13,6 +13,7 @@ nobody gave one for us (`NamespacePods`) bring the token of their namespace inst
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -39,6 +40,7 @@ from kubetorch.controller.cluster.reviews import (
     grant,
 )
 from kubetorch.errors import ForbiddenError, ForeignOriginError, SpecError, UnauthorizedError
+from kubetorch.k8s.resources import PODS
 from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import names
@@ -178,6 +180,12 @@ class ClusterAccess:
         """See `Access`: beyond our own kind of pods, users need the right to make the object."""
         manifest = deputy.rendered(spec)
         if manifest is None:
+            why = "its pods are found by labels, so they may be anybody's"
+            needs = [
+                Need(verb, spec.namespace, "", part, PODS.group, PODS.plural)
+                for verb, part in deputy.OF_SELECTED
+            ]
+            await asyncio.gather(*(self._authorize_more(principal, need, why) for need in needs))
             return
         why = deputy.beyond(spec)
         if not why:
@@ -202,11 +210,16 @@ class ClusterAccess:
             group=resource.group,
             resource=resource.plural,
         )
+        await self._authorize_more(principal, need, why)
+
+    async def _authorize_more(self, principal: Principal, need: Need, why: str) -> None:
+        """Refuse what goes beyond to who could not do it themselves."""
         try:
             await self.authorize(principal, need)
         except ForbiddenError as error:
+            kind = f"{need.kind}.{need.group}" if need.group else need.kind
             error.hint = (
-                f"{why}, and for that you need the right to {verb} {resource} yourself; let an "
+                f"{why}, and for that you need the right to {need.verb} {kind} yourself; let an "
                 f"administrator bind you the ClusterRole edit in namespace {need.namespace}"
             )
             raise

@@ -3,7 +3,8 @@
 The controller makes objects with its own rights, which are more than those of most users. Who may
 `create kubetorchworkloads` in a namespace may have pods there as Kubetorch renders them: its own
 kinds, its own service account, secrets and volumes that Kubetorch made. What goes beyond that is
-done only for users who could have made such an object themselves.
+done only for users who could have made such an object themselves. A deploy that only selects pods
+makes none, but runs code in them and shows their logs, whoever made them and for whatever.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kubetorch.specs.workload import WorkloadSpec
 
 #: What somebody needs who has an object made that goes beyond: they could make it themselves.
 VERBS = ("create", "patch")
+#: What somebody needs on all pods of a namespace who selects some: verb and part.
+OF_SELECTED = (("create", ""), ("patch", ""), ("get", "log"))
 
 
 def beyond(spec: WorkloadSpec) -> str:

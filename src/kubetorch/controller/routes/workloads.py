@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 from msgspec.structs import replace
 
-from kubetorch.controller.access import Asker
+from kubetorch.controller.access import Asker, Need
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
@@ -156,13 +156,13 @@ class WorkloadRoutes:
         workload = self._workloads.get(namespace, name)
         count = int(exchange.number("tail", TAIL, least=0, most=TAIL_MOST))
         pod = check_pod(workload, exchange.query("pod"))
-        lines = self._log_lines(workload, pod, count, follow=exchange.flag("follow"))
+        reader = self._reader(workload, pod, exchange.asker)
+        lines = _log_lines(reader, count, follow=exchange.flag("follow"))
         await exchange.respond_stream(lines, content_type=NDJSON)
 
-    async def _log_lines(
-        self, workload: Workload, pod: str | None, count: int, *, follow: bool
-    ) -> AsyncGenerator[bytes, None]:
-        reader = PodLogs(
+    def _reader(self, workload: Workload, pod: str | None, asker: Asker) -> PodLogs:
+        of_pods = Need("get", workload.key[0], subresource="log", group="", resource="pods")
+        return PodLogs(
             workload,
             self._workloads.backend,
             token=lambda: (
@@ -170,14 +170,18 @@ class WorkloadRoutes:
                     *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
                 ).token
             ),
+            may_read_others=lambda: asker.may(of_pods),
             pod=pod,
         )
-        found = await reader.tail(count)
-        for start in range(0, len(found), _LINES):
-            yield encode(found[start : start + _LINES])
-        if follow:
-            async for line in reader.follow():
-                yield encode([line])
+
+
+async def _log_lines(reader: PodLogs, count: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
+    found = await reader.tail(count)
+    for start in range(0, len(found), _LINES):
+        yield encode(found[start : start + _LINES])
+    if follow:
+        async for line in reader.follow():
+            yield encode([line])
 
 
 async def _head(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:

@@ -320,7 +320,6 @@ JOB = {
         spec(secrets=(secret("ours"),)),
         spec(volumes=(VolumeSpec("ours", "/data"), VolumeSpec("new", "/new"))),
         spec(service_account_name="kubetorch-service-account"),
-        spec(selector=(("app", "x"),)),
     ],
 )
 def test_pods_as_kubetorch_renders_them_need_nothing_more(plain: WorkloadSpec) -> None:
@@ -353,6 +352,25 @@ def test_what_goes_beyond_is_done_for_who_could_do_it_themselves(
             world.server.rights.add(("ann", need))
         world.clock.advance(DENIED_SECONDS)
         await world.access.check_deploy(ANN, more)
+
+    run(body)
+
+
+def test_pods_are_selected_for_who_could_run_code_in_them_and_read_their_logs() -> None:
+    async def body(world: World) -> None:
+        selected = spec(selector=(("app", "postgres"),))
+        for verb, part in (("create", ""), ("patch", ""), ("get", "log")):
+            with pytest.raises(
+                ForbiddenError, match="ClusterRole edit in namespace team"
+            ) as caught:
+                await world.access.check_deploy(ANN, selected)
+            kind = f"pods/{part}" if part else "pods"
+            assert (caught.value.verb, caught.value.resource) == (verb, kind)
+            # Of one name would not do: labels find all of them.
+            need = Need(verb, "team", subresource=part, group="", resource="pods")
+            world.server.rights.add(("ann", need))
+            world.clock.advance(DENIED_SECONDS)
+        await world.access.check_deploy(ANN, selected)
 
     run(body)
 

@@ -263,7 +263,7 @@ class KubernetesBackend:
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
         if statuses.is_leaving(pod):
             return status
-        verdict = self._judgements.of_pod(key, pod)
+        verdict = self._judgements.of_pod(key, pod, shows_log=status.is_ours)
         if verdict.error is None:
             return replace(status, reason=verdict.reason or status.reason)
         failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}

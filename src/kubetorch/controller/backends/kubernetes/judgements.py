@@ -65,8 +65,14 @@ class Judgements:
         for task in self._fetching.values():
             task.cancel()
 
-    def of_pod(self, key: Key, pod: Object) -> Verdict:
-        """The verdict on a pod."""
+    def of_pod(self, key: Key, pod: Object, *, shows_log: bool = True) -> Verdict:
+        """The verdict on a pod.
+
+        Args:
+            key: Its workload.
+            pod: The pod.
+            shows_log: Whether the verdict may tell what its containers wrote.
+        """
         metadata = pod["metadata"]
         uid = metadata["uid"]
         basis = (version(pod), *self._survey.basis(pod, _names(pod)))
@@ -79,7 +85,7 @@ class Judgements:
         verdict = self._settled(uid, verdict, cluster.now)
         self._judged[uid] = _Judged(basis, verdict)
         self._judge_again(key, uid, verdict)
-        if verdict.log is not None:
+        if verdict.log is not None and shows_log:
             verdict = self._with_lines(key, pod, verdict)
             self._judged[uid] = _Judged(basis, verdict)
         return verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
 from kubetorch.controller.backends.kubernetes.dooms import endings
-from kubetorch.manifests import kinds
+from kubetorch.manifests import kinds, labels
 from kubetorch.manifests.agent import digest_of
 from kubetorch.manifests.kinds import Manifest as Object
 from kubetorch.wire import podenv
@@ -52,6 +52,7 @@ def status(
         uid=pod["metadata"].get("uid") or "",
         is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
         ending=_ending(pod, container),
+        is_ours=is_ours(pod),
     )
 
 
@@ -67,11 +68,23 @@ def is_over(pod: Object) -> bool:
 
 def agent_container(pod: Object) -> Manifest:
     """The container that the agent runs in; the first one if none is marked."""
+    return dict(_marked(pod) or pod["spec"]["containers"][0])
+
+
+def is_ours(pod: Object) -> bool:
+    """Whether Kubetorch rendered it: pods that other labels find may be anybody's.
+
+    Some operators pass no labels on, and some pods of an object have no agent.
+    """
+    return labels.SERVICE in (pod["metadata"].get("labels") or {}) or _marked(pod) is not None
+
+
+def _marked(pod: Object) -> Manifest | None:
     containers: list[Any] = pod["spec"]["containers"]
     for one in containers:
         if any(variable["name"] == podenv.WORKLOAD for variable in one.get("env") or ()):
             return dict(one)
-    return dict(containers[0])
+    return None
 
 
 def agent_status(pod: Object) -> Manifest:

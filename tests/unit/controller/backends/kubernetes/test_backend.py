@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace as changed
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from kubetorch.errors import KubernetesForbiddenError, KubernetesUnavailableErro
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.lib.changes import Changes
 from kubetorch.manifests import labels
 from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
@@ -37,6 +39,7 @@ BAD = WorkloadSpec(
     compute=ComputeSpec(manifest=FLEET, pod_template_path=("spec", "template")),
 )
 GOOD = WorkloadSpec("team", "good", CallableRef("fn", "f", "m", "f"))
+SELECTING = changed(GOOD, compute=ComputeSpec(selector=(("app", "x"),)))
 POD: Object = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -48,6 +51,20 @@ POD: Object = {
     },
     "spec": {"containers": [{"name": "kubetorch"}]},
     "status": {"phase": "Running"},
+}
+
+
+NOON = "2026-01-01T12:00:00Z"
+CRASHED: Object = {
+    "phase": "Running",
+    "containerStatuses": [
+        {
+            "name": "kubetorch",
+            "restartCount": 5,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}},
+            "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": NOON}},
+        }
+    ],
 }
 
 
@@ -133,5 +150,47 @@ def test_an_api_server_that_is_away_does() -> None:
     async def main() -> None:
         with pytest.raises(KubernetesUnavailableError):
             await started(KubernetesUnavailableError("it did not answer"))
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("env", [[], [{"name": "KT_POD_WORKLOAD", "value": "good"}]])
+def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
+    env: list[Object],
+) -> None:
+    class Kubelet(Server):
+        asked = 0
+
+        @property
+        def session(self) -> Kubelet:
+            return self
+
+        def action(self, verb: str, ref: Ref) -> Action:
+            return Action(verb, ref.resource)
+
+        def path(self, ref: Ref) -> str:
+            return "/"
+
+        async def fetch(self, call: object) -> bytes:
+            self.asked += 1
+            return b"the password is quince"
+
+        async def list(self, selection: Selection) -> Listing:
+            spec = {"nodeName": "n", "containers": [{"name": "kubetorch", "env": env}]}
+            pod = {**POD, "spec": spec, "status": CRASHED}
+            pod["metadata"] = {**POD["metadata"], "labels": {"app": "x"}}
+            return Listing([pod] if selection.labels == "app=x" else [], "1")
+
+    async def main() -> None:
+        server, changes = Kubelet(KeyError()), Changes()
+        backend = of_server(server)
+        backend.watch(lambda namespace, name: changes.notify())
+        try:
+            await backend.start([[SELECTING]])
+            while not (failure := backend.pods("team", "good")[0].failure):
+                await changes.wait()
+            assert (server.asked > 0, "quince" in json.dumps(failure)) == (bool(env), bool(env))
+        finally:
+            await backend.close(pods=False)
 
     asyncio.run(asyncio.wait_for(main(), 10))

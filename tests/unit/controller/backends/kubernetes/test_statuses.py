@@ -173,3 +173,13 @@ def test_calls_go_to_the_pods_with_these_labels_or_to_all():
     ):
         found = statuses.status(made, ordinal=0, wanted="", called=called)
         assert found.is_called is is_called
+
+
+def test_a_pod_with_neither_our_label_nor_our_agent_is_somebody_elses() -> None:
+    assert statuses.status(pod(), ordinal=0, wanted="").is_ours
+    others = pod()
+    for container in others["spec"]["containers"]:
+        container["env"] = [{"name": "KT_SERVICE", "value": "train"}]
+    assert not statuses.status(others, ordinal=0, wanted="").is_ours
+    others["metadata"]["labels"] = {labels.SERVICE: "train"}
+    assert statuses.status(others, ordinal=0, wanted="").is_ours
