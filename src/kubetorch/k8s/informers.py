@@ -117,13 +117,13 @@ class Informer:
             ) from error
 
     async def until(
-        self, condition: Callable[[Mapping[Key, Object]], bool], *, timeout: float
+        self, condition: Callable[[Mapping[Key, Object]], bool], *, timeout: float | None
     ) -> None:
         """Wait until something is true of the objects.
 
         Args:
             condition: Asked after every change.
-            timeout: Seconds.
+            timeout: Seconds; `None` where whoever waits bounds it.
 
         Raises:
             TimeoutError: They are over.

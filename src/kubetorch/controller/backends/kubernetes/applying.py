@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -63,6 +63,7 @@ class Applier:
         owner: Manifest | None = None,
         takes: bool = False,
         known: Known | None = None,
+        on_wait: Callable[[str], object] = str,
     ) -> Object:
         """Make an object what its manifest says; one that is like that already is left alone.
 
@@ -71,6 +72,8 @@ class Applier:
             owner: The object that it goes away with (`ownerReferences`).
             takes: Whether an object that somebody else made is taken over.
             known: What was there a moment ago; it is used up.
+            on_wait: Told why it takes a while: what is being deleted has to be gone first, however
+                long that takes.
 
         Raises:
             KubernetesError: The API server refuses it.
@@ -81,6 +84,10 @@ class Applier:
         if known is not None and ref in known:
             there = known.pop(ref)
         else:
+            there = await self.find(ref)
+        while there is not None and there["metadata"].get("deletionTimestamp"):
+            on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
+            await self._leave(ref, there["metadata"]["uid"])
             there = await self.find(ref)
         if there is not None and _applied(there) == _applied(wanted):
             return there
@@ -194,6 +201,19 @@ class Applier:
                 hint=f"kubectl get {ref.resource},pods -n {ref.namespace} -o yaml shows what is "
                 "left, and its finalizers",
             ) from error
+
+    async def _leave(self, ref: Ref, uid: str) -> None:
+        """Wait until an object is gone that somebody has deleted.
+
+        Finalizers hold it: of a deletion that waits for the pods first, or leaves them, or of an
+        operator. Whoever waits for the deploy bounds it.
+        """
+        one = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+        async with Informer(self._client, one) as informer:
+            await informer.until(
+                lambda objects: all(one["metadata"]["uid"] != uid for one in objects.values()),
+                timeout=None,
+            )
 
     async def _gone(self, selection: Selection) -> None:
         """Wait until there is nothing of a selection any more."""

@@ -7,8 +7,9 @@ again, and whoever waits for the deploy is told the reason. It ends with the dep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from kubetorch.controller.backends.kubernetes.applying import Applier, Known
 from kubetorch.controller.backends.kubernetes.dooms import judging
@@ -17,6 +18,8 @@ from kubetorch.errors import KubetorchError, ServiceTimeoutError
 from kubetorch.k8s.resources import Object
 from kubetorch.lib import backoff, deadlines
 from kubetorch.manifests.kinds import Manifest
+
+_T = TypeVar("_T")
 
 # Seconds until an object is applied again that could not be: at first, and at most.
 _AGAIN = (0.5, 5.0)
@@ -65,32 +68,63 @@ class Insisting:
             ServiceTimeoutError: The time is over.
             KubetorchError: The API server will never take one.
         """
+        async with self.within(key, wish.timeout):
+            return [await self._apply(key, manifest, wish) for manifest in wish.manifests]
+
+    async def _apply(self, key: Key, manifest: Manifest, wish: Wish) -> Object:
+        takes = manifest is wish.taken
+        return await self.until_taken(
+            key,
+            manifest,
+            lambda: self._applier.apply(
+                manifest,
+                owner=wish.owner,
+                takes=takes,
+                known=wish.known,
+                on_wait=lambda reason: self._wait(key, reason),
+            ),
+        )
+
+    @contextlib.asynccontextmanager
+    async def within(self, key: Key, seconds: float) -> AsyncIterator[None]:
+        """What is asked of the API server for a workload, and how long.
+
+        Raises:
+            ServiceTimeoutError: The time is over.
+        """
         try:
-            async with deadlines.timeout(wish.timeout):
-                return [await self._apply(key, manifest, wish) for manifest in wish.manifests]
+            async with deadlines.timeout(seconds):
+                yield
         except TimeoutError as error:
             raise ServiceTimeoutError(
-                f"{key[1]} could not be applied within {wish.timeout:.0f} s: "
+                f"{key[1]} could not be applied within {seconds:.0f} s: "
                 f"{self.reasons.get(key, 'the API server is slow')}",
                 hint="kt.Compute(launch_timeout=...) allows more time",
             ) from error
         finally:
             self.reasons.pop(key, None)
 
-    async def _apply(self, key: Key, manifest: Manifest, wish: Wish) -> Object:
+    async def until_taken(
+        self, key: Key, manifest: Manifest, ask: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        """Ask the API server for something about a manifest until it does it.
+
+        Raises:
+            KubetorchError: It never will.
+        """
         pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
-        takes = manifest is wish.taken
         while True:
             try:
-                return await self._applier.apply(
-                    manifest, owner=wish.owner, takes=takes, known=wish.known
-                )
+                return await ask()
             except KubetorchError as error:
                 verdict = judging.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is error:
                     raise
                 if verdict.error is not None:
                     raise verdict.error from error
-                self.reasons[key] = verdict.reason
-                self._on_wait(key)
+                self._wait(key, verdict.reason)
                 await asyncio.sleep(verdict.again or next(pauses))
+
+    def _wait(self, key: Key, reason: str) -> None:
+        self.reasons[key] = reason
+        self._on_wait(key)

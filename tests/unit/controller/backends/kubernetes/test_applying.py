@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
+
+import pytest
 
 from kubetorch.controller.backends.kubernetes.applying import Applier
 from kubetorch.errors import KubernetesNotFoundError, KubernetesUnavailableError
-from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import Object, Ref, Resource
+from kubetorch.k8s.client import Client, Listing
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection
 
 MANIFEST: Object = {
     "apiVersion": "v1",
@@ -110,3 +114,52 @@ def test_a_deployment_of_more_pods_loses_the_defaults_of_the_other_strategy_firs
 
     asyncio.run(main())
     assert server.asked == ["get", "apply", "get", "patch", "apply", "get", "apply"]
+
+
+class Leaving(OneObject):
+    """A Service that somebody deletes, until a test says that it is `gone`."""
+
+    def __init__(self, there: Object) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+        metadata = {**there["metadata"], "uid": "1", "resourceVersion": "1"}
+        self.there = {
+            **there,
+            "metadata": {**metadata, "deletionTimestamp": "2026-11-22T10:00:00Z"},
+        }
+
+    def action_on(self, verb: str, selection: Selection) -> Action:
+        return Action(verb, selection.resource.plural)
+
+    async def list(self, selection: Selection) -> Listing:
+        assert selection.fields == "metadata.name=train"
+        return Listing([] if self.there is None else [self.there], "1")
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Object]:
+        await self.gone.wait()
+        was, self.there = self.there, None
+        yield {"type": "DELETED", "object": was}
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_an_object_that_is_being_deleted_is_made_anew_when_it_is_gone(is_changed: bool) -> None:
+    async def main() -> None:
+        before = OneObject()
+        await applier(before).apply(MANIFEST)
+        assert before.there is not None
+        server, reasons = Leaving(before.there), list[str]()
+        wanted = {**MANIFEST, "spec": {"ports": []}} if is_changed else MANIFEST
+        work = applier(server).apply(wanted, on_wait=reasons.append)
+        applying = asyncio.create_task(work)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert "apply" not in server.asked
+        assert reasons == ["the Service train is being deleted; it is made anew after that"]
+        server.gone.set()
+        await applying
+        assert server.asked[-1] == "apply"
+        assert server.there is not None
+        assert server.there["spec"] == wanted["spec"]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
