@@ -76,6 +76,9 @@ class MadeUp:
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
+        return spec
+
     def url(self, spec: WorkloadSpec, manifest: Manifest | None) -> str:
         return ""
 

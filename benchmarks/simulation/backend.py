@@ -79,6 +79,10 @@ class SimulatedBackend:
         """Nothing ever happens."""
         return []
 
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """What is wanted."""
+        return spec
+
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """Each pod is called alone."""
         return ""

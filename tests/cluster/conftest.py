@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import secrets
@@ -129,20 +130,36 @@ def installed(kubectl: Kubectl, controller: str) -> Iterator[Installed]:
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
+@pytest.fixture(scope="module")
+def bringing(
+    installed: Installed, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    """The installation, as somebody uses it who may make objects of all kinds themselves.
+
+    The account that a client certificate is exchanged for may not, and Kubetorch makes for nobody
+    what they may not make.
+    """
+    namespace = installed.namespace
+    account = f"{namespace}:bringer"
+    kubectl("create", "serviceaccount", "bringer", "-n", namespace)
+    binding = ("clusterrolebinding", f"{namespace}-bringer")
+    kubectl("create", *binding, "--clusterrole=cluster-admin", f"--serviceaccount={account}")
+    config = yaml.safe_load(Path(installed.environ["KUBECONFIG"]).read_text())
+    token = kubectl("create", "token", "bringer", "-n", namespace, "--duration=2h")
+    config["users"][0]["user"] = {"token": token.strip()}
+    file = tmp_path_factory.mktemp("bringer") / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    found = copy.copy(installed)
+    found.environ = {**installed.environ, "KUBECONFIG": str(file)}
+    yield found
+    kubectl("delete", *binding)
+
+
 @pytest.fixture
 def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], faults.Client]]:
     """Starts programs of a user, each of them in a folder of its own."""
-    started: list[faults.Client] = []
-
-    def start(program: str) -> faults.Client:
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        started.append(faults.Client(program, folder, installed.environ))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
+    with faults.clients(tmp_path, installed.environ) as start:
+        yield start
 
 
 @pytest.fixture

@@ -98,6 +98,22 @@ class Client:
         self._process.stdout.close()
 
 
+@contextlib.contextmanager
+def clients(folder: Path, environ: dict[str, str]) -> Iterator[Callable[[str], Client]]:
+    """Starts programs of a user, each of them in a folder of its own."""
+    started: list[Client] = []
+
+    def start(program: str) -> Client:
+        own = folder / str(len(started))
+        own.mkdir()
+        started.append(Client(program, own, environ))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
 def pods(kubectl: Callable[..., str], namespace: str, service: str) -> list[str]:
     """The names of the pods of a service."""
     selector = f"kubetorch.com/service={service}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Iterator
@@ -40,31 +39,6 @@ def called(printed: str) -> list[list[str]]:
     (line,) = (one for one in printed.splitlines() if one.startswith("result "))
     found = json.loads(line.partition(" ")[2])
     return found if isinstance(found[0], list) else [found]
-
-
-@pytest.fixture(scope="module")
-def bringing(
-    installed: Installed, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installed]:
-    """The installation, as somebody uses it who may make objects of all kinds themselves.
-
-    The account that a client certificate is exchanged for may not, and Kubetorch makes for nobody
-    what they may not make.
-    """
-    namespace = installed.namespace
-    account = f"{namespace}:bringer"
-    kubectl("create", "serviceaccount", "bringer", "-n", namespace)
-    binding = ("clusterrolebinding", f"{namespace}-bringer")
-    kubectl("create", *binding, "--clusterrole=cluster-admin", f"--serviceaccount={account}")
-    config = yaml.safe_load(Path(installed.environ["KUBECONFIG"]).read_text())
-    token = kubectl("create", "token", "bringer", "-n", namespace, "--duration=2h")
-    config["users"][0]["user"] = {"token": token.strip()}
-    file = tmp_path_factory.mktemp("bringer") / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
-    found = copy.copy(installed)
-    found.environ = {**installed.environ, "KUBECONFIG": str(file)}
-    yield found
-    kubectl("delete", *binding)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.rollout import Failure
@@ -21,6 +21,19 @@ class Applying:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._task: asyncio.Task[None] | None = None
+
+    def is_behind(self, specs: Mapping[int, WorkloadSpec], number: int) -> bool:
+        """Whether there is only what an earlier generation had, and so no pod of this one.
+
+        Args:
+            specs: Generations by number.
+            number: The one that is meant.
+        """
+        spec = specs.get(number)
+        there = None if spec is None else self._backend.applied(spec)
+        return there != spec and any(
+            earlier < number and there == specs[earlier] for earlier in specs
+        )
 
     async def start(self, spec: WorkloadSpec, on_end: Callable[[Failure | None], None]) -> None:
         """Apply this from now on, and nothing else any more.

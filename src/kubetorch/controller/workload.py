@@ -119,24 +119,24 @@ class Workload:
 
     def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
         """The workload, as lists and clients see it."""
-        record, manifest = self.record, deployment.of_workload(self.spec)
+        record, spec = self.record, self._with.backend.applied(self.spec)
+        manifest = deployment.of_workload(spec)
         pods = views.pod_views(self.pods, self._heard, self._rollout)
-        ready = [pod for pod in pods if pod.is_ready]
-        url = self._with.backend.url(self.spec, manifest)
+        url = self._with.backend.url(spec, manifest)
         return WorkloadView(
-            spec=self.spec,
+            spec=spec,
             generation=record.generation,
-            status=views.status(self.pods, self._heard, self._rollout, self.spec),
+            status=views.status(self.pods, self._heard, self._rollout, spec),
             pods=pods,
-            url=url or (ready[0].url if ready else ""),
-            scaler=url if services.is_scaled(self.spec.compute, manifest) else "",
+            url=url or next((pod.url for pod in pods if pod.is_ready), ""),
+            scaler=url if services.is_scaled(spec.compute, manifest) else "",
             token=token,
             token_expires=token_expires,
             created=record.created,
             updated=record.updated,
             last_active=record.active,
             failure=self._failure(),
-            notes=self._with.backend.notes(self.spec.compute, manifest),
+            notes=self._with.backend.notes(spec.compute, manifest),
             kind=manifest["kind"],
         )
 
@@ -228,9 +228,10 @@ class Workload:
             return
         backend = self._with.backend
         before, self.pods = self.pods, backend.pods(*self.key)
-        current = frozenset(pod.name for pod in self.pods if not pod.is_retiring)
-        retiring = frozenset(pod.name for pod in self.pods if pod.is_retiring)
-        self._names = current | retiring
+        state, names = self._rollout, frozenset(pod.name for pod in self.pods)
+        is_behind = not state.failure and self._applying.is_behind(self._specs, state.wanted)
+        self._names = names
+        current = frozenset(p.name for p in self.pods if not (p.is_retiring or is_behind))
         self._activities.keep(self._names)
         if lost := departures.between(before, self.pods):
             self._with.on_lost(self, lost)
@@ -244,7 +245,7 @@ class Workload:
                 session.close("its agent ended")
             elif pod.ending is not None:
                 self.send(pod.name, pod.ending)
-        self._handle(rollout.PodsChanged(current, retiring, backend.expected(*self.key)))
+        self._handle(rollout.PodsChanged(current, names - current, backend.expected(*self.key)))
         trouble = backend.trouble(*self.key)
         news = backend.news(*self.key) if self._waiting else []
         self._telling.tell(self.pods, trouble, news)

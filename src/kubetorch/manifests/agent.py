@@ -92,7 +92,9 @@ def equip(
         _bring(place, runtime)
         _start(place, _variables(place.container, workload, runtime, working_dir))
         _probe(place)
-    digest = pod.fingerprint(places[0].template)
+    # Pods of another object are others, though their templates be alike.
+    whose = {"kind": kind.kind, "name": manifest["metadata"]["name"]}
+    digest = pod.fingerprint({"object": whose, "template": places[0].template})
     for place in places:
         *_, of_pods = place.annotations()
         of_pods[labels.TEMPLATE_DIGEST] = digest

@@ -37,8 +37,8 @@ from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, versions
-from kubetorch.wire.messages import Deploy, DeployEvent, Failed
+from kubetorch.wire import failures, messages, versions
+from kubetorch.wire.messages import Deploy, DeployEvent, Failed, FromController, Hello
 
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 
@@ -52,6 +52,7 @@ class OneThatBreaks:
         self.clock = ManualClock()
         self.started: list[str] = []
         self.taken_up: list[Sequence[WorkloadSpec]] = []
+        self.kept: WorkloadSpec | None = None
         self.looked_at: list[str] = []
         self.go_on = asyncio.Event()
 
@@ -95,6 +96,9 @@ class OneThatBreaks:
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
+
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
+        return self.kept or spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
@@ -341,6 +345,20 @@ def test_a_workload_whose_pods_cannot_be_understood_keeps_no_other_from_starting
     run(tmp_path, body)
 
 
+def test_a_workload_is_shown_as_what_there_is_of_it_where_the_wanted_one_was_refused(
+    tmp_path: Path,
+) -> None:
+    specs = remember_generations(tmp_path)
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert backend.taken_up == [specs[::-1]]
+        backend.kept = specs[0]
+        (view,) = workloads.list()
+        assert (view.generation, view.spec) == (2, specs[0])
+
+    run(tmp_path, body)
+
+
 def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
@@ -367,6 +385,18 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
         assert state.kept == {}
 
     run(tmp_path, body, state)
+
+
+def remember_generations(folder: Path) -> list[WorkloadSpec]:
+    """Let a controller have ended when the first of two generations was reached."""
+    path = folder / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    specs = [replace(SPEC, compute=ComputeSpec(replicas=number)) for number in (1, 2)]
+    for number, spec in enumerate(specs, start=1):
+        record = WorkloadRecord("ns", "f", number, good=1)
+        state.put_workload(record, generation=Generation(number, spec), keep=[1, 2])
+    state.close()
+    return specs
 
 
 def remember_calls(folder: Path, *calls: tuple[str, str, str]) -> None:
@@ -449,3 +479,48 @@ def test_calls_whose_pod_goes_fail_at_once(tmp_path: Path) -> None:
         assert states(tmp_path) == {"a": "running", "b": "failed"}
 
     run(tmp_path, body, backend=backend)
+
+
+def test_pods_of_what_was_before_are_not_taken_for_a_generation_that_is_not_applied_yet(
+    tmp_path: Path,
+) -> None:
+    specs = remember_generations(tmp_path)
+    backend = OneThatFindsPods("f-1")
+    backend.kept = specs[0]
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        session = Told()
+        hello = Hello(
+            namespace="ns",
+            workload="f",
+            pod="f-1",
+            incarnation="i",
+            url="http://127.0.0.1:1",
+            protocol=versions.PROTOCOL,
+            version="0",
+            generation=1,
+        )
+        workload = workloads.get("ns", "f")
+        workload.connected(hello, session)
+        assert not [text for text in session.texts if b"reload" in text]
+        backend.kept = specs[1]
+        backend.come("f-2")
+        assert [text for text in session.texts if b"reload" in text]
+
+    run(tmp_path, body, backend=backend)
+
+
+class Told:
+    """The session of a pod, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+
+    def send(self, message: FromController) -> None:
+        self.texts.append(messages.encode(message))
+
+    def send_text(self, text: bytes) -> None:
+        self.texts.append(text)
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""

@@ -161,6 +161,9 @@ class Backend(Protocol):
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """What whoever deploys a manifest should be told at once, one sentence each."""
 
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """What there is of a workload: this, or what was before if this could not be applied."""
+
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """Where all pods of a workload are called together; empty where each is called alone."""
 

@@ -221,6 +221,9 @@ class ProcessBackend:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
         return honouring.warnings(manifest)
 
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:  # noqa: D102  # Backend's
+        return spec
+
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
         return ""
 

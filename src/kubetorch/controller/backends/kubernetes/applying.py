@@ -91,14 +91,8 @@ class Applier:
             there = await self.find(ref)
         if there is not None and _applied(there) == _applied(wanted):
             return there
-        if there is not None and not takes and not _applied(there):
-            kind, namespace, name = _names(wanted)
-            raise StartupError(
-                f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not "
-                "make, so it is left as it is",
-                hint="give the service another name, or bring that object: "
-                "kt.Compute.from_manifest(...)",
-            )
+        if there is not None and not takes:
+            _check_own(there, wanted)
         if there is not None and _keeps_pods(there, wanted):
             await self._remove(ref, wanted)
         elif there is not None and _is_to_be_recreated(there, wanted):
@@ -114,6 +108,31 @@ class Applier:
             found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
         _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
         return found
+
+    async def check(
+        self, manifest: Manifest, owner: Manifest | None = None, *, takes: bool = False
+    ) -> None:
+        """Refuse what `apply` would refuse of an object that is not there yet; nothing is made.
+
+        Raises:
+            KubernetesError: The API server would refuse it.
+            StartupError: Somebody else made an object of that name.
+        """
+        there = await self.find(await self.ref(manifest))
+        if there is not None:
+            if not takes:
+                _check_own(there, manifest)
+            return
+        kind = kinds.find(manifest)
+        if kind is not None and not kind.has_template:
+            return  # a TrainJob is refused until the runtime is there that is made for it
+        try:
+            wanted = _marked(manifest, owner)
+            await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True, dry_run=True)
+        except KubernetesRequestError as error:
+            # Some webhook cannot say it without doing it.
+            if "does not support dry run" not in error.message:
+                raise
 
     async def ref(self, manifest: Manifest) -> Ref:
         """Which object a manifest is of.
@@ -202,6 +221,25 @@ class Applier:
                 "left, and its finalizers",
             ) from error
 
+    async def gone(self, ref: Ref) -> None:
+        """Wait until an object is gone.
+
+        Raises:
+            StartupError: It is still there after a minute.
+        """
+        if await self.find(ref) is None:
+            return
+        one = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+        try:
+            await self._gone(one)
+        except TimeoutError as error:
+            raise StartupError(
+                f"the {ref.resource.kind} {ref.name} of an earlier deploy was deleted, and is "
+                f"still there after {GONE_TIMEOUT:.0f} s",
+                hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows its "
+                "finalizers",
+            ) from error
+
     async def _leave(self, ref: Ref, uid: str) -> None:
         """Wait until an object is gone that somebody has deleted.
 
@@ -274,6 +312,29 @@ def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
     service = (manifest["metadata"].get("labels") or {}).get(labels.SERVICE, name)
     chosen = services.pods_of(manifest, kind, name=service)
     return Selection(PODS, namespace, labels=",".join(f"{k}={v}" for k, v in chosen.items()))
+
+
+def is_own(there: Object) -> bool:
+    """Whether an object was applied here; controllers copy annotations to what they make."""
+    return bool(_applied(there)) and controller_of(there) is None
+
+
+def controller_of(one: Object) -> Object | None:
+    """The reference to what made an object and keeps it, if something does."""
+    owners: list[Object] = one["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
+def _check_own(there: Object, wanted: Manifest) -> None:
+    """Refuse to change an object of somebody else."""
+    if is_own(there):
+        return
+    kind, namespace, name = _names(wanted)
+    raise StartupError(
+        f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not make, so it "
+        "is left as it is",
+        hint="give the service another name, or bring that object: kt.Compute.from_manifest(...)",
+    )
 
 
 def _applied(manifest: Manifest) -> str:

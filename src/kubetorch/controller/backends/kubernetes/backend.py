@@ -18,6 +18,7 @@ from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
 from kubetorch.controller.backends.kubernetes.insisting import Insisting, Wish
 from kubetorch.controller.backends.kubernetes.judgements import Judgements
 from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.kubernetes.replacing import Replacing
 from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
 from kubetorch.controller.backends.kubernetes.taking_up import TakingUp
 from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
@@ -79,6 +80,7 @@ class KubernetesBackend:
         # What those who wait for its pods were told.
         self._told: dict[Key, Told] = {}
         self._insisting = Insisting(self._applier, now=now, on_wait=self._changed)
+        self._replacing = Replacing(client, self._applier, self._insisting)
         self._taking_up = TakingUp(self._take_up, self._changed)
         self._listener: Listener = _ignore
         self._changes = Changes()
@@ -144,6 +146,9 @@ class KubernetesBackend:
         key = (spec.namespace, spec.name)
         workload = Applied.of(spec)
         main = workload.main
+        before = self._workloads.get(key)
+        if before is None and key in self._taking_up.reasons:
+            before = Applied.of(spec)  # there is something, and nobody knows what
         self._taking_up.forget(key)
         self._told[key] = Told(self._now(), self._told.get(key))
         # Meanwhile: an edit that changes no object is to wait for the API server once.
@@ -161,17 +166,21 @@ class KubernetesBackend:
             await self._applier.remove(given_up)
             known = {}
         workload.equip(self._runtime)
-        self._workloads[key] = workload
-        await self._select(spec, main)
-        wanted = services.render(spec.compute, main, namespace=key[0], name=key[1])
+        manifests = services.render(spec.compute, main, namespace=key[0], name=key[1])
         if main is not None:
-            wanted += await runtimes.beside(self._client, main, self._runtime)
-            with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
-                await self._survey.look_at(main)
+            manifests += await runtimes.beside(self._client, main, self._runtime)
+            manifests.append(main)
         # Whoever brings a manifest may have applied it already.
         taken = main if spec.compute.manifest is not None else None
-        manifests = wanted if main is None else [*wanted, main]
         wish = Wish(manifests, taken, self._owner(*key), known, spec.compute.launch_timeout)
+        # Until then it is what it was before, which goes on if this cannot be made.
+        await self._replacing.make_room(key, wish, before)
+        workload.objects = identities(manifests)
+        self._workloads[key] = workload
+        await self._select(spec, main)
+        if main is not None:
+            with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
+                await self._survey.look_at(main)
         made = await self._insisting.apply(key, wish)
         if main is not None:
             workload.applied(made[-1])
@@ -217,6 +226,8 @@ class KubernetesBackend:
                 await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
+        await self._replacing.remove_left(key, workload, self._owner(*key))
+        if main is not None:
             await self._end_pods(key, grace)
         self._judgements.forget_owner(key)
         await self._watch.forget(key)
@@ -340,6 +351,10 @@ class KubernetesBackend:
             return ()
         schedule = manifest["spec"].get("schedule")
         return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:  # noqa: D102  # Backend's
+        found = self._workloads.get((spec.namespace, spec.name))
+        return spec if found is None else found.spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
         found = services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)

@@ -1,0 +1,203 @@
+"""A cluster for tests of the backend: objects, what owns them, and what its controllers make."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
+from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.stores import Stores
+from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
+from kubetorch.k8s.client import Client, Listing
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.manifests.agent import Runtime
+
+#: What each of them makes, of its own name: a Knative Service a Route, and that one a Service.
+MADE = {
+    ("serving.knative.dev/v1", "Service"): ("serving.knative.dev/v1", "Route"),
+    ("serving.knative.dev/v1", "Route"): ("v1", "Service"),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): ("v1", "Service"),
+    ("apps/v1", "Deployment"): ("apps/v1", "ReplicaSet"),
+}
+OWNER: Object = {
+    "apiVersion": "kubetorch.com/v1",
+    "kind": "KubetorchWorkload",
+    "metadata": {"name": "f", "uid": "workload"},
+}
+
+
+class SmallCluster:
+    """An API server, and controllers that copy labels and annotations to what they make.
+
+    Attributes:
+        asked: What was asked but for reading: `apply Deployment`, `try Service`, `delete Service`.
+        listed: How often something was listed.
+        refused: Kinds that it refuses, with the message.
+        unserved: Kinds that it does not have.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.listed = 0
+        self.refused: dict[str, str] = {}
+        self.unserved: set[str] = {"LeaderWorkerSet", "PyTorchJob"}
+        self.discovery = self
+        self._objects: dict[tuple[str, str, str], Object] = {}
+        self._uids = itertools.count(1)
+
+    # ------------------------------------------------------------------------------------ for tests
+
+    def names(self) -> set[str]:
+        """What there is and has no owner in the cluster, as `kind/name`; of Knative's with a K."""
+        return {
+            f"{'K' if 'knative' in version else ''}{kind}/{name}"
+            for (version, kind, name), one in self._objects.items()
+            if _controller(one) is None
+        }
+
+    def makers(self, name: str) -> list[str]:
+        """Who made the core Services of this name."""
+        one = self._objects.get(("v1", "Service", name))
+        return [owner["kind"] for owner in (one or {"metadata": {}})["metadata"].get(*_OWNERS)]
+
+    def put(self, manifest: Object) -> Object:
+        """Somebody makes an object."""
+        made = copy.deepcopy(manifest)
+        metadata = made["metadata"]
+        key = (made["apiVersion"], made["kind"], metadata["name"])
+        there = self._objects.get(key)
+        metadata["uid"] = there["metadata"]["uid"] if there else f"uid-{next(self._uids)}"
+        metadata["generation"] = 1
+        self._objects[key] = made
+        self._make(made)
+        return made
+
+    def take(self, api_version: str, kind: str) -> Object:
+        """The object `f` of a kind."""
+        return self._objects[api_version, kind, "f"]
+
+    def lose(self, api_version: str, kind: str) -> None:
+        """The object `f` of a kind goes; what it made stays until somebody waits for its end."""
+        del self._objects[api_version, kind, "f"]
+
+    def _collect(self) -> None:
+        """Remove what is owned by nothing."""
+        while True:
+            uids = {one["metadata"]["uid"] for one in self._objects.values()}
+            left = [
+                key for key, one in self._objects.items() if _controller(one) not in uids | {None}
+            ]
+            if not left:
+                return
+            for key in left:
+                del self._objects[key]
+
+    def _make(self, owner: Object) -> None:
+        found = MADE.get((owner["apiVersion"], owner["kind"]))
+        name = owner["metadata"]["name"]
+        if found is None or (*found, name) in self._objects:
+            return
+        reference = {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": name,
+            "uid": owner["metadata"]["uid"],
+            "controller": True,
+        }
+        metadata = {**owner["metadata"], "ownerReferences": [reference]}
+        self.put({"apiVersion": found[0], "kind": found[1], "metadata": metadata, "spec": {}})
+
+    # ------------------------------------------------------------------------------------- a client
+
+    async def find(self, api_version: str, kind: str) -> Resource:
+        group, _, version = api_version.rpartition("/")
+        if kind in self.unserved:
+            error = KubernetesNotFoundError(f"the cluster has no kind {kind} in {api_version}")
+            error.reason = "NoKindMatch"
+            raise error
+        return Resource(group, version, f"{kind.lower()}s", kind)
+
+    async def resource_of(self, manifest: Object) -> Resource:
+        return await self.find(manifest["apiVersion"], manifest["kind"])
+
+    async def get(self, ref: Ref) -> Object:
+        key = (ref.resource.api_version, ref.resource.kind, ref.name)
+        if key not in self._objects:
+            raise KubernetesNotFoundError(f"no such {ref.resource.kind}")
+        return copy.deepcopy(self._objects[key])
+
+    async def apply(self, manifest: Object, *, dry_run: bool = False, **_: Any) -> Object:
+        kind = manifest["kind"]
+        self.asked.append(f"{'try' if dry_run else 'apply'} {kind}")
+        message = self.refused.get(kind)
+        if message and (dry_run or "dry run" not in message):
+            error = KubernetesRequestError(message)
+            error.status_code = 400
+            raise error
+        return manifest if dry_run else self.put(manifest)
+
+    async def delete(self, ref: Ref, **_: Any) -> None:
+        self.asked.append(f"delete {ref.resource.kind}")
+        key = (ref.resource.api_version, ref.resource.kind, ref.name)
+        if self._objects.pop(key, None) is None:
+            raise KubernetesNotFoundError(f"no such {ref.resource.kind}")
+
+    def action_on(self, verb: str, selection: Selection) -> Action:
+        return Action(verb, selection.resource)
+
+    async def list(self, selection: Selection) -> Listing:
+        self.listed += bool(selection.labels) and selection.resource.kind != "Pod"
+        resource = selection.resource
+        if selection.fields:
+            self._collect()
+        found = [
+            copy.deepcopy(one)
+            for (version, kind, called), one in self._objects.items()
+            if (version, kind) == (resource.api_version, resource.kind)
+            and selection.fields in ("", f"metadata.name={called}")
+            and _has(one, selection.labels)
+        ]
+        return Listing(found, "1")
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield None
+
+
+_OWNERS: tuple[str, list[Object]] = ("ownerReferences", [])
+
+
+def _controller(one: Object) -> str | None:
+    owners = one["metadata"].get(*_OWNERS)
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+def _has(one: Object, selector: str) -> bool:
+    name, has_value, text = selector.partition("=")
+    found = (one["metadata"].get("labels") or {}).get(name)
+    return not selector or (found == text if has_value else found is not None)
+
+
+class _Prepared:
+    """There is nothing to prepare."""
+
+    async def prepare(self, *_: Any) -> None:
+        return None
+
+    prepare_selected = prepare
+
+
+def backend(cluster: SmallCluster) -> KubernetesBackend:
+    """A backend whose workload `f` is there."""
+    return KubernetesBackend(
+        cast("Client", cluster),
+        runtime=Runtime("image", "image", "http://controller"),
+        stores=cast("Stores", None),
+        preparing=cast("Preparing", _Prepared()),
+        owner=lambda namespace, name: OWNER,
+    )
