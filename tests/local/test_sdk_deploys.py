@@ -310,6 +310,27 @@ def test_deploys_and_calls_go_on_after_the_local_service_was_killed(project, job
     assert lifetime.status().running.pid != running.pid
 
 
+def test_what_failed_is_not_why_a_call_waits_for_the_old_code_of_a_pod_that_is_away(
+    project, jobs, deployed
+):
+    handle = kt.fn(jobs.train)
+    deployed(handle)
+    project.write(f"jobs{project.suffix}.py", "import not_there_at_all\n" + SOURCE)
+    with pytest.raises(ModuleNotFoundError):
+        deployed(handle)
+    (pod,) = kt.globals.session().get_workload(handle.namespace, handle.service_name).pods
+
+    os.kill(pod.pid, signal.SIGSTOP)  # so that it does not connect at once
+    try:
+        os.kill(lifetime.status().running.pid, signal.SIGKILL)
+        view = kt.globals.session().get_workload(handle.namespace, handle.service_name)
+        assert (view.status, view.failure["error_type"]) == ("Creating", "ModuleNotFoundError")
+        threading.Timer(1.0, os.kill, (pod.pid, signal.SIGCONT)).start()
+        assert kt.Fn.from_name(handle.service_name)(1) == {"loss": 0.1}
+    finally:
+        os.kill(pod.pid, signal.SIGCONT)
+
+
 def test_filters_of_the_environment_say_what_travels(project, monkeypatch):
     jobs = project.module(
         """

@@ -68,7 +68,7 @@ def pod_views(
 
 
 def status(
-    pods: Iterable[PodStatus], heard: dict[str, Heard], state: Rollout, spec: WorkloadSpec
+    pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout, spec: WorkloadSpec
 ) -> str:
     """The word of `kt list`: whether calls are served, be it by the generation before.
 
@@ -92,11 +92,26 @@ def status(
     if serving:
         is_all = len(serving) == len(current) and state.is_complete
         return "Ready" if is_all else "Scaling"
+    if _may_serve_again(pods, state):
+        return "Creating"
     if state.failure is not None or any(pod.failure is not None for pod in current):
         return "Failed"
     if state.rests:
         return "Ready"
     return "Creating" if current else "No pods"
+
+
+def _may_serve_again(pods: Iterable[PodStatus], state: Rollout) -> bool:
+    """Whether the generation before will be served by a pod that has only to connect again.
+
+    After a start of the controller, or of an agent, none is connected; why the wanted generation
+    was given up is not why calls have to wait then.
+    """
+    return state.good > 0 and any(
+        pod.started and pod.phase != "Terminating" and not pod.failure
+        for pod in pods
+        if state.serving(pod.name) is None
+    )
 
 
 def waits_for(pod: PodStatus, heard: Heard | None, state: Rollout) -> str:

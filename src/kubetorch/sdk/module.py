@@ -344,7 +344,7 @@ class Module(Declaration, Generic[HandleT]):
         if view is None or self._found is None or not target.is_served(view):
             view = self._search()
             self._accept(view)
-            if view.failure is not None and not target.is_served(view):
+            if target.is_failed(view):
                 raise target.failure_of(view, self._source)
         caller = Caller(
             target.describe(view.spec, method, self._source, self.logging_config),

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from kubetorch.controller import rollout, views
@@ -42,6 +43,24 @@ def test_a_service_that_lacks_pods_is_scaling():
     state.handle(rollout.Connected("web-0", 1))
     spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))
     assert views.status(PODS[:1], {}, state, spec) == "Scaling"
+
+
+def given_up(good, **about):
+    """The word for a pod that has not connected, after the wanted generation was given up."""
+    state = rollout.Rollout(wanted=2, good=good, failure={"error_type": "ImportError"})
+    pod = msgspec.structs.replace(PODS[0], **{"started": 1.0, **about})
+    state.handle(rollout.PodsChanged(frozenset({pod.name})))
+    spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))
+    return views.status([pod], {}, state, spec)
+
+
+def test_a_pod_that_has_to_connect_again_serves_what_was_served_before():
+    assert given_up(good=1) == "Creating"
+    assert given_up(good=1, phase="Pending", is_down=True) == "Creating"
+    assert given_up(good=0) == "Failed"
+    assert given_up(good=1, started=0.0, phase="Pending") == "Failed"
+    assert given_up(good=1, phase="Terminating") == "Failed"
+    assert given_up(good=1, failure={"error_type": "ServiceHealthError"}) == "Failed"
 
 
 RUNS = AppView(state="running", pid=1)

@@ -152,6 +152,8 @@ class Writing:
             self._pauses, self._pause_until = None, 0.0
         elif self.wanted is None:
             return
+        elif content.record.failure not in ("", self.wanted.record.failure):
+            self._status_until = 0.0  # a later controller must not take it for a deploy under way
         self.wanted = content
         self._is_touched = True
         self._settle()

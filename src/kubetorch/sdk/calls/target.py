@@ -71,6 +71,11 @@ def is_served(view: WorkloadView) -> bool:
     return bool(view.scaler) or any(pod.is_ready for pod in view.pods)
 
 
+def is_failed(view: WorkloadView) -> bool:
+    """Whether no pod takes calls, nor will one soon that only has to connect again."""
+    return view.status == "Failed" and view.failure is not None and not is_served(view)
+
+
 def failure_of(view: WorkloadView, source: Source | None) -> Exception:
     """Why a service serves no calls, as its deploy said it."""
     is_script = source is not None and source.is_script
