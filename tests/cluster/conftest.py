@@ -163,6 +163,21 @@ def client(tmp_path: Path, installed: Installed) -> Iterator[Callable[[str], fau
 
 
 @pytest.fixture
+def kill_controllers(controller: str, kubectl: Kubectl) -> Iterator[Callable[[], None]]:
+    """Kills the controllers, which Kubernetes starts again; the next test finds new pods of them.
+
+    Before each further start of one container Kubernetes waits longer, up to five minutes.
+    """
+
+    def kill() -> None:
+        for process in faults.controllers():
+            process.kill()
+
+    yield kill
+    faults.replace_controllers(kubectl, controller)
+
+
+@pytest.fixture
 def kit() -> Path:
     """The folder of the kit's own scripts; only who started the cluster may stop parts of it."""
     folder = Path(__file__).parents[3] / "shared" / "cluster"

@@ -138,6 +138,13 @@ def controllers() -> list[psutil.Process]:
     return found
 
 
+def replace_controllers(kubectl: Callable[..., str], namespace: str = "kubetorch") -> None:
+    """Have new pods of the controllers, as when their node is drained; they are ready then."""
+    here = ("--namespace", namespace, "--timeout=80s")
+    kubectl("delete", "pods", "--selector=app.kubernetes.io/component=controller", *here)
+    kubectl("rollout", "status", "deployment/kubetorch-controller", *here)
+
+
 def until(is_so: Callable[[], object], *, seconds: float = 30.0) -> float:
     """Seconds until something is so."""
     begun = time.monotonic()

@@ -119,12 +119,6 @@ def services(kubectl: Kubectl, installed: Installed, name: str) -> dict[str, str
     }
 
 
-def kill_controllers() -> None:
-    """They are started again."""
-    for process in faults.controllers():
-        process.kill()
-
-
 def remaining(kubectl: Kubectl, installed: Installed, name: str, *beginnings: str) -> list[str]:
     """The pods of a service, once there are none but those whose names begin so."""
     deadline = time.monotonic() + 60
@@ -231,7 +225,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
 
 
 def test_gpus_of_the_old_kind_are_free_for_the_new_one_though_the_controller_restarts_meanwhile(
-    client: Start, installed: Installed, kubectl: Kubectl
+    client: Start, installed: Installed, kubectl: Kubectl, kill_controllers: Callable[[], None]
 ) -> None:
     namespace = installed.namespace
     one = client(
@@ -270,7 +264,11 @@ print("back", deploy(<Deployment>)(0), flush=True)
 @pytest.mark.usefixtures("_knative")
 @pytest.mark.parametrize("kind", ["Unserved", "Refused"])
 def test_what_cannot_be_made_leaves_the_old_kind_serving(
-    kind: str, client: Start, installed: Installed, kubectl: Kubectl
+    kind: str,
+    client: Start,
+    installed: Installed,
+    kubectl: Kubectl,
+    kill_controllers: Callable[[], None],
 ) -> None:
     name = f"kept-{kind.lower()}"
     one = client(

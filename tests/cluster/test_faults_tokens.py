@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import Installed, Kubectl
-from cluster.faults import Client, pods
+from cluster.faults import Client, pods, replace_controllers
 from kubetorch.manifests.container import SERVICE_ACCOUNT
 from kubetorch.wire import tokens
 from kubetorch.wire.tokens import SKEW, Claims
@@ -135,9 +135,7 @@ def test_a_pod_reads_its_token_again_when_its_account_was_made_anew(
     while not mounted.is_void():
         assert time.monotonic() < ended
         time.sleep(1)
-    ours = ("-n", "kubetorch", "-l", "app.kubernetes.io/component=controller")
-    kubectl("delete", "pods", *ours, "--wait=true")
-    kubectl("rollout", "status", "-n", "kubetorch", "deployment/kubetorch-controller")
+    replace_controllers(kubectl)
 
     time.sleep(3)  # for the pod to find the new controller, and be refused
     view = json.loads(installed.run("kt", "describe", "rotated", "--json"))
