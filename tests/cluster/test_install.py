@@ -97,6 +97,7 @@ def changes(done: Any) -> set[str]:
 def test_it_is_installed_used_changed_and_gone(kt: Kt, kubectl: Kubectl, tmp_path: Path) -> None:
     first = kt.json(*INSTALL)
     assert first["ready"]
+    assert first["image"] == IMAGE
     assert changes(first) == {"created"}
     assert changes(kt.json("install")) == {"unchanged"}, "values that were given are kept"
 

@@ -14,12 +14,18 @@ import yaml
 from kubetorch.cli.args import duration
 from kubetorch.cli.output import Output
 from kubetorch.config.settings import config
-from kubetorch.errors import ConfigError, InstallError
+from kubetorch.errors import (
+    ConfigError,
+    InstallError,
+    KubernetesCredentialsError,
+    KubernetesError,
+)
 from kubetorch.k8s import locating
 from kubetorch.k8s.client import Client
-from kubetorch.sdk.installing import applying, readiness, references, releases, values
+from kubetorch.sdk.installing import applying, readiness, references, releases, upgrading, values
 from kubetorch.sdk.installing.applying import Applied
 from kubetorch.sdk.installing.chart import Chart
+from kubetorch.sdk.installing.releases import Release
 from kubetorch.sdk.installing.values import Values
 
 InstallNamespace = Annotated[
@@ -44,6 +50,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the objects, chan
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the controller.")]
 Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 30m, 1h30m.")]
 
+#: Seconds that an API server has to say what is installed, when nothing is to be changed.
+_ANSWER = 5.0
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -56,6 +65,7 @@ class Wanted:
         as_json: Whether stdout carries JSON only.
         must_exist: Whether it has to be installed already.
         resets: Whether earlier values are forgotten.
+        downgrades: Whether an older version may take the place of a newer one.
     """
 
     values: Values
@@ -64,6 +74,7 @@ class Wanted:
     as_json: bool
     must_exist: bool = False
     resets: bool = False
+    downgrades: bool = False
 
     @property
     def where(self) -> str:
@@ -116,14 +127,14 @@ _Plain.add_representer(str, _quoted)
 
 
 def show(wanted: Wanted) -> None:
-    """Print the objects of an installation."""
+    """Print the objects of an installation, as it would apply them."""
     output = Output(as_json=wanted.as_json)
-    found = wanted.values
-    if wanted.must_exist:
-        found = asyncio.run(_with_earlier(wanted))
+    chart = Chart()
+    chart.values(wanted.values)  # what is wrong with them is known without a cluster
+    found = _with_earlier(chart, wanted, asyncio.run(_look(wanted, output)))
     objects = [
         applying.namespace_manifest(wanted.where),
-        *Chart().render(found, namespace=wanted.where),
+        *chart.render(found, namespace=wanted.where),
     ]
     if wanted.as_json:
         output.value(objects)
@@ -132,21 +143,31 @@ def show(wanted: Wanted) -> None:
         output.text(text.rstrip())
 
 
-async def _with_earlier(wanted: Wanted) -> Values:
-    async with Client(locating.find()) as client:
-        return await _values(client, wanted)
+async def _look(wanted: Wanted, output: Output) -> Release | None:
+    """What is installed, as far as a cluster says so."""
+    try:
+        async with Client(locating.find(), timeout=_ANSWER, patience=0.0) as client:
+            return await releases.load(client, wanted.where)
+    except (KubernetesError, KubernetesCredentialsError) as error:
+        if wanted.must_exist:
+            raise
+        output.warn(f"values that were given before, if any, are not in it: {error.message}")
+        return None
 
 
-async def _values(client: Client, wanted: Wanted) -> Values:
-    former = await releases.load(client, wanted.where)
-    if former is None and wanted.must_exist:
-        raise InstallError(
-            f"Kubetorch is not installed in namespace {wanted.where}, or not by kt install",
-            hint=f"kt install --namespace {wanted.where}; a helm release is changed with "
-            "helm upgrade",
-        )
-    earlier = former.values if former is not None and not wanted.resets else {}
-    return values.layered(earlier, wanted.values)
+def _with_earlier(chart: Chart, wanted: Wanted, former: Release | None) -> Values:
+    """The values that are to hold."""
+    if former is None:
+        if wanted.must_exist:
+            raise InstallError(
+                f"Kubetorch is not installed in namespace {wanted.where}, or not by kt install",
+                hint=f"kt install --namespace {wanted.where}; a helm release is changed with "
+                "helm upgrade",
+            )
+        return wanted.values
+    if not wanted.downgrades:
+        upgrading.check_version(chart, former)
+    return wanted.values if wanted.resets else upgrading.keep(chart, former, wanted.values)
 
 
 def install(wanted: Wanted) -> None:
@@ -164,13 +185,14 @@ async def _install(wanted: Wanted, output: Output) -> Applied:
         server = client.access.cluster.server
         about = f"Kubetorch {chart.about['version']} in namespace {where} of {server}"
         output.report(f"Installing {about} ({client.access.origin})...")
-        found = await _values(client, wanted)
+        found = _with_earlier(chart, wanted, await releases.load(client, where))
         done = await applying.apply(client, chart, found, namespace=where, report=output.report)
         if not done.is_changed:
             output.report("nothing to change")
         if seconds is not None:
             await readiness.wait(client, where, timeout=seconds, report=output.report)
-    output.report(f"✓ {about} is {'ready' if seconds is not None else 'applied'}", "green")
+    state = "ready" if seconds is not None else "applied"
+    output.report(f"✓ {about} is {state}, of the image {chart.image(found)}", "green")
     output.note(chart.notes(found, namespace=where).rstrip())
     return done
 
@@ -179,6 +201,7 @@ def _facts(done: Applied, *, is_ready: bool) -> dict[str, Any]:
     return {
         "namespace": done.release.namespace,
         "version": done.release.version,
+        "image": Chart().image(done.release.values),
         "values": done.release.values,
         "ready": is_ready,
         "objects": [

@@ -1,10 +1,13 @@
 """The protocol version, one integer, and who may speak with whom.
 
 It is raised when a message changes in a way that the other end would misread. New optional fields
-do not raise it. An end speaks with every version from `OLDEST` to its own.
+do not raise it. An end speaks with every version from `OLDEST` to its own. Which of two packages is
+the newer one, `is_newer` tells.
 """
 
 from __future__ import annotations
+
+import re
 
 from kubetorch.errors import VersionMismatchError
 
@@ -43,3 +46,21 @@ def check(theirs: int | None, *, peer: str, fix_peer: str, fix_self: str) -> int
         f"{peer} speaks {said}; this side speaks {OLDEST} to {PROTOCOL}",
         hint=f"make {who} newer: {how}",
     )
+
+
+_PACKAGE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-.]?([a-z]+)[-.]?(\d*))?(?:\+.*)?")
+#: What follows the numbers, from the oldest on.
+_STAGES = {"dev": 0, "a": 1, "alpha": 1, "b": 2, "beta": 2, "rc": 3, None: 4, "post": 5}
+
+
+def is_newer(one: str, other: str) -> bool:
+    """Whether a version of the package is newer than another; not so if one cannot be read."""
+    first, second = _order(one), _order(other)
+    return first is not None and second is not None and first > second
+
+
+def _order(version: str) -> tuple[int, ...] | None:
+    match = _PACKAGE.fullmatch(version)
+    if match is None or match[4] not in _STAGES:
+        return None
+    return (int(match[1]), int(match[2]), int(match[3] or 0), _STAGES[match[4]], int(match[5] or 0))

@@ -31,6 +31,9 @@ def run(  # noqa: PLR0913  # the documented options
     reset_values: Annotated[
         bool, typer.Option("--reset-values", help="Forget the values that were given before.")
     ] = False,
+    downgrade: Annotated[
+        bool, typer.Option("--downgrade", help="Go back to an older version than is installed.")
+    ] = False,
     namespace: InstallNamespace = None,
     dry_run: DryRun = False,
     no_wait: NoWait = False,
@@ -39,7 +42,8 @@ def run(  # noqa: PLR0913  # the documented options
 ) -> None:
     """Upgrade the Kubetorch of the cluster, or change its values.
 
-    Values that were given before are kept. Calls go on while the controller is replaced.
+    Values that were given before are kept; an image of another version has to be given anew. Calls
+    go on while the controller is replaced.
     """
     wanted = installing.Wanted(
         installing.given(image, pod_image, settings or [], files or []),
@@ -48,6 +52,7 @@ def run(  # noqa: PLR0913  # the documented options
         as_json=as_json,
         must_exist=True,
         resets=reset_values,
+        downgrades=downgrade,
     )
     if dry_run:
         installing.show(wanted)

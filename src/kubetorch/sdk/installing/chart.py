@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from kubetorch.errors import ConfigError, InstallError
-from kubetorch.sdk.installing import schemas, values
+from kubetorch.sdk.installing import references, schemas, values
 from kubetorch.sdk.installing.gotemplates.evaluating import Templates
 from kubetorch.sdk.installing.values import Values
 
@@ -79,14 +79,17 @@ class Chart:
         Raises:
             ConfigError: They are not what the schema asks for.
         """
-        found = values.merged(self.defaults, given)
-        schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
-        if wrong := schemas.faults(schema, found):
+        if wrong := self.faults(given):
             raise ConfigError(
                 "values of the chart cannot be used:\n  " + "\n  ".join(wrong),
                 hint=f"{self.folder / 'values.yaml'} has all values with what they mean",
             )
-        return found
+        return values.merged(self.defaults, given)
+
+    def faults(self, given: Mapping[str, Any]) -> list[str]:
+        """What of given values the schema does not allow, each with where it stands."""
+        schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
+        return schemas.faults(schema, values.merged(self.defaults, given))
 
     def render(self, given: Mapping[str, Any], *, namespace: str) -> list[Object]:
         """The objects of an installation, in the order in which they are applied.
@@ -111,6 +114,10 @@ class Chart:
                 raise InstallError(f"{name} renders to what is no YAML: {error}") from error
         objects = [one for one in found if not _is_hook(one)]
         return sorted(objects, key=_rank)
+
+    def image(self, given: Mapping[str, Any]) -> str:
+        """The reference of the image that the controller runs."""
+        return references.written(self.values(given)["image"], str(self.about["appVersion"]))
 
     def notes(self, given: Mapping[str, Any], *, namespace: str) -> str:
         """What to tell the user once it is installed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from kubetorch.errors import ConfigError
 
@@ -30,3 +32,15 @@ def parse(reference: str) -> dict[str, str]:
     if not found["tag"] and not found["digest"]:
         found["tag"] = "latest"
     return found
+
+
+def written(image: Mapping[str, Any], version: str) -> str:
+    """The reference that the chart makes of its values of an image.
+
+    Args:
+        image: `repository`, `tag` and `digest`.
+        version: The tag where none is given.
+    """
+    if digest := image.get("digest"):
+        return f"{image['repository']}@{digest}"
+    return f"{image['repository']}:{image.get('tag') or version}"
