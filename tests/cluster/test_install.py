@@ -145,6 +145,25 @@ def test_a_controller_that_ends_again_and_again_shows_its_last_lines(
     assert "the controller cannot start" in done.stderr
 
 
+def test_what_failed_before_does_not_fail_it_once_the_cause_is_put_right(
+    kt: Kt, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    reference = {"secretKeyRef": {"name": "late", "key": "k"}}
+    file.write_text(yaml.safe_dump({"extraEnv": [{"name": "LATE", "valueFrom": reference}]}))
+    assert "CreateContainerConfigError" in kt(*INSTALL, "-f", str(file), status=1).stderr
+    kubectl("create", "secret", "generic", "late", "--from-literal", "k=v", "-n", SPACE)
+    assert "which had failed before" in kt("install").stdout
+
+    kubectl("create", "quota", "none", "--hard", "pods=0", "-n", SPACE)
+    kubectl("delete", "pods", "--all", "-n", SPACE)
+    assert "no pod is made" in kt("install", "--timeout", "60", status=1).stderr
+    kubectl("delete", "quota", "none", "-n", SPACE)
+    begun = time.monotonic()
+    assert kt.json("install")["ready"]
+    assert time.monotonic() - begun < 60
+
+
 def test_who_may_not_install_is_told_what_is_missing(
     kt: Kt, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -1,16 +1,26 @@
-"""Waiting until the controller runs as the chart says, or until it is certain that it will not."""
+"""Waiting until the controller runs as the chart says, or until it is certain that it will not.
+
+What failed before the wait began says nothing: the cause may have been put right since. So a pod
+that had failed by then is deleted, and a new one starts at once rather than after a back-off of
+minutes. A cluster that had refused pods by then is asked to make them again.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubetorch.errors import ImagePullError, InstallError, KubetorchError
+from kubetorch.errors import (
+    ImagePullError,
+    InstallError,
+    KubernetesNotFoundError,
+    KubetorchError,
+)
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, version
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import labels
@@ -25,12 +35,16 @@ _RESTARTS = 2
 _LAST_LINES = 15
 #: Seconds for the first lists.
 _LISTED = 30.0
+#: Seconds in which a cluster that is asked again makes the pods that it had refused.
+_AGAIN = 5.0
 
 _DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
+#: On a ReplicaSet: a change of it, whatever it is, has its controller try again at once.
+_TRIED = "kubetorch.com/tried-again"
 _WATCHED = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
@@ -70,12 +84,18 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
     """
     async with _watching(client, namespace) as watch:
         said: set[str] = set()
+        stale, gone = watch.failed(), set[str]()
         try:
             async with deadlines.timeout(timeout):
+                await _ask_again(client, namespace, watch, report)
                 while not watch.is_ready:
-                    doom = watch.doom()
+                    doom = watch.doom(gone)
                     if doom is not None:
-                        raise await _error(client, namespace, doom)
+                        if doom.pod not in stale or not await _delete(client, namespace, doom.pod):
+                            raise await _error(client, namespace, doom)
+                        report(f"deleted Pod {doom.pod}, which had failed before; a new one starts")
+                        gone.add(doom.pod)
+                        continue
                     # States that come and go are told once.
                     if (now := watch.progress()) not in said:
                         said.add(now)
@@ -87,6 +107,34 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
                 hint=f"kubectl --namespace {namespace} describe pods tells more; "
                 "--timeout lets it take longer",
             ) from error
+
+
+async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Report) -> None:
+    """Have a cluster that refused pods make them; by itself it would try minutes later."""
+    if not watch.is_refused:
+        return
+    report("pods were refused before: the cluster is asked again")
+    for one in list(watch.replica_sets.objects.values()):
+        if refusal_of(one) is not None:
+            ref = Ref(_REPLICA_SETS, one["metadata"]["name"], namespace)
+            # Who may not ask waits as long, and is then told what is still refused.
+            with contextlib.suppress(KubetorchError):
+                await client.patch(ref, {"metadata": {"annotations": {_TRIED: version(one)}}})
+    with contextlib.suppress(TimeoutError):
+        async with deadlines.timeout(_AGAIN):
+            while watch.is_refused:
+                await watch.changed()
+
+
+async def _delete(client: Client, namespace: str, pod: str) -> bool:
+    """Delete a pod; whether it is gone."""
+    try:
+        await client.delete(Ref(PODS, pod, namespace))
+    except KubernetesNotFoundError:
+        return True
+    except KubetorchError:
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager
@@ -137,13 +185,32 @@ class _Watch:
     def _deployment(self) -> Object | None:
         return next(iter(self.deployments.objects.values()), None)
 
-    def doom(self) -> Doom | None:
-        """Why it will not get ready, if that is certain."""
+    @property
+    def is_refused(self) -> bool:
+        """Whether the cluster makes no pods, as far as it has said so."""
+        return self._deployment is not None and refusal_of(self._deployment) is not None
+
+    def failed(self) -> set[str]:
+        """The pods that have failed by now, though some of them may run again."""
+        return {
+            str(pod["metadata"]["name"])
+            for pod in self.pods.objects.values()
+            if doom_of(pod) is not None or _restarts(pod) >= _RESTARTS
+        }
+
+    def doom(self, gone: Collection[str] = ()) -> Doom | None:
+        """Why it will not get ready, if that is certain.
+
+        Args:
+            gone: Pods that count no more.
+        """
         deployment = self._deployment
         if deployment is None or not _is_observed(deployment):
             return None
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         for pod in self._pods(newest):
+            if pod["metadata"]["name"] in gone:
+                continue
             if (found := doom_of(pod, self._told(pod, "Failed"))) is not None:
                 return found
         return refusal_of(deployment)
@@ -191,6 +258,11 @@ class _Watch:
 
 def _leads(pod: Object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(labels.LEADS) == "true"
+
+
+def _restarts(pod: Object) -> int:
+    found = (pod.get("status") or {}).get("containerStatuses") or []
+    return max((int(one.get("restartCount", 0)) for one in found), default=0)
 
 
 def is_rolled_out(deployment: Object) -> bool:
@@ -282,7 +354,7 @@ def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
 
 
 def refusal_of(deployment: Object) -> Doom | None:
-    """Why the cluster makes no pod of a Deployment, such as a quota or an admission webhook."""
+    """Why the cluster makes no pod of a Deployment or ReplicaSet, such as a quota or a webhook."""
     for condition in (deployment.get("status") or {}).get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             hint = "change what refuses it, or the values; then kt upgrade"
