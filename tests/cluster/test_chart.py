@@ -141,6 +141,19 @@ def test_a_release_works_is_upgraded_and_leaves_nothing(
     assert remains.of_installation(kubectl, SPACE, TEAM) == []
 
 
+def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
+    spaces: None, kubectl: Kubectl
+) -> None:
+    image = "image.repository=198.18.0.1:5000/nothing,image.tag=none"
+    options = ("--create-namespace", "--set", BESIDE, "--set", image)
+    helm("install", RELEASE, str(FOLDER), "-n", SPACE, *options)
+    hung = helm("uninstall", RELEASE, "-n", SPACE, "--timeout", "5s", check=False)
+    assert "timed out" in hung.stderr, "its Job runs the same image"
+    helm("uninstall", RELEASE, "-n", SPACE, "--no-hooks", "--wait")
+    kubectl("delete", "job", "kubetorch-uninstall", "-n", SPACE)
+    assert remains.of_installation(kubectl, SPACE, TEAM) == []
+
+
 def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubectl) -> None:
     done = kt("install", "-n", SPACE, "--image", IMAGE, "--set", BESIDE, "--no-wait")
     assert done.returncode == 0, done.stderr

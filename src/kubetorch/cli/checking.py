@@ -27,6 +27,9 @@ _MARKS: dict[State, tuple[str, Style]] = {
     "broken": ("✗", "red"),
 }
 
+#: Seconds that an API server has to answer which need not answer.
+_ANSWER = 5.0
+
 
 def check(namespace: str | None, *, as_json: bool) -> None:
     """Look at everything, say each in a line, and fail if something is broken."""
@@ -56,53 +59,69 @@ def _local(output: Output) -> None:
 
 
 def _findings(namespace: str) -> list[Finding]:
+    api_url = config.api_url
+    found = _seen(namespace, api_url)
+    states = {one.check: one.state for one in found}
+    if api_url is not None or states.get("controller") in ("ok", "note", "skipped"):
+        found += _answers(namespace, api_url)
+    return found
+
+
+def _seen(namespace: str, api_url: str | None) -> list[Finding]:
+    """What the kubeconfig and the API server say."""
     try:
         access = locating.find()
     except KubetorchError as error:
         return [Finding("kubeconfig", "broken", error.message, error.hint)]
-    found = [Finding("kubeconfig", "ok", access.origin)]
+
+    def client() -> Client:
+        if api_url is None:
+            return Client(access)
+        # Where it is not the way in, it often says nothing at all.
+        return Client(access, timeout=_ANSWER, patience=0.0)
 
     async def look() -> list[Finding]:
-        async with Client(access) as client:
-            return await checking.cluster(client, namespace, config.install_namespace)
+        async with client() as server:
+            return await checking.cluster(
+                server, namespace, config.install_namespace, api_url=api_url
+            )
 
-    found += asyncio.run(look())
-    states = {one.check: one.state for one in found}
-    if states.get("controller") in ("ok", "note", "skipped"):
-        found += _answers(namespace)
-    return found
+    return [Finding("kubeconfig", "ok", access.origin), *asyncio.run(look())]
 
 
-def _answers(namespace: str) -> list[Finding]:
+def _answers(namespace: str, api_url: str | None) -> list[Finding]:
     """What the controller says to this user."""
-    meant = choosing.Cluster(None, config.install_namespace, config.api_url)
-    session = sessions.open_session(meant)
+    meant = choosing.Cluster(None, config.install_namespace, api_url)
     try:
-        found = [_version(session.ask(_health))]
+        session = sessions.open_session(meant)
     except KubetorchError as error:
-        return [Finding("version", "broken", error.message, error.hint)]
+        return [Finding("login", "broken", error.message, error.hint)]
+    found: list[Finding] = []
+    look = "version"
     try:
+        found.append(judge_version(session.ask(_health)))
+        look = "login"
         services = session.ask(lambda controller: controller.list_workloads(namespace))
-        found.append(Finding("login", "ok", f"{len(services)} services in namespace {namespace}"))
+        found.append(Finding(look, "ok", f"{len(services)} services in namespace {namespace}"))
     except KubetorchError as error:
-        found.append(Finding("login", "broken", error.message, error.hint))
+        found.append(Finding(look, "broken", error.message, error.hint))
     finally:
         session.close()
     return found
 
 
-class _Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True):
     """What a controller says of itself to anybody."""
 
     version: str = "of no version"
     protocol: int | None = None
 
 
-def _health(controller: Controller) -> _Health:
-    return decoding.json_decoder(_Health).decode(controller.ask("GET", routes.HEALTH))
+def _health(controller: Controller) -> Health:
+    return decoding.json_decoder(Health).decode(controller.ask("GET", routes.HEALTH))
 
 
-def _version(health: _Health) -> Finding:
+def judge_version(health: Health) -> Finding:
     """Whether client and controller understand each other."""
     theirs, protocol = health.version, health.protocol
     words = f"controller {theirs}, this client {__version__}"
@@ -115,8 +134,12 @@ def _version(health: _Health) -> Finding:
         )
     except VersionMismatchError as error:
         return Finding("version", "broken", error.message, error.hint or "")
+    if versions.is_newer(__version__, theirs):
+        hint = "kt upgrade makes the controller newer, with --image if it was given one"
+        return Finding("version", "note", words, hint)
     if theirs != __version__:
-        return Finding("version", "note", words, "kt upgrade makes both the same")
+        hint = f"pip install kubetorch=={theirs} makes both the same"
+        return Finding("version", "note", words, hint)
     return Finding("version", "ok", f"{words}, protocol {protocol}")
 
 

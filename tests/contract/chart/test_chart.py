@@ -1,6 +1,7 @@
 """The chart: what it renders to, what it refuses, and that it gives the rights that are needed."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from contract.chart import goldens
 from kubetorch import errors
 from kubetorch._version import __version__
 from kubetorch.manifests.kinds import KINDS
+from kubetorch.sdk.installing import __main__ as uninstalling
 from kubetorch.sdk.installing.chart import FOLDER, Chart
 
 
@@ -64,6 +66,26 @@ def test_every_value_has_a_place_in_the_schema_and_is_used_by_a_template():
         assert f".Values.{name}" in templates, f"{name} is accepted and ignored"
     # helm itself puts `global` among the values of every chart.
     assert set(schema["properties"]) == {*Chart().defaults, "global"}
+
+
+def test_the_notes_lead_to_an_ingress_that_clients_take():
+    host, secret = {"host": "kt.example.com"}, {"tlsSecretName": "kt"}
+    for ingress, has_line, warns in (
+        (host, False, False),
+        ({**host, "enabled": True}, True, True),
+        ({**host, **secret, "enabled": True}, True, False),
+    ):
+        notes = Chart().notes({"ingress": ingress}, namespace="kubetorch")
+        assert ("kt config set api_url https://kt.example.com" in notes) == has_line
+        assert ("has no ingress.tlsSecretName" in notes) == warns
+        assert "http://" not in notes
+
+
+def test_helm_is_told_why_an_uninstall_failed_before_it_waits_no_longer():
+    job = (FOLDER / "templates" / "uninstall.yaml").read_text()
+    (deadline,) = re.findall(r"activeDeadlineSeconds: (\d+)", job)
+    helm_waits = 300
+    assert uninstalling.TIMEOUT < int(deadline) < helm_waits
 
 
 def test_the_controller_may_do_with_each_kind_what_a_deploy_needs():

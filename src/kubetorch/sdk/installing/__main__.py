@@ -18,8 +18,8 @@ from kubetorch.k8s.client import Client
 from kubetorch.sdk.installing import removing
 from kubetorch.sdk.installing.removing import Removal
 
-#: Seconds; less than the Job may take.
-_TIMEOUT = 500.0
+#: Seconds; less than the Job may take, which is less than helm waits.
+TIMEOUT = 240.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _remove(namespace: str, watched: list[str]) -> None:
     async with Client(locating.find()) as client:
         scope = await removing.scope_of(client, watched, namespace)
-        removal = Removal(namespace, scope, _TIMEOUT, contents_only=True)
+        removal = Removal(namespace, scope, TIMEOUT, contents_only=True)
         done = await removing.remove(client, removal, (), _say)
     for item in (*done.kept.volumes, *done.kept.secrets):
         _say(f"left {item}, which a user made")

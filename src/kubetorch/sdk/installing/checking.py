@@ -3,6 +3,8 @@
     kubeconfig ─► API server ─► rights ─► kind ─► controller ─► its answer, version, login
                                                        └─► DNS, storage class, images
 
+With `api_url` the controller answers there, whatever the API server says to this user.
+
 Each thing that is broken comes with the next step. What cannot be looked at without further rights
 is left out and said so.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, KubetorchError
@@ -65,22 +67,27 @@ class Finding:
     hint: str | None = None
 
 
-async def cluster(client: Client, namespace: str, install_namespace: str) -> list[Finding]:
+async def cluster(
+    client: Client, namespace: str, install_namespace: str, *, api_url: str | None = None
+) -> list[Finding]:
     """Look at all that the API server knows.
 
     Args:
         client: Asks the server.
         namespace: Where the user's services are.
         install_namespace: Where Kubetorch is installed.
+        api_url: Where its controller answers, if it is not reached through the API server.
     """
-    found = [await _guarded("API server", lambda: _server(client))]
-    if found[0].state == "broken":
-        return found
-    rights = _rights(client, namespace, NEEDED, "your services")
-    reach = _rights(client, install_namespace, NEEDED_TO_REACH, "the controller")
+    server = await _guarded("API server", lambda: _server(client))
+    if server.state == "broken":
+        # Who comes through an ingress may well have no other way in.
+        aside = "not needed with api_url; what only it knows is not looked at"
+        return [server if api_url is None else replace(server, state="note", hint=aside)]
+    found = [server]
+    needed = NEEDED if api_url is None else [one for one in NEEDED if one not in NEEDED_TO_REACH]
     found += await asyncio.gather(
-        _guarded("rights", lambda: rights),
-        _guarded("way to the controller", lambda: reach),
+        _guarded("rights", lambda: _rights(client, namespace, needed, "your services")),
+        _guarded("way to the controller", lambda: _way(client, install_namespace, api_url)),
         _guarded("kind KubetorchWorkload", lambda: _kind(client)),
         _guarded("controller", lambda: _controller(client, install_namespace)),
         _guarded("DNS", lambda: _dns(client, install_namespace)),
@@ -131,6 +138,12 @@ async def _rights(
     )
     reason = f"in namespace {namespace} you may not " + ", ".join(missing)
     return Finding(check, "broken", reason, hint)
+
+
+async def _way(client: Client, namespace: str, api_url: str | None) -> Finding:
+    if api_url is not None:
+        return Finding("way to the controller", "skipped", f"api_url is {api_url}")
+    return await _rights(client, namespace, NEEDED_TO_REACH, "the controller")
 
 
 async def _may(client: Client, namespace: str, verb: str, group: str, resource: str) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.errors import ConfigError, KubernetesCredentialsError, KubetorchError
 from kubetorch.lib.http import Credential, Dialler, HttpClient
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.reach import choosing, podtoken
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: Seconds for which a question is asked again while a controller is away.
 _PATIENCE = 15.0
 _HINT = "kt check"
+_TOKEN_HINT = (
+    "api_url says where the controller is, and a kubeconfig who you are, by the token of its user; "
+    "its API server need not be reached: set KUBECONFIG to one"
+)
 
 
 class Inside(NamedTuple):
@@ -117,8 +121,16 @@ def _relayed(cluster: choosing.Cluster, url: str) -> Session:
 
     way = Relayed(url)
     credential: Credential
-    credential = _take(cluster).login if found is None else found.credential
+    credential = _login(cluster) if found is None else found.credential
     return _session(url, credential, way, None)
+
+
+def _login(cluster: choosing.Cluster) -> Credential:
+    """The user's tokens for a controller that is not reached through the API server."""
+    try:
+        return _take(cluster).login
+    except KubernetesCredentialsError as error:
+        raise KubernetesCredentialsError(error.message, hint=_TOKEN_HINT) from error
 
 
 def _check(url: str, *, is_inside: bool) -> None:

@@ -1,0 +1,72 @@
+"""`kt check` and its like with `api_url`: a controller that the API server is no way to."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from kubetorch.local import lifetime
+
+#: An API server that nobody is.
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def service(shared_service_home):
+    return lifetime.ensure()
+
+
+@pytest.fixture
+def kt(tmp_path):
+    """Runs `kt` as a user with a token, if any, of a cluster that does not answer."""
+
+    def run(*arguments, api_url, token=None):
+        file = tmp_path / "kubeconfig"
+        cluster = {"name": "c", "cluster": {"server": NOWHERE}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        user = {"name": "u", "user": {"token": token}}
+        content = {"current-context": "c", "clusters": [cluster], "contexts": [context]}
+        if token is not None:
+            file.write_text(yaml.safe_dump({**content, "users": [user]}))
+        settings = {"KUBECONFIG": str(file), "KT_BACKEND": "kubernetes", "KT_API_URL": api_url}
+        return subprocess.run(
+            [sys.executable, "-m", "kubetorch", *arguments],
+            env={**os.environ, "HOME": str(tmp_path), **settings},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_a_controller_that_answers_at_api_url_is_well_whatever_the_api_server_says(kt, service):
+    done = kt("check", "--json", api_url=service.url, token=service.token)
+    states = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
+    assert states == {"kubeconfig": "ok", "API server": "note", "version": "ok", "login": "ok"}
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_token_that_the_controller_does_not_take_is_a_fault(kt, service):
+    done = kt("check", "--json", api_url=service.url, token="wrong")
+    states = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, states["version"], states["login"]) == (1, "ok", "broken")
+
+
+def test_without_a_kubeconfig_it_is_said_that_a_token_is_lacking(kt):
+    for command in (("list",), ("check",)):
+        done = kt(*command, api_url="https://127.0.0.1:1")
+        assert done.returncode == 1
+        said = done.stdout + done.stderr
+        assert "there is no kubeconfig" in said
+        assert "a kubeconfig who you are, by the token of its user" in said
+
+
+def test_a_url_that_would_show_the_token_is_a_fault_of_the_check(kt):
+    done = kt("check", "--json", api_url="http://kt.example.com", token="x")
+    found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert "your token would travel unencrypted" in found["login"]["reason"]
+    assert "https://" in found["login"]["hint"]
