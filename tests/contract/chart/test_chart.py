@@ -136,6 +136,75 @@ def test_with_watched_namespaces_secrets_are_readable_nowhere_else():
     assert everything == ["team"]
 
 
+def rendered(values, namespace="kubetorch"):
+    """All objects, with those that are for helm's hooks."""
+    chart = Chart()
+    values = chart.values(values)
+    about = {key[:1].upper() + key[1:]: value for key, value in chart.about.items()}
+    release = {"Name": "kubetorch", "Namespace": namespace, "Service": "Helm"}
+    data = {"Values": values, "Chart": about, "Release": release}
+    names = sorted(f"templates/{path.name}" for path in (FOLDER / "templates").glob("*.yaml"))
+    texts = (chart.templates.render(name, data) for name in names)
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+#: What is allowed in every namespace although watchNamespaces names some: it reads what lies in
+#: none, asks who somebody is, or is about the kind itself.
+CLUSTER_WIDE = {
+    "apps/deployments": {"list"},
+    "authentication.k8s.io/tokenreviews": {"create"},
+    "authorization.k8s.io/subjectaccessreviews": {"create"},
+    "apiextensions.k8s.io/customresourcedefinitions": {"get", "list", "watch", "patch", "delete"},
+    "kubetorch.com/kubetorchworkloads": {"list"},
+    "kubetorch.com/kubetorchworkloads/status": {"get"},
+}
+READ = {"get", "list", "watch"}
+READ_CLUSTER_WIDE = {
+    *("/configmaps", "/namespaces", "/nodes", "/persistentvolumes"),
+    *("karpenter.sh/nodepools", "kueue.x-k8s.io/clusterqueues", "node.k8s.io/runtimeclasses"),
+    *("scheduling.k8s.io/priorityclasses", "scheduling.run.ai/queues"),
+    *("storage.k8s.io/storageclasses", "trainer.kubeflow.org/clustertrainingruntimes"),
+}
+
+
+def test_with_watched_namespaces_nobody_may_change_anything_elsewhere():
+    found = rendered({"watchNamespaces": ["team"], "serviceMonitor": {"enabled": True}}, "other")
+    bound = [one for one in found if one["kind"] == "ClusterRoleBinding"]
+    subjects = {subject["name"] for one in bound for subject in one["subjects"]}
+    assert subjects == {"kubetorch-controller", "kubetorch-metrics", "kubetorch-uninstall"}
+    for binding in bound:
+        for rule in named(found, "ClusterRole", binding["roleRef"]["name"])["rules"]:
+            for what in (f"{a}/{b}" for a in rule["apiGroups"] for b in rule["resources"]):
+                allowed = READ if what in READ_CLUSTER_WIDE else CLUSTER_WIDE[what]
+                assert set(rule["verbs"]) <= allowed, (binding["metadata"]["name"], what)
+                if "customresource" in what and "delete" in rule["verbs"]:
+                    assert rule["resourceNames"] == ["kubetorchworkloads.kubetorch.com"]
+    admin = [
+        (one["kind"], one["metadata"].get("namespace"))
+        for one in found
+        if one["kind"].endswith("Binding") and one["roleRef"]["name"] == "kubetorch-admin"
+    ]
+    assert admin == [("RoleBinding", "team")]
+
+
+@pytest.mark.parametrize("namespace", ["2024", "on", "null", "1e3", "0x1f"])
+def test_a_namespace_is_text_whatever_yaml_takes_it_for(namespace):
+    values = {"watchNamespaces": ["123", namespace], "serviceMonitor": {"enabled": True}}
+    for file in goldens.VALUES:
+        given = {**yaml.safe_load(file.read_text()), **values}
+        found = rendered(given, namespace)
+        places = {one["metadata"].get("namespace") for one in found}
+        assert places == {None, "123", namespace}
+        for one in found:
+            labels = one["metadata"]["labels"]
+            assert labels["kubetorch.com/install-namespace"] == namespace
+            for subject in one.get("subjects") or ():
+                assert subject.get("namespace", namespace) == namespace
+        deployment = named(found, "Deployment", "kubetorch-controller")
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        assert {"name": "KT_INSTALL_NAMESPACE", "value": namespace} in container["env"]
+
+
 def test_the_controller_runs_with_as_little_as_pod_security_restricted_allows():
     pod = named(objects(), "Deployment", "kubetorch-controller")["spec"]["template"]["spec"]
     container = pod["containers"][0]["securityContext"]

@@ -7,10 +7,10 @@ app.kubernetes.io/component: controller
 {{/* Labels of every object. */}}
 {{- define "kubetorch.labels" -}}
 app.kubernetes.io/name: kubetorch
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-kubetorch.com/install-namespace: {{ .Release.Namespace }}
+kubetorch.com/install-namespace: {{ .Release.Namespace | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
