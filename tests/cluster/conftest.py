@@ -113,11 +113,24 @@ def controller(kubectl: Kubectl) -> str:
 
     Each module looks anew: some of them uninstall it.
     """
+    _install()
+    return "kubetorch"
+
+
+@pytest.fixture(scope="module")
+def apart(controller: str) -> Iterator[str]:
+    """That installation, kept to its own namespace: no two of a cluster may share one."""
+    _install("--set", f"watchNamespaces={{{controller}}}")
+    yield controller
+    _install("--set", "watchNamespaces={}")
+
+
+def _install(*options: str) -> None:
     kt = str(Path(sys.executable).parent / "kt")
-    command = [kt, "install", "--image", IMAGE, "--pod-image", POD_IMAGE, "--timeout", "120s"]
+    images = ("--image", IMAGE, "--pod-image", POD_IMAGE)
+    command = [kt, "install", *images, "--timeout", "120s", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-    return "kubetorch"
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_helm_finds_nothing_to_complain_of() -> None:
 
 
 @pytest.fixture
-def spaces(kubectl: Kubectl, controller: str) -> Iterator[None]:
+def spaces(kubectl: Kubectl, apart: str) -> Iterator[None]:
     """Room for a release beside the installation whose resource definition it shares."""
     if not has_image(IMAGE):
         pytest.skip(f"no node has {IMAGE}")

@@ -65,7 +65,7 @@ class Kt:
 
 
 @pytest.fixture
-def kt(kubectl: Kubectl) -> Iterator[Kt]:
+def kt(kubectl: Kubectl, apart: str) -> Iterator[Kt]:
     if not has_image(IMAGE):
         pytest.skip(f"no node has {IMAGE}")
     kubectl("create", "namespace", TEAM)
@@ -194,10 +194,10 @@ def test_check_says_what_to_do_where_nothing_is_installed(kt: Kt) -> None:
 
 
 def test_a_second_installation_does_not_take_what_belongs_to_the_first(
-    kt: Kt, kubectl: Kubectl, controller: str
+    kt: Kt, kubectl: Kubectl, apart: str
 ) -> None:
     done = kt("install", "--image", IMAGE, status=1)
-    assert f"belongs to the Kubetorch in namespace {controller}" in done.stderr
+    assert f"belongs to the Kubetorch in namespace {apart}" in done.stderr
     assert "crd.create=false" in done.stderr
     assert remains.of_installation(kubectl, SPACE) == []
 
@@ -223,3 +223,29 @@ def test_prometheus_may_read_figures_and_nothing_else(kt: Kt, kubectl: Kubectl) 
         assert refused.stdout == "403"
     finally:
         kubectl("delete", "--ignore-not-found", "-f", "-", given=objects)
+
+
+def test_who_owns_the_kind_goes_and_leaves_it_to_others_who_have_services(
+    kt: Kt, kubectl: Kubectl, apart: str, tmp_path: Path
+) -> None:
+    beside = kt(*INSTALL, "--set", f"watchNamespaces={{{apart}}}", status=1)
+    assert f"the Kubetorch in namespace {apart} works in namespaces {apart}" in beside.stderr
+    kt(*INSTALL)
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = kt.run(sys.executable, str(file))
+    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+    narrowed = kt("upgrade", "--set", f"watchNamespaces={{{SPACE}}}", status=1)
+    assert f"leaves out services, which no controller would look after: {TEAM}/" in narrowed.stderr
+
+    gone = kt.json("uninstall", "-y", "-n", apart)
+    assert gone["definition_needed_by"][0] == f"the Kubetorch in namespace {SPACE}"
+    assert gone["definition_needed_by"][1].startswith(f"{TEAM}/")
+    assert kubectl("get", "kubetorchworkloads", "-n", TEAM, "-o", "name").count("\n") == 1
+    taken = kt.json("upgrade", "--set", "crd.create=true,rbac.userRoles=true")
+    assert "changed" in {
+        one["change"] for one in taken["objects"] if one["kind"] == "CustomResourceDefinition"
+    }
+    assert kt.run(sys.executable, str(file)).stdout.strip().endswith("42")
+    assert kt.json("uninstall", "-y", "--volumes", "--secrets")["definition_needed_by"] == []
+    assert "kubetorchworkloads" not in kubectl("get", "crd", "-o", "name")

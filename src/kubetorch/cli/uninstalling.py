@@ -52,9 +52,7 @@ async def _uninstall(wanted: Wanted, output: Output) -> Removed:
         if release is None:
             output.report(f"Kubetorch is not installed in namespace {wanted.where}")
             return Removed()
-        chart_values = Chart().values(release.values)
-        watched = chart_values["watchNamespaces"]
-        scope = await removing.scope_of(client, watched, wanted.where)
+        scope = await removing.scope_of(client, release.watched, wanted.where)
         removal = Removal(wanted.where, scope, seconds, wanted.volumes, wanted.secrets)
         server = f"{client.access.cluster.server} ({client.access.origin})"
         output.report(f"Removing Kubetorch from namespace {wanted.where} of {server}...")
@@ -93,7 +91,7 @@ async def _find(client: Client, namespace: str) -> Release | None:
 
 
 async def _ask(client: Client, removal: Removal, output: Output) -> None:
-    workloads = await removal.scope.list(client, removing.WORKLOADS, "")
+    workloads = await removal.scope.workloads(client)
     for one in workloads:
         metadata = one["metadata"]
         output.report(f"  • {metadata['namespace']}/{metadata['name']}")
@@ -109,9 +107,17 @@ async def _ask(client: Client, removal: Removal, output: Output) -> None:
 def _report(done: Removed, wanted: Wanted, output: Output) -> None:
     _report_kept(done.kept, output)
     if done.leftovers:
-        output.report(f"The namespace {wanted.where} stays, for it has:", "yellow")
+        output.report(f"The namespace {wanted.where} stays, for it has or may have:", "yellow")
         for one in done.leftovers:
             output.report(f"  • {one}")
+    if done.others:
+        output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
+        for one in done.others:
+            output.report(f"  • {one}")
+        output.report(
+            "  hint: kt upgrade -n NAMESPACE --set crd.create=true,rbac.userRoles=true has another "
+            "installation own it, and bring the roles for users"
+        )
     output.report(f"✓ Kubetorch is removed from namespace {wanted.where}", "green")
 
 
@@ -134,6 +140,7 @@ def _facts(done: Removed) -> dict[str, object]:
             "volumes": list(map(_fact, done.kept.volumes)),
             "secrets": list(map(_fact, done.kept.secrets)),
         },
+        "definition_needed_by": done.others,
         "left_in_namespace": done.leftovers,
     }
 

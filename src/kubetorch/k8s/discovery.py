@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubetorch.errors import KubernetesError, KubernetesNotFoundError
 from kubetorch.k8s.resources import Object, Resource, group_path
 
 #: Gets the document at a path.
 Fetch = Callable[[str], Awaitable[Object]]
+
+
+class Served(NamedTuple):
+    """What a cluster serves.
+
+    Attributes:
+        kinds: All kinds that it says it has.
+        unanswered: Versions of API groups whose server does not say.
+    """
+
+    kinds: list[Resource]
+    unanswered: list[str]
 
 
 class Discovery:
@@ -52,32 +64,41 @@ class Discovery:
         """
         return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
 
-    async def everything(self, *verbs: str) -> list[Resource]:
-        """All kinds of the cluster, each in the version that its group prefers.
-
-        A group whose server does not answer is left out.
+    async def everything(self, *verbs: str) -> Served:
+        """All kinds of the cluster, each in one version: that which its group prefers, if it can.
 
         Args:
             verbs: What must be possible with them.
         """
         groups = (await self._fetch("/apis")).get("groups") or []
-        versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+        versions = ["v1", *(version for group in groups for version in _versions(group))]
         documents = await asyncio.gather(*map(self._resources, versions))
-        return [
-            found
-            for version, document in zip(versions, documents, strict=True)
-            for found in parse(version, document, verbs).values()
-        ]
+        found: dict[str, Resource] = {}
+        unanswered = []
+        for version, document in zip(versions, documents, strict=True):
+            if document is None:
+                unanswered.append(version)
+                continue
+            for resource in parse(version, document, verbs).values():
+                found.setdefault(str(resource), resource)
+        return Served(list(found.values()), unanswered)
 
-    async def _resources(self, api_version: str) -> Object:
+    async def _resources(self, api_version: str) -> Object | None:
         try:
             return await self._fetch(group_path(api_version))
         except KubernetesError:
-            return {}
+            return None
 
     def forget(self, api_version: str) -> None:
         """A path of this version is not served any more."""
         self._known.pop(api_version, None)
+
+
+def _versions(group: Mapping[str, Any]) -> list[str]:
+    """The versions of an API group, the preferred one first."""
+    preferred = str(group["preferredVersion"]["groupVersion"])
+    every = [str(one["groupVersion"]) for one in group.get("versions") or []]
+    return [preferred, *(one for one in every if one != preferred)]
 
 
 def parse(api_version: str, document: Object, verbs: Iterable[str] = ()) -> dict[str, Resource]:

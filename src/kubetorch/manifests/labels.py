@@ -20,10 +20,11 @@ MOUNT_TYPE = f"{PREFIX}mount-type"
 PROVIDER = f"{PREFIX}provider"
 USER_IDENTIFIER = f"{PREFIX}user-identifier"
 APP = "app"
-#: Of what Kubetorch makes and nobody else has a use for; `kt uninstall` removes it.
+#: Of what Kubetorch makes and nobody else has a use for; `kt uninstall` removes what has them all.
 MANAGED = {
     "app.kubernetes.io/name": "kubetorch",
     "app.kubernetes.io/managed-by": "kubetorch",
+    f"{PREFIX}made-by": "controller",
 }
 #: Of other projects.
 KUEUE = "kueue.x-k8s.io/queue-name"

@@ -205,6 +205,11 @@ def test_a_namespace_is_text_whatever_yaml_takes_it_for(namespace):
         assert {"name": "KT_INSTALL_NAMESPACE", "value": namespace} in container["env"]
 
 
+def test_the_definition_is_kept_by_helm_since_all_services_would_go_with_it():
+    definition = named(objects(), "CustomResourceDefinition", "kubetorchworkloads.kubetorch.com")
+    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
 def test_the_controller_runs_with_as_little_as_pod_security_restricted_allows():
     pod = named(objects(), "Deployment", "kubetorch-controller")["spec"]["template"]["spec"]
     container = pod["containers"][0]["securityContext"]

@@ -30,6 +30,9 @@ metadata:
   name: {name}
   labels:
     {{{{- include "kubetorch.labels" . | nindent 4 }}}}
+  annotations:
+    # Whoever has workloads loses them with it, so helm itself never deletes it.
+    helm.sh/resource-policy: keep
 {spec}{{{{- end }}}}
 """
 _SCALARS = {str: "string", bool: "boolean", int: "integer", float: "number"}

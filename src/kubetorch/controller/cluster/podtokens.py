@@ -22,6 +22,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref, Resource
+from kubetorch.manifests import labels
 from kubetorch.wire import tokens
 
 #: Name of the Secret, and the key in it.
@@ -133,7 +134,7 @@ class PodTokens:
             "metadata": {
                 "name": SECRET,
                 "namespace": namespace,
-                "labels": {"app.kubernetes.io/managed-by": "kubetorch"},
+                "labels": dict(labels.MANAGED),
             },
             "data": {KEY: base64.b64encode(token.encode()).decode()},
         }

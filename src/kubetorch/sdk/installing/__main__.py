@@ -43,6 +43,8 @@ async def _remove(namespace: str, watched: list[str]) -> None:
         done = await removing.remove(client, removal, (), _say)
     for item in (*done.kept.volumes, *done.kept.secrets):
         _say(f"left {item}, which a user made")
+    for one in done.others:
+        _say(f"left the kind KubetorchWorkload for {one}")
 
 
 def _say(text: str) -> None:

@@ -11,13 +11,15 @@ from kubetorch.errors import InstallError, KubernetesNotFoundError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Selection, version
-from kubetorch.sdk.installing import ownership, releases
+from kubetorch.sdk.installing import neighbours, ownership, releases
 from kubetorch.sdk.installing.chart import Chart
 from kubetorch.sdk.installing.releases import Item, Release
+from kubetorch.sdk.installing.scope import Scope
 
 #: Told what is going on, a line each.
 Report = Callable[[str], object]
-Change = Literal["created", "changed", "unchanged", "deleted"]
+#: What is `kept` was given up, for whoever wants it.
+Change = Literal["created", "changed", "unchanged", "deleted", "kept"]
 
 #: Seconds that the API server may take to serve a definition.
 _ESTABLISHED = 30.0
@@ -60,7 +62,8 @@ async def apply(
 
     Raises:
         ConfigError: A value cannot be used.
-        InstallError: Something there belongs to somebody else.
+        InstallError: Something there belongs to somebody else or is being deleted; or services
+            would have two controllers, or none.
         KubernetesError: The server refused.
     """
     objects = chart.render(values, namespace=namespace)
@@ -70,9 +73,9 @@ async def apply(
     for found in there:
         if found is not None:
             ownership.check(found, namespace, verb=verb)
+            _check_stays(found)
     await _check_namespaces(client, objects, namespace)
-    if not chart.values(values)["watchNamespaces"]:
-        await _check_alone(client, namespace, verb)
+    await neighbours.check(client, namespace, Scope.of(chart.values(values)["watchNamespaces"]))
     release = Release(
         namespace,
         str(chart.about["version"]),
@@ -88,18 +91,18 @@ async def apply(
         if change != "unchanged":
             report(f"{change} {Item.of(one)}")
     for item in reversed(release.without(earlier)):
-        if await delete(client, item, namespace):
-            changes[item] = "deleted"
-            report(f"deleted {item}")
+        change_of_former = await _remove(client, item, namespace)
+        if change_of_former != "unchanged":
+            changes[item] = change_of_former
+            report(f"{change_of_former} {item}")
     await releases.save(client, release)
     return Applied(release, changes)
 
 
-async def _check_alone(client: Client, namespace: str, verb: str) -> None:
-    """Refuse to work in all namespaces beside another installation."""
-    definition = await get(client, releases.DEFINITION)
-    if definition is not None:
-        ownership.check(definition, namespace, verb=verb)
+def _check_stays(found: Object) -> None:
+    """Refuse to change what is on its way out, as during an uninstall: it would go all the same."""
+    if found["metadata"].get("deletionTimestamp"):
+        raise InstallError(f"{Item.of(found)} is being deleted", hint="try again when it is gone")
 
 
 async def _check_namespaces(client: Client, objects: list[Object], namespace: str) -> None:
@@ -174,25 +177,23 @@ def _is_established(found: Object) -> bool:
     return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
-async def delete(client: Client, item: Item, namespace: str) -> bool:
-    """Delete an object of the installation; whether it was there and is ours.
-
-    Args:
-        client: Asks the server.
-        item: The object.
-        namespace: Of the installation.
-    """
+async def _remove(client: Client, item: Item, namespace: str) -> Change:
+    """Delete an object that the installation had, if it is there and ours."""
     ref = await find(client, item)
     if ref is None:
-        return False
+        return "unchanged"
     try:
         found = await client.get(ref)
         if not ownership.is_of(found, namespace):
-            return False
+            return "unchanged"
+        if item.is_same_as(releases.DEFINITION):
+            # All services of the cluster would go with it.
+            await ownership.give_up(client, found)
+            return "kept"
         await client.delete(ref, preconditions={"uid": found["metadata"]["uid"]})
     except KubernetesNotFoundError:
-        return False
-    return True
+        return "unchanged"
+    return "deleted"
 
 
 async def find(client: Client, item: Item) -> Ref | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kubetorch.errors import InstallError
-from kubetorch.k8s.resources import Object
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Object, Ref
 from kubetorch.sdk.installing import releases
 
 _HELM = "Helm"
@@ -27,6 +28,19 @@ def is_of(found: Object, namespace: str) -> bool:
     """Whether `kt install` made an object, for the installation in that namespace."""
     is_ours = labels(found).get(releases.MANAGED_BY) == releases.OURS
     return is_ours and owner(found) == namespace
+
+
+def is_of_release(found: Object, namespace: str) -> bool:
+    """Whether helm made an object, for the installation in that namespace."""
+    return labels(found).get(releases.MANAGED_BY) == _HELM and owner(found) == namespace
+
+
+async def give_up(client: Client, found: Object) -> None:
+    """Have an object belong to nobody, so that the next installation that wants it may take it."""
+    ref = Ref(await client.discovery.resource_of(found), found["metadata"]["name"])
+    marks = {releases.MANAGED_BY: None, releases.INSTALL_NAMESPACE: None}
+    notes = {_RELEASE_NAME: None, _RELEASE_NAMESPACE: None}
+    await client.patch(ref, {"metadata": {"labels": marks, "annotations": notes}})
 
 
 def check(found: Object, namespace: str, *, verb: str) -> None:

@@ -82,6 +82,14 @@ class Release:
     values: dict[str, Any] = field(default_factory=dict)
     items: tuple[Item, ...] = ()
 
+    @property
+    def watched(self) -> list[str]:
+        """The namespaces that its controller keeps to; none if it works in all of them.
+
+        They are taken as they were given: a chart of another version may refuse other values.
+        """
+        return list(self.values.get("watchNamespaces") or ())
+
     def with_former(self, items: Iterable[Item]) -> Release:
         """This release, and objects of the one before that are still there."""
         return replace(self, items=(*self.items, *self.without(items)))

@@ -3,8 +3,9 @@
     the controller ──► workloads, and what they own ──► what the controller made
       ──► what the chart made ──► the kind KubetorchWorkload ──► the namespace, if it is ours
 
-The controller goes first: one that is at work would write down again what is deleted under it, and
-one that is dead is then no special case.
+The kind stays, as nobody's, where others have services: those would go with it. The controller goes
+first: one that is at work would write down again what is deleted under it, and one that is dead is
+then no special case.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kubetorch.errors import InstallError, KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client
@@ -19,16 +21,12 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
 from kubetorch.lib import deadlines
 from kubetorch.manifests import labels
-from kubetorch.sdk.installing import applying, kept, ownership, releases
+from kubetorch.sdk.installing import applying, kept, neighbours, ownership, releases, scope
 from kubetorch.sdk.installing.applying import Report
 from kubetorch.sdk.installing.readiness import NAME
 from kubetorch.sdk.installing.releases import Item
-from kubetorch.sdk.installing.scope import Scope
+from kubetorch.sdk.installing.scope import WORKLOADS, Scope
 
-#: The kind of a workload's own object.
-WORKLOADS = Resource(
-    "kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload", is_namespaced=True
-)
 #: Made by the controller in its own namespace.
 _OF_CONTROLLER = (
     Item("v1", "Secret", "", "kubetorch-installation"),
@@ -65,31 +63,39 @@ class Removed:
     Attributes:
         items: In the order in which they went.
         kept: What users keep.
+        others: Who else needs the kind KubetorchWorkload, so that it is still there.
         leftovers: Why the namespace of the installation is still there; empty if it is gone, or
             never was ours.
     """
 
     items: list[Item] = field(default_factory=list)
     kept: kept.Kept = field(default_factory=kept.Kept)
+    others: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
 
 
 async def scope_of(client: Client, watched: list[str], namespace: str) -> Scope:
     """The namespaces whose workloads are an installation's.
 
-    Where the definition is another installation's, those of all namespaces are not this one's,
-    whatever it was told.
+    What another one names is that one's. Where the definition is another installation's, or
+    another one works in all namespaces too, only its own namespace is surely this one's, whatever
+    it was told.
 
     Args:
         client: Asks the server.
         watched: Its value `watchNamespaces`.
         namespace: Where its controller is.
     """
+    others = [one.scope for one in await neighbours.others(client, namespace)]
+    taken = {name for one in others for name in one.namespaces or ()}
+    own = {namespace} - taken
     if watched:
-        return Scope.of(watched, namespace)
+        return Scope(tuple(sorted({*watched, *own})))
     definition = await applying.get(client, releases.DEFINITION)
     is_foreign = definition is not None and ownership.owner(definition) not in (None, namespace)
-    return Scope((namespace,)) if is_foreign else Scope()
+    if is_foreign or any(one.namespaces is None for one in others):
+        return Scope(tuple(own))
+    return Scope(without=frozenset(taken))
 
 
 async def remove(
@@ -118,6 +124,18 @@ async def remove(
         ) from error
 
 
+class _Seen(NamedTuple):
+    """What a search of the cluster brought.
+
+    Attributes:
+        objects: What was found.
+        unseen: What could not be looked at.
+    """
+
+    objects: list[Object]
+    unseen: list[str]
+
+
 class _Run:
     """One removal at work."""
 
@@ -135,11 +153,10 @@ class _Run:
         await self._workloads()
         await self._managed()
         if not removal.contents_only:
-            # The definition goes last: while it is there, nothing refers to a kind that is not.
-            first = [one for one in reversed(items) if one.kind != releases.DEFINITION.kind]
+            first = [one for one in reversed(items) if not one.is_same_as(releases.DEFINITION)]
             await self._delete([one for one in first if await self._is_ours(one)])
-            last = [one for one in items if one.kind == releases.DEFINITION.kind]
-            await self._delete([one for one in last if await self._is_ours(one)])
+        # The definition goes last: while it is there, nothing refers to a kind that is not.
+        await self._definition()
         await self._delete(
             [Item(one.api_version, one.kind, where, one.name) for one in _OF_CONTROLLER]
         )
@@ -153,8 +170,8 @@ class _Run:
 
     async def _workloads(self) -> None:
         """Delete workloads and wait until all that they own is gone."""
-        found = await self._removal.scope.list(self._client, WORKLOADS, "")
-        owned = await self._search(labels.SERVICE, _is_of_workload)
+        found = await self._removal.scope.workloads(self._client)
+        owned = await self._find(labels.SERVICE, _is_of_workload)
         for one in found:
             if one["metadata"].get("finalizers"):
                 ref = Ref(WORKLOADS, one["metadata"]["name"], one["metadata"]["namespace"])
@@ -164,9 +181,31 @@ class _Run:
 
     async def _managed(self) -> None:
         """Delete what the controller made in the namespaces of workloads."""
-        selector = f"{releases.MANAGED_BY}={releases.OURS},!{releases.INSTALL_NAMESPACE}"
-        found = await self._search(selector, lambda one: not one["metadata"].get("ownerReferences"))
+        selector = ",".join(f"{name}={value}" for name, value in labels.MANAGED.items())
+        found = await self._find(selector, _is_of_controller)
         await self._delete([Item.of(one) for one in found])
+
+    async def _definition(self) -> None:
+        """Delete the definition, which takes every workload of the cluster along."""
+        found = await applying.get(self._client, releases.DEFINITION)
+        if found is None or not self._owns(found):
+            return
+        if not found["metadata"].get("deletionTimestamp") and (others := await self._others()):
+            await ownership.give_up(self._client, found)
+            self._done.others = others
+            self._report(f"kept {releases.DEFINITION}")
+        else:
+            await self._delete([releases.DEFINITION])
+
+    async def _others(self) -> list[str]:
+        """Who else needs the definition: what this installation has is gone by now."""
+        beside = await neighbours.others(self._client, self._removal.namespace)
+        found = [f"the Kubetorch in namespace {one.namespace}" for one in beside]
+        try:
+            left = await Scope().list(self._client, WORKLOADS)
+        except KubernetesNotFoundError:
+            return [*found, f"{WORKLOADS} that are not of version {WORKLOADS.version}"]
+        return [*found, *scope.names(left)]
 
     async def _users(self) -> None:
         removal = self._removal
@@ -178,26 +217,29 @@ class _Run:
             () if removal.volumes else found.volumes, () if removal.secrets else found.secrets
         )
 
-    async def _search(
-        self, selector: str, wanted: Callable[[Object], bool], scope: Scope | None = None
-    ) -> list[Object]:
+    async def _find(self, selector: str, wanted: Callable[[Object], bool]) -> list[Object]:
+        """Objects of ours; the controller could not have made what cannot be seen either."""
+        seen = await self._search(selector, self._removal.scope)
+        return list(filter(wanted, seen.objects))
+
+    async def _search(self, selector: str, where: Scope) -> _Seen:
         """Objects of every kind of the cluster that lies in namespaces."""
-        kinds = await self._client.discovery.everything("list", "delete")
-        where = scope or self._removal.scope
+        served = await self._client.discovery.everything("list", "delete")
+        unseen = [f"kinds of {version}" for version in served.unanswered]
 
         async def search(resource: Resource) -> list[Object]:
             async with self._limit:
                 try:
                     return await where.list(self._client, resource, selector)
                 except KubernetesRequestError as error:
-                    # The server of a kind is away, or this user may not see it: nothing of ours is
-                    # hidden there, for the controller could not have made it either.
+                    # The server of a kind is away, or this user may not see it.
                     if error.status_code not in _NOT_TO_BE_SEEN:
                         raise
+                    unseen.append(str(resource))
                     return []
 
-        found = await asyncio.gather(*(search(one) for one in kinds if one.is_namespaced))
-        return [item for items in found for item in items if wanted(item)]
+        found = await asyncio.gather(*(search(one) for one in served.kinds if one.is_namespaced))
+        return _Seen([item for items in found for item in items], unseen)
 
     # -------------------------------------------------------------------------- the namespace
 
@@ -213,16 +255,24 @@ class _Run:
             await self._delete([item])
 
     async def _left_in(self, namespace: str) -> list[str]:
-        """What somebody else has in the namespace."""
-        found = await self._search("", _is_of_somebody, Scope((namespace,)))
+        """What somebody else has in the namespace, or may have."""
+        seen = await self._search("", Scope((namespace,)))
         # Some kinds are served by two groups.
-        return sorted({f"{one['kind']} {one['metadata']['name']}" for one in found})
+        left = {f"{one['kind']} {one['metadata']['name']}" for one in seen.objects if _is_left(one)}
+        # A kind whose definition has just gone may still be announced for a moment.
+        is_defined = await applying.get(self._client, releases.DEFINITION) is not None
+        ours = () if is_defined else (str(WORKLOADS), f"kinds of {WORKLOADS.api_version}")
+        return sorted(left) + [f"cannot see {one}" for one in sorted({*seen.unseen} - {*ours})]
 
     # ------------------------------------------------------------------------------- deleting
 
     async def _is_ours(self, item: Item) -> bool:
         found = await applying.get(self._client, item)
-        return found is not None and ownership.is_of(found, self._removal.namespace)
+        return found is not None and self._owns(found)
+
+    def _owns(self, found: Object) -> bool:
+        is_of = ownership.is_of_release if self._removal.contents_only else ownership.is_of
+        return is_of(found, self._removal.namespace)
 
     async def _delete(self, items: list[Item]) -> None:
         """Delete objects with all that they own, and wait until they are gone."""
@@ -267,12 +317,21 @@ _OF_NO_CONSEQUENCE = (
 )
 
 
-def _is_of_somebody(found: Object) -> bool:
+def _is_left(found: Object) -> bool:
     """Whether an object is neither in every namespace nor goes with another one."""
     metadata, kind = found["metadata"], found["kind"]
     is_default = (kind, metadata["name"]) in _DEFAULTS or kind in _OF_NO_CONSEQUENCE
     is_going = "deletionTimestamp" in metadata or bool(metadata.get("ownerReferences"))
     return not is_default and not is_going
+
+
+def _is_of_controller(found: Object) -> bool:
+    """Whether the controller made an object for itself: claims and secrets of users are theirs."""
+    metadata = found["metadata"]
+    is_of_user = (
+        found["kind"] == "PersistentVolumeClaim" or labels.SECRET_NAME in metadata["labels"]
+    )
+    return not is_of_user and not metadata.get("ownerReferences")
 
 
 def _is_of_workload(found: Object) -> bool:
