@@ -8,6 +8,8 @@ import binascii
 import json
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kubetorch.controller.access import BoundPod, Need, User
 from kubetorch.errors import (
     ControllerUnavailableError,
@@ -81,10 +83,13 @@ class Reviews:
 
     Args:
         client: Asks the API server as the controller.
+        watched: Namespaces that the controller has a say in, which are what everywhere means; all
+            if there are none.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
+        self._watched = watched
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
@@ -109,11 +114,18 @@ class Reviews:
         return _user(status.get("user") or {})
 
     async def verdict(self, user: User, need: Need) -> Verdict:
-        """Whether somebody may do something.
+        """Whether somebody may do something; everywhere, if they may wherever the controller works.
 
         Raises:
             ControllerUnavailableError: The API server does not say.
         """
+        if need.namespace or not self._watched:
+            return await self._verdict(user, need)
+        needs = [msgspec.structs.replace(need, namespace=where) for where in self._watched]
+        found = await asyncio.gather(*(self._verdict(user, one) for one in needs))
+        return next((one for one in found if not one.is_allowed), found[0])
+
+    async def _verdict(self, user: User, need: Need) -> Verdict:
         attributes = {
             "group": need.group,
             "resource": need.resource,

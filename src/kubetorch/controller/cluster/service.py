@@ -180,7 +180,7 @@ class _Service:
 
         def new_access(workloads: Workloads) -> Access:
             return ClusterAccess(
-                Reviews(client),
+                Reviews(client, watched),
                 pods=KnownPods(workloads),
                 tokens_of_namespaces=pod_tokens,
                 stores=attaching.stores,

@@ -1,14 +1,17 @@
-"""What a token says of itself, and which command grants a right."""
+"""What a token says of itself, what everywhere means, and which command grants a right."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from typing import Any, cast
 
 import pytest
 
 from kubetorch.controller.access import Need, User
-from kubetorch.controller.cluster.reviews import Claims, claims, grant
+from kubetorch.controller.cluster.reviews import Claims, Reviews, claims, grant
+from kubetorch.k8s.client import Client
 
 
 def jwt(payload: object) -> str:
@@ -56,3 +59,33 @@ def test_a_refusal_has_the_command_that_grants_the_right(
     user: str, need: Need, command: str
 ) -> None:
     assert grant(User(user), need) == command
+
+
+class Server:
+    """Allows everything in some namespaces; the empty one is all of them."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed = allowed
+
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        where = manifest["spec"]["resourceAttributes"].get("namespace", "")
+        return {"status": {"allowed": where in self.allowed, "reason": f"of {where}"}}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "watched", "expected"),
+    [
+        (("a", "b"), ("a", "b"), True),
+        (("a",), ("a", "b"), False),
+        (("a", "b"), (), False),
+        (("",), (), True),
+    ],
+)
+def test_everywhere_is_where_the_controller_works(
+    allowed: tuple[str, ...], watched: tuple[str, ...], expected: bool
+) -> None:
+    reviews = Reviews(cast("Client", Server(*allowed)), watched)
+    verdict = asyncio.run(reviews.verdict(User("ann"), Need("list", "")))
+    assert verdict.is_allowed is expected
+    if watched and not expected:
+        assert verdict.reason == "of b"
