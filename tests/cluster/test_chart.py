@@ -18,6 +18,7 @@ from cluster.conftest import Kubectl
 from cluster.images import has_image
 from contract.chart import goldens
 from kubetorch.sdk.installing.chart import FOLDER, Chart
+from kubetorch.sdk.installing.releases import DEFINITION
 from unit.sdk.installing.test_gotemplates import CASES, VALUES
 
 RELEASE, SPACE, TEAM = "kt-release", "kt-helm", "kt-helm-team"
@@ -47,6 +48,14 @@ def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str
 def kt(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "kt"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+
+def images() -> tuple[str, str]:
+    """Options for the images that were built."""
+    repository, _, tag = IMAGE.rpartition(":")
+    pods, _, pod_tag = POD_IMAGE.rpartition(":")
+    said = f"image.repository={repository},image.tag={tag}"
+    return "--set", f"{said},podImage.repository={pods},podImage.tag={pod_tag}"
 
 
 def of_helm(file: Path) -> list[dict[str, Any]]:
@@ -107,11 +116,7 @@ def spaces(kubectl: Kubectl, apart: str) -> Iterator[None]:
 def test_a_release_works_is_upgraded_and_leaves_nothing(
     spaces: None, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    repository, _, tag = IMAGE.rpartition(":")
-    pods, _, pod_tag = POD_IMAGE.rpartition(":")
-    images = f"image.repository={repository},image.tag={tag}"
-    images += f",podImage.repository={pods},podImage.tag={pod_tag}"
-    options = ("--set", BESIDE, "--set", images, "--wait", "--timeout", "120s")
+    options = ("--set", BESIDE, *images(), "--wait", "--timeout", "120s")
     said = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *options)
     assert "kt config set install_namespace kt-helm" in said.stdout
 
@@ -160,3 +165,33 @@ def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubect
     refused = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--set", BESIDE, check=False)
     assert refused.returncode != 0
     assert "cannot be imported into the current release" in refused.stderr
+
+
+def test_helm_leaves_the_kind_to_services_of_others(
+    spaces: None, kubectl: Kubectl, apart: str
+) -> None:
+    gone = kt("uninstall", "-y", "-n", apart)
+    assert gone.returncode == 0, gone.stderr
+    watched = ("--set", f"watchNamespaces={{{TEAM}}}", *images(), "--wait", "--timeout", "120s")
+    install = ("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *watched)
+    helm(*install)
+    callable = {"kind": "function", "name": "f", "module": "m", "qualname": "f"}
+    workload = {
+        "apiVersion": "kubetorch.com/v1alpha1",
+        "kind": "KubetorchWorkload",
+        "metadata": {"name": "f", "namespace": "default"},
+        "spec": {"generation": 1, "callable": callable},
+    }
+    kubectl("apply", "-f", "-", given=[workload])
+    # Neither an upgrade without it nor an uninstall takes the kind from a service of others.
+    kept = (*watched, "--set", "crd.create=false")
+    helm("upgrade", RELEASE, str(FOLDER), "-n", SPACE, *kept)
+    helm("uninstall", RELEASE, "-n", SPACE, "--wait", "--timeout", "150s")
+    assert kubectl("get", "kubetorchworkloads", "-n", "default", "-o", "name").strip()
+    labels = kubectl("get", "crd", DEFINITION.name, "-o", "jsonpath={.metadata.labels}")
+    assert "managed-by" not in labels
+    kubectl("delete", "kubetorchworkloads", "f", "-n", "default")
+    # It is nobody's; where nobody needs it, an uninstall deletes it.
+    helm(*install, "--take-ownership")
+    helm("uninstall", RELEASE, "-n", SPACE, "--wait", "--timeout", "150s")
+    assert DEFINITION.name not in kubectl("get", "crd", "-o", "name")
