@@ -24,4 +24,4 @@ test:
 	pytest
 
 bench:
-	python -m benchmarks calls bulk reload startup logs faults manifests sessions --check
+	python -m benchmarks all --check

@@ -76,6 +76,8 @@ class Figure:
         unit: Unit of the table.
         against: What it is compared with: names of sides, and the budget if there is one.
         scale: Factor from the reported value to `unit`.
+        difference: It is how much one measurement is above another, so it may be zero or less;
+            any other figure that is has not been measured.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Figure:
     unit: str
     against: dict[str, Budget | None]
     scale: float = 1.0
+    difference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +93,15 @@ class Row:
     """A figure beside one peer or floor.
 
     Attributes:
-        theirs: `None` when it could not be measured; `missing` says why.
+        ours, theirs: `None` when it could not be measured; `missing` says why.
         ratio: Ours divided by theirs.
         standing: How ours stands to theirs, as the table has it.
-        kept: Whether the budget is kept; `None` if there is none, or nothing to compare with.
+        kept: Whether the budget is kept; `None` if there is none, or nothing to compare.
     """
 
     figure: str
     unit: str
-    ours: float
+    ours: float | None
     kind: Kind
     name: str
     theirs: float | None
@@ -108,19 +111,26 @@ class Row:
     missing: str = ""
     standing: str = ""
 
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether there is a budget, and nothing that says whether it is kept."""
+        return bool(self.budget) and self.kept is None
+
     def cells(self, *, first: bool) -> tuple[str, ...]:
         """What stands in the columns; a figure is named once."""
-        value = f"{_short(self.theirs)} {self.unit}" if self.theirs is not None else self.missing
-        theirs = f"{self.name}: {value}"
-        verdict = {True: "", False: "  MISSED", None: ""}[self.kept]
+        theirs = f"{self.name}: {self._value(self.theirs)}"
+        verdict = {True: "", False: "  MISSED", None: "  NOT CHECKED" if self.budget else ""}
         return (
             self.figure if first else "",
-            f"{_short(self.ours)} {self.unit}" if first else "",
+            self._value(self.ours) if first else "",
             theirs if self.kind == "peer" else "",
             theirs if self.kind == "floor" else "",
             self.standing,
-            f"{self.budget}{verdict}",
+            f"{self.budget}{verdict[self.kept]}",
         )
+
+    def _value(self, value: float | None) -> str:
+        return self.missing or "not measured" if value is None else f"{_short(value)} {self.unit}"
 
 
 def table(rows: Sequence[Row]) -> str:

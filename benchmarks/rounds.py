@@ -6,8 +6,8 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.figures import Figure, Kind, Limit, Row
@@ -16,6 +16,8 @@ from benchmarks.venvs import UnavailableError
 #: One measurement of one side: values by metric.
 Measure = Callable[[], Mapping[str, float]]
 OURS = "ours"
+#: What budgets are compared with that say the same of every machine.
+STATED = "as stated"
 #: In what terms sides are compared that have no budget.
 _RATIO = Limit(1.0)
 
@@ -35,10 +37,15 @@ class Side:
     start: Callable[[], AbstractContextManager[Measure]]
 
 
+def stated(values: Mapping[str, float]) -> Side:
+    """What budgets say, for those that are no ratios to something else."""
+    return Side(STATED, "floor", lambda: nullcontext(lambda: values))
+
+
 def compare(figures: Sequence[Figure], sides: Sequence[Side], rounds: int) -> list[Row]:
     """Measure all sides, `rounds` times in turns, and compare the medians.
 
-    Each round begins with another side, so that none of them always runs after the same one.
+    Where ours cannot be had, nothing is measured: there is nothing to compare.
     """
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     missing: dict[str, str] = {}
@@ -49,10 +56,9 @@ def compare(figures: Sequence[Figure], sides: Sequence[Side], rounds: int) -> li
                 measures[side.name] = stack.enter_context(side.start())
             except UnavailableError as error:
                 missing[side.name] = str(error)
-        names = list(measures)
+        names = list(measures) if OURS in measures else []
         for number in range(rounds):
-            first = number % len(names)
-            for name in [*names[first:], *names[:first]]:
+            for name in _turns(names, number):
                 _show(f"round {number + 1}/{rounds}: {name}")
                 for metric, value in measures[name]().items():
                     values[name][metric].append(value)
@@ -63,6 +69,16 @@ def compare(figures: Sequence[Figure], sides: Sequence[Side], rounds: int) -> li
     }
     kinds = {side.name: side.kind for side in sides}
     return [row for figure in figures for row in _rows(figure, medians, missing, kinds)]
+
+
+def _turns(names: Sequence[str], number: int) -> list[str]:
+    """The sides of a round in their order.
+
+    Each round begins with another one, and every second one goes backwards, so that none of them
+    always runs after the same one.
+    """
+    count, step = len(names), -1 if number % 2 else 1
+    return [names[(number + step * turn) % count] for turn in range(count)]
 
 
 def _show(text: str) -> None:
@@ -77,28 +93,36 @@ def _rows(
     missing: Mapping[str, str],
     kinds: Mapping[str, Kind | Literal["ours"]],
 ) -> list[Row]:
-    ours = medians[OURS][figure.metric] * figure.scale
+    ours = _median(figure, medians, OURS)
     rows = []
     for name, budget in figure.against.items():
         kind = kinds[name]
         assert kind != "ours"
-        measured = medians.get(name, {}).get(figure.metric)
-        theirs = None if measured is None else measured * figure.scale
-        compared = theirs or None
-        terms = budget or _RATIO
-        rows.append(
-            Row(
-                figure=figure.name,
-                unit=figure.unit,
-                ours=ours,
-                kind=kind,
-                name=name,
-                theirs=theirs,
-                ratio=ours / compared if compared else None,
-                budget=budget.stated(figure.unit) if budget else "",
-                kept=budget.allows(ours, compared) if budget and compared else None,
-                missing=missing.get(name, ""),
-                standing=terms.standing(ours, compared, figure.unit) if compared else "",
-            )
+        theirs = _median(figure, medians, name)
+        row = Row(
+            figure=figure.name,
+            unit=figure.unit,
+            ours=ours,
+            kind=kind,
+            name=name,
+            theirs=theirs,
+            ratio=None,
+            budget=budget.stated(figure.unit) if budget else "",
+            kept=None,
+            missing=missing.get(OURS) or missing.get(name, ""),
         )
+        # A size or time of zero or less is none: nothing was found that could be measured.
+        if ours is not None and theirs and theirs > 0 and (figure.difference or ours > 0):
+            row = replace(
+                row,
+                ratio=ours / theirs,
+                kept=budget.allows(ours, theirs) if budget else None,
+                standing=(budget or _RATIO).standing(ours, theirs, figure.unit),
+            )
+        rows.append(row)
     return rows
+
+
+def _median(figure: Figure, medians: Mapping[str, Mapping[str, float]], name: str) -> float | None:
+    measured = medians.get(name, {}).get(figure.metric)
+    return None if measured is None else measured * figure.scale

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from benchmarks import processes
 from benchmarks.figures import Figure, Limit, Row
-from benchmarks.rounds import OURS, Measure, Side, compare
+from benchmarks.rounds import OURS, STATED, Measure, Side, compare, stated
 
-BROADCAST, STATED = "WebSocket broadcast", "as stated"
+BROADCAST = "WebSocket broadcast"
 
 #: Bytes that a controller may have in memory: with 5,000 sessions, and with 100 workloads.
 MANY, FEW = float(2**30), 120e6
@@ -27,7 +27,7 @@ def run(rounds: int) -> list[Row]:
     sides = [
         Side(OURS, "ours", _ours),
         Side(BROADCAST, "floor", _broadcast),
-        Side(STATED, "floor", _stated),
+        stated({"many": MANY, "few": FEW}),
     ]
     return compare(FIGURES, sides, rounds)
 
@@ -42,8 +42,3 @@ def _ours() -> Iterator[Measure]:
 def _broadcast() -> Iterator[Measure]:
     with processes.program("broadcast") as client:
         yield lambda: client.ask("sessions")
-
-
-@contextmanager
-def _stated() -> Iterator[Measure]:
-    yield lambda: {"many": MANY, "few": FEW}

@@ -117,3 +117,73 @@ def test_a_cluster_that_is_not_there_is_no_figure(
     said = capsys.readouterr()
     assert "cluster cannot be measured here: no KUBECONFIG" in said.err
     assert said.out == ""
+
+
+def status(row: Row, *options: str) -> int:
+    return command.main(["calls", *options], run=lambda name, rounds: [row])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [(0.001, 0.001, 0), (0.002, 0.001, 1), (0.001, 0.0, 1), (0.0, 0.001, 1)],
+    ids=["kept", "missed", "nothing to compare with", "nothing measured"],
+)
+def test_a_check_succeeds_only_with_budgets_that_are_known_to_be_kept(
+    ours: float, theirs: float, expected: int
+) -> None:
+    figure = Figure("call", "p50", "ms", {"echo": Limit(1.6)}, scale=1e3)
+    [row] = compare([figure], [side("ours", "ours", [ours]), side("echo", "floor", [theirs])], 1)
+    assert status(row) == 0
+    assert status(row, "--check") == expected
+
+
+def test_a_check_without_a_peer_says_what_it_did_not_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [_, ray] = rows([0.001], [0.001], unavailable("Ray"))
+    assert status(ray, "--check") == 1
+    said = capsys.readouterr()
+    assert "not checked: call (Ray)" in said.err
+    assert "NOT CHECKED" in said.out
+
+
+def test_what_has_no_budget_needs_no_peer() -> None:
+    figure = Figure("call", "p50", "ms", {"Ray": None}, scale=1e3)
+    [row] = compare([figure], [side("ours", "ours", [0.001]), unavailable("Ray")], 1)
+    assert status(row, "--check") == 0
+
+
+def test_a_difference_may_be_nothing() -> None:
+    figure = Figure("import", "p50", "ms", {"echo": Limit(1.0)}, difference=True)
+    for ours in (0.0, -0.1):
+        sides = [side("ours", "ours", [ours]), side("echo", "floor", [1.0])]
+        [row] = compare([figure], sides, 1)
+        assert row.kept is True
+
+
+def test_without_ours_nothing_is_measured_and_the_reason_is_shown() -> None:
+    order: list[str] = []
+    figure = Figure("call", "p50", "ms", {"echo": Limit(1.0)}, scale=1e3)
+    sides = [
+        Side("ours", "ours", unavailable("Ray").start),
+        side("echo", "floor", [1.0], order),
+    ]
+    [row] = compare([figure], sides, 5)
+    assert (row.ours, row.kept, order) == (None, None, [])
+    assert "no wheel for this machine" in figures.table([row])
+    assert status(row, "--check") == 1
+
+
+def test_a_side_does_not_always_run_after_the_same_one() -> None:
+    order: list[str] = []
+    sides = [side(name, "floor", [1.0] * 4, order) for name in ("echo", "Ray")]
+    compare([LATENCY], [side("ours", "ours", [1.0] * 4, order), *sides], 4)
+    turns = [order[begin : begin + 3] for begin in range(0, 12, 3)]
+    before = [turn[turn.index("ours") - 1] for turn in turns if turn[0] != "ours"]
+    assert set(before) == {"echo", "Ray"}
+
+
+def test_all_is_every_benchmark_that_needs_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[str] = []
+    command.main(["all", "calls"], run=lambda name, rounds: ran.append(name) or [])
+    assert ran == [name for name in command.NAMES if name not in ("cluster", "all")]
