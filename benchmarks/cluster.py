@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,12 +17,11 @@ from benchmarks.calls import BODY
 from benchmarks.figures import Figure, Limit, Margin, Row
 from benchmarks.programs import driving
 from benchmarks.projects import echo
-from benchmarks.rounds import OURS, Measure, Side, compare
+from benchmarks.rounds import OURS, STATED, Measure, Side, compare, stated
 
 FORWARD, KUBECTL_FORWARD = "port-forward echo", "kubectl port-forward echo"
 HTTP_ECHO, TCP_ECHO = "HTTP echo between pods", "TCP echo between pods"
 EXEC, APPLY, RUN = "kubectl exec", "kubectl apply", "kubectl run"
-STATED = "as stated"
 SECONDS = 1.0
 REPLICAS = (1, 4)
 WORKLOADS = 100
@@ -177,7 +175,7 @@ def _edits(namespace: str, rounds: int) -> list[Row]:
         Side(OURS, "ours", edits),
         Side(EXEC, "floor", lambda: _exec(namespace)),
         Side(APPLY, "peer", lambda: _apply(namespace)),
-        Side(STATED, "floor", lambda: nullcontext(lambda: _STATED)),
+        stated(_STATED),
     ]
     return compare(EDITS, sides, rounds)
 
@@ -191,9 +189,7 @@ def _exec(namespace: str) -> Iterator[Measure]:
         began = time.perf_counter()
         command = ["kubectl", "exec", "-n", namespace, "edited", "--", "python3", "-c"]
         program = f'import os\nprint("edit {next(edits)}", flush=True)'
-        with subprocess.Popen([*command, program], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline()
+        with processes.speaking([*command, program], deadline=kubectl.DEADLINE):
             return time.perf_counter() - began
 
     with kubectl.pod(namespace, "edited", "import time; time.sleep(3600)"):
@@ -248,7 +244,7 @@ def _memory(namespace: str, rounds: int) -> list[Row]:
 
     sides = [
         Side(OURS, "ours", controller),
-        Side(STATED, "floor", lambda: nullcontext(lambda: {"bytes": 120e6})),
+        stated({"bytes": 120e6}),
     ]
     return compare(MEMORY, sides, rounds)
 

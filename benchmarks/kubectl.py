@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks import processes
 from benchmarks.venvs import UnavailableError
 
 INSTALLATION, CONTROLLER = "kubetorch", "deployment/kubetorch-controller"
@@ -37,6 +38,8 @@ def check() -> None:
             f"no Kubetorch in namespace {INSTALLATION} of the cluster (kt install): "
             f"{error.stderr.strip()}"
         ) from None
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"the cluster does not answer: {error}") from None
 
 
 def run(*arguments: str, given: object = None) -> str:
@@ -65,8 +68,10 @@ def namespace() -> Iterator[str]:
     try:
         yield name
     finally:
-        run("delete", "kubetorchworkloads", "--all", "-n", name, "--wait=true")
-        run("delete", "namespace", name, "--wait=false")
+        try:
+            _clean("kubetorchworkloads", "--all", "-n", name, "--wait=true")
+        finally:
+            _clean("namespace", name, "--wait=false")
 
 
 def default_image() -> str:
@@ -136,7 +141,15 @@ def wait(namespace: str, name: str) -> None:
 
 def delete(namespace: str, name: str) -> None:
     """Delete a pod at once."""
-    run("delete", "pod", name, "-n", namespace, "--grace-period=1", "--wait=false")
+    _clean("pod", name, "-n", namespace, "--grace-period=1", "--wait=false")
+
+
+def _clean(*arguments: str) -> None:
+    """Delete something. A failure is said, not raised: it would hide why the benchmark ended."""
+    try:
+        run("delete", *arguments)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        processes.complain(error)
 
 
 def _new_pod(
@@ -159,11 +172,7 @@ def _new_pod(
 def forward(namespace: str, name: str, port: int) -> Iterator[int]:
     """A local port that `kubectl port-forward` leads to a port of a pod."""
     command = ["kubectl", "port-forward", "-n", namespace, f"pod/{name}", f":{port}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            # "Forwarding from 127.0.0.1:40321 -> 7000"
-            line = process.stdout.readline()
-            yield int(line.split(" -> ")[0].rpartition(":")[2])
-        finally:
-            process.terminate()
+    with processes.speaking(command, " -> ", deadline=DEADLINE) as (line, process):
+        # "Forwarding from 127.0.0.1:40321 -> 7000"
+        yield int(line.split(" -> ")[0].rpartition(":")[2])
+        process.terminate()

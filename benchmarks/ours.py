@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from benchmarks import processes
 
 PROJECTS = Path(__file__).parent / "projects"
 SERVICE = PROJECTS / "service.py"
 STOP_DEADLINE = 60.0
+# 10 s: four workers with torch end within one.
+SETTLE_DEADLINE, SETTLE_PAUSE = 10.0, 0.3
 
 
 @contextmanager
@@ -46,14 +50,54 @@ def home() -> Iterator[dict[str, str]]:
 
 
 def stop(env: Mapping[str, str]) -> None:
-    """Stop the local service of `home`, with its pods."""
-    subprocess.run(
-        [sys.executable, "-m", "kubetorch", "local", "stop"],
-        env={**os.environ, **env},
-        capture_output=True,
-        timeout=STOP_DEADLINE,
-        check=True,
-    )
+    """Stop the local service of `home`, with its pods; by force if it does not stop by itself.
+
+    That is said and not raised: it would hide why the benchmark ended.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "kubetorch", "local", "stop"],
+            env=processes.environment(env),
+            capture_output=True,
+            text=True,
+            timeout=STOP_DEADLINE,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        processes.complain(error)
+        processes.kill(of(env))
+
+
+def of(env: Mapping[str, str]) -> list[psutil.Process]:
+    """All processes of a home: programs, its local service, and the pods of that."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get("KT_LOCAL_DIR") == env["KT_LOCAL_DIR"]:
+                found.append(process)
+    return found
+
+
+def settle(env: Mapping[str, str]) -> None:
+    """Wait until no process of a home ends, begins or works any more.
+
+    A reload ends the processes of the generation before after its first line is there; what is
+    measured next would share the processor with them.
+    """
+    end, before = time.monotonic() + SETTLE_DEADLINE, None
+    while (now := {process.pid: _worked(process) for process in of(env)}) != before:
+        if time.monotonic() > end:
+            return
+        before = now
+        time.sleep(SETTLE_PAUSE)
+
+
+def _worked(process: psutil.Process) -> float:
+    """Seconds of processor time, in tenths: an idle agent needs some, too."""
+    with suppress(psutil.Error):
+        used = process.cpu_times()
+        return round(used.user + used.system, 1)
+    return 0.0
 
 
 @contextmanager

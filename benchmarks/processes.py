@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,12 +27,25 @@ ROOT = Path(__file__).parents[1]
 # 30 s: what an orderly end may take; Ray's is the slowest with about five.
 STOP_DEADLINE = 30.0
 RUN_DEADLINE = 120.0
+# 900 s: a hundred deployments on a small cluster, before the first answer.
+ASK_DEADLINE = 900.0
+# 1024: thousands of sessions are opened at once.
+BACKLOG = 1024
 #: Options of uvicorn: connections stay open while the other sides have their turns.
 KEEP_ALIVE = ["--timeout-keep-alive", "3600"]
 
 
 class ProgramError(Exception):
     """A program of a benchmark failed; the message ends with what it printed last."""
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of what is started: that of this process, and these variables.
+
+    What configures Kubetorch for who runs the benchmarks is none of it.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KT_")}
+    return {**inherited, **(env or {})}
 
 
 class Program:
@@ -51,15 +66,16 @@ class Program:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._started: set[psutil.Process] = set()
         replies, writer = os.pipe()
         with ExitStack() as opening:
             opening.callback(os.close, writer)
-            self._replies = os.fdopen(replies)
+            self._replies = _Lines(replies)
             self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115  # closed by `close`
             self._process = subprocess.Popen(
                 [python, "-m", f"benchmarks.programs.{name}", str(writer), *arguments],
                 cwd=ROOT,
-                env={**os.environ, **(env or {})},
+                env=environment(env),
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
@@ -72,14 +88,18 @@ class Program:
         """The answer of the program: values by metric.
 
         Raises:
-            ProgramError: It ended instead.
+            ProgramError: It ended instead, or did not answer in time.
         """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([measurement, parameters]) + "\n")
             self._process.stdin.flush()
-            reply = self._replies.readline()
+            reply = self._replies.next(time.monotonic() + ASK_DEADLINE)
         except BrokenPipeError:
+            reply = ""
+        except TimeoutError:
+            self._started |= _descendants(self._process.pid)
+            os.killpg(self._process.pid, signal.SIGKILL)
             reply = ""
         if not reply:
             self._process.wait(STOP_DEADLINE)
@@ -93,12 +113,14 @@ class Program:
     def close(self) -> None:
         """End it, and everything that it started."""
         assert self._process.stdin is not None
-        started = _descendants(self._process.pid)
+        self._started |= _descendants(self._process.pid)
         with ExitStack() as closing:
             closing.callback(self._log.close)
             closing.callback(self._replies.close)
-            closing.callback(_end, self._process, started)
-            self._process.stdin.close()
+            closing.callback(_end, self._process, self._started)
+            # A request that it did not live to read is in the way of nothing.
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
 
 @contextmanager
@@ -116,6 +138,15 @@ def program(name: str, *arguments: str, **options: Any) -> Iterator[Program]:  #
 def server(
     command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> Iterator[int]:
+    """As `serving`; gives the port alone."""
+    with serving(command, env=env, cwd=cwd) as (port, _):
+        yield port
+
+
+@contextmanager
+def serving(
+    command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> Iterator[tuple[int, psutil.Process]]:
     """A server process on a port of loopback, which is listened on before the process runs.
 
     So nobody has to ask again and again whether it is up: connections wait for it.
@@ -126,9 +157,13 @@ def server(
         cwd: Working directory.
 
     Yields:
-        The port.
+        The port, and the process.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryFile("w+") as log:
+    address = ("127.0.0.1", 0)
+    with (
+        socket.create_server(address, backlog=BACKLOG) as listener,
+        tempfile.TemporaryFile("w+") as log,
+    ):
         # Accepted connections inherit it. uvicorn takes any given descriptor for a Unix socket, so
         # it does not set it itself, and each answer would wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,7 +172,7 @@ def server(
         process = subprocess.Popen(
             [str(part).replace("{fd}", str(descriptor)) for part in command],
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env=environment(env),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -146,14 +181,53 @@ def server(
         )
         listener.close()
         try:
-            yield port
-        except ProgramError:
+            yield port, psutil.Process(process.pid)
+        except Exception:
             print(f"{command[0]} printed:\n{_tail(log)}", file=sys.stderr)
             raise
         finally:
             started = _descendants(process.pid)
             process.terminate()
             _end(process, started)
+
+
+@contextmanager
+def speaking(
+    command: Sequence[str | Path],
+    wanted: str = "",
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    deadline: float = RUN_DEADLINE,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A command that has printed a line with `wanted` in it, the first one by default.
+
+    It is expected to end by itself, or by who has the process; what does not is killed.
+
+    Yields:
+        The line, and the process.
+
+    Raises:
+        ProgramError: No such line came in time.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            yield _line(process.stdout, wanted, deadline), process
+        except BaseException:
+            process.kill()
+            raise
+        try:
+            process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
@@ -165,33 +239,108 @@ def run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
     Raises:
         ProgramError: It failed, or took too long.
     """
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL
+    ) as process:
         timer = threading.Timer(RUN_DEADLINE, process.kill)
+        timer.daemon = True
         timer.start()
-        process.wait()
-        timer.cancel()
+        try:
+            process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # nothing happens to one that has ended
     if process.returncode:
         raise ProgramError(f"{' '.join(map(str, command))} ended with {process.returncode}")
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _end(process: subprocess.Popen[Any], started: Sequence[psutil.Process]) -> None:
-    """Wait until `process` has ended; then kill what is left of what it started."""
-    try:
-        process.wait(STOP_DEADLINE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_DEADLINE)
-    _, alive = psutil.wait_procs(started, timeout=2)
-    for left in alive:
-        left.kill()
+def kill(found: Iterable[psutil.Process]) -> None:
+    """Kill processes, and wait until they have ended."""
+    alive = list(found)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=STOP_DEADLINE)
+
+
+class _Lines:
+    """Lines from a pipe, each with a deadline."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def next(self, deadline: float) -> str:
+        """The next line; empty at the end. `TimeoutError` at this moment of `time.monotonic`."""
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._descriptor], [], [], left)[0]:
+                raise TimeoutError
+            received = os.read(self._descriptor, 65536)
+            if not received:
+                return ""
+            self._rest += received
+        line, _, self._rest = self._rest.partition(b"\n")
+        return f"{line.decode()}\n"
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self._descriptor)
+
+
+def _line(source: IO[bytes], wanted: str, deadline: float) -> str:
+    lines, heard = _Lines(source.fileno()), []
+    end = time.monotonic() + deadline
+    try:
+        while line := lines.next(end):
+            heard.append(line)
+            if wanted in line:
+                return line
+    except TimeoutError:
+        raise ProgramError(f"no line within {deadline:.0f} s: {wanted!r} in {heard}") from None
+    raise ProgramError(f"ended without a line: {wanted!r} in {heard}")
+
+
+def complain(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> None:
+    """Say why something was not put away, without hiding why the benchmark ended."""
+    print(error, file=sys.stderr)
+    if error.stderr:
+        said = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
+        print(said, file=sys.stderr)
+
+
+def _descendants(pid: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _end(process: subprocess.Popen[Any], started: set[psutil.Process]) -> None:
+    """Wait until `process` has ended; then kill what is left of what it started.
+
+    That is looked at again and again: an orderly end may start something, too.
+    """
+    end = time.monotonic() + STOP_DEADLINE
+    while process.poll() is None:
+        started |= _descendants(process.pid)
+        if time.monotonic() > end:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_DEADLINE)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    _, alive = psutil.wait_procs(started | _session(process.pid), timeout=2)
+    kill(alive)
+
+
+def _session(leader: int) -> set[psutil.Process]:
+    """What is left of a session, also when its leader and their parents have ended."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader:
+                found.add(process)
+    return found
 
 
 def _tail(log: IO[str]) -> str:

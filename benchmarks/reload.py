@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import shutil
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import ours, peers, processes
 from benchmarks.figures import Figure, Limit, Row
 from benchmarks.processes import ROOT
-from benchmarks.programs import driving
+from benchmarks.programs import driving, posting
 from benchmarks.rounds import OURS, Measure, Side, compare
 from benchmarks.venvs import Environment, UnavailableError
 
@@ -26,25 +25,29 @@ LIST = "list and stat the tree"
 RSYNC = "rsync"
 REPLICAS = (1, 4)
 FILES = 5000
-PLAIN = ("import os", "plain")
-TORCH = ("import torch", "torch")
+#: First lines of the edited modules.
+PLAIN, TORCH = "import os", "import torch"
+TIMES = 5
 SOURCE = '{imports}\n\nprint("edit {edit}", flush=True)\n'
-DEADLINE = 120.0
 
-FIGURES = (
+EDITS = (
     Figure(
         "edit to first line, 1 worker",
-        "plain-1",
+        "1",
         "ms",
         {RUN_AGAIN: Limit(18.0), peers.EARLIER: Limit(0.107)},
         scale=1e3,
     ),
-    Figure("edit to first line, 4 workers", "plain-4", "ms", {RUN_AGAIN: Limit(18.0)}, scale=1e3),
-    Figure("same with torch, 1 worker", "torch-1", "ms", {RUN_AGAIN: Limit(0.38)}, scale=1e3),
-    Figure("same with torch, 4 workers", "torch-4", "ms", {RUN_AGAIN: Limit(0.38)}, scale=1e3),
+    Figure("edit to first line, 4 workers", "4", "ms", {RUN_AGAIN: Limit(18.0)}, scale=1e3),
+)
+TORCH_EDITS = (
+    Figure("same with torch, 1 worker", "1", "ms", {RUN_AGAIN: Limit(0.38)}, scale=1e3),
+    Figure("same with torch, 4 workers", "4", "ms", {RUN_AGAIN: Limit(0.38)}, scale=1e3),
+)
+UNCHANGED = (
     Figure(
         f"deploy of nothing new, {FILES:,} files",
-        "unchanged",
+        "seconds",
         "ms",
         {RSYNC: Limit(0.5), LIST: None},
         scale=1e3,
@@ -53,92 +56,91 @@ FIGURES = (
 
 
 def run(rounds: int) -> list[Row]:
-    """Measure."""
+    """Measure, each group by itself: reloads with torch keep a machine busy for a while."""
+    return [*_edits(rounds), *_torch_edits(rounds), *_unchanged(rounds)]
+
+
+def _edits(rounds: int) -> list[Row]:
+    python = Path(sys.executable)
     sides = [
-        Side(OURS, "ours", _ours),
-        Side(RUN_AGAIN, "floor", _run_again),
+        Side(OURS, "ours", lambda: _reload(PLAIN, python)),
+        Side(RUN_AGAIN, "floor", lambda: _run_again(PLAIN, python)),
         Side(peers.EARLIER, "peer", _earlier),
-        Side(RSYNC, "peer", _rsync),
-        Side(LIST, "floor", _list),
     ]
-    return compare(FIGURES, sides, rounds)
+    return compare(EDITS, sides, rounds)
 
 
-def torch_python() -> Path:
-    """An interpreter that has torch and this checkout.
+def _torch_edits(rounds: int) -> list[Row]:
+    """With an interpreter that has torch and this checkout.
 
     `+cpu`: the other build is some gigabytes. It comes from where `PIP_FIND_LINKS` or
     `PIP_EXTRA_INDEX_URL` points, https://download.pytorch.org/whl/cpu for one.
     """
     version = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
     stamp = (ROOT / "pyproject.toml").read_text()
-    return Environment("torch", (version, "numpy>=1.26", "-e", str(ROOT)), stamp).python()
+    torch = Environment("torch", (version, "numpy>=1.26", "-e", str(ROOT)), stamp)
+    sides = [
+        Side(OURS, "ours", lambda: _reload(TORCH, torch.python())),
+        Side(RUN_AGAIN, "floor", lambda: _run_again(TORCH, torch.python())),
+    ]
+    return compare(TORCH_EDITS, sides, rounds)
+
+
+def _unchanged(rounds: int) -> list[Row]:
+    sides = [
+        Side(OURS, "ours", _deploy),
+        Side(RSYNC, "peer", _rsync),
+        Side(LIST, "floor", _list),
+    ]
+    return compare(UNCHANGED, sides, rounds)
 
 
 @contextmanager
-def _ours() -> Iterator[Measure]:
-    with ExitStack() as stack:
-        measures = {
-            "plain": stack.enter_context(_edits(PLAIN[0], Path(sys.executable))),
-            "unchanged": stack.enter_context(_unchanged()),
-        }
-        try:
-            measures["torch"] = stack.enter_context(_edits(TORCH[0], torch_python()))
-        except UnavailableError as error:
-            print(f"without torch: {error}", file=sys.stderr)
+def _reload(imports: str, python: Path) -> Iterator[Measure]:
+    """Seconds by number of replicas."""
+    with (
+        ours.project() as root,
+        ours.home() as env,
+        processes.program("kubetorch_reload", str(root), imports, python=python, env=env) as client,
+    ):
 
         def measure() -> dict[str, float]:
-            return {
-                f"{name}{suffix}": value
-                for name, found in measures.items()
-                for suffix, value in found().items()
-            }
+            found = {}
+            for replicas in REPLICAS:
+                found[str(replicas)] = client.ask("reload", replicas=replicas)["seconds"]
+                ours.settle(env)
+            return found
 
         yield measure
 
 
 @contextmanager
-def _edits(imports: str, python: Path) -> Iterator[Measure]:
-    """Seconds by number of replicas."""
-    with ours.program("kubetorch_reload", imports, python=python) as client:
-        yield lambda: {
-            f"-{replicas}": client.ask("reload", replicas=replicas)["seconds"]
-            for replicas in REPLICAS
-        }
-
-
-@contextmanager
-def _unchanged() -> Iterator[Measure]:
+def _deploy() -> Iterator[Measure]:
     with (
         ours.project() as root,
         ours.home() as env,
-        processes.program("kubetorch_reload", str(root), PLAIN[0], env=env) as client,
+        processes.program("kubetorch_reload", str(root), PLAIN, env=env) as client,
     ):
         fill(root)
-        yield lambda: {"": client.ask("unchanged", replicas=1, times=5)["seconds"]}
+        yield lambda: client.ask("unchanged", replicas=1, times=TIMES)
 
 
 @contextmanager
-def _run_again() -> Iterator[Measure]:
+def _run_again(imports: str, python: Path) -> Iterator[Measure]:
     """What one has without any of this: running the edited program again."""
-    interpreters = {"plain": (Path(sys.executable), PLAIN[0])}
-    with suppress(UnavailableError):  # `_ours` has said so
-        interpreters["torch"] = (torch_python(), TORCH[0])
     edits = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "edited.py"
 
-        def first_line(python: Path, imports: str) -> float:
+        def first_line() -> float:
             began = time.perf_counter()
             path.write_text(SOURCE.format(imports=imports, edit=next(edits)))
-            with subprocess.Popen([python, path], stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None
-                process.stdout.readline()
+            with processes.speaking([python, path]):
                 return time.perf_counter() - began
 
         def measure() -> dict[str, float]:
-            seconds = {name: first_line(*options) for name, options in interpreters.items()}
-            return {f"{name}-{n}": value for name, value in seconds.items() for n in REPLICAS}
+            seconds = statistics.median(first_line() for _ in range(TIMES))
+            return {str(replicas): seconds for replicas in REPLICAS}
 
         yield measure
 
@@ -149,24 +151,18 @@ def _earlier() -> Iterator[Measure]:
     with ours.project() as root, peers.earlier_server(root, "first_line") as port:
         path = root / "service.py"
         edits = itertools.count()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
+        post = posting.connect(port)
 
-        def post(target: str, body: object) -> object:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", target, json.dumps(body), headers)
-            response = connection.getresponse()
-            content = response.read()
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {content!r}")
-            return json.loads(content)
+        def ask(target: str, body: object) -> object:
+            return json.loads(post(target, json.dumps(body).encode(), posting.JSON))
 
         def measure() -> dict[str, float]:
             began = time.perf_counter()
             edit = next(edits)
             path.write_text(f"def first_line():\n    return {edit}\n")
-            post("/_test_reload", {})
-            assert post("/first_line", {"args": [], "kwargs": {}}) == edit
-            return {"plain-1": time.perf_counter() - began}
+            ask("/_test_reload", {})
+            assert ask("/first_line", {"args": [], "kwargs": {}}) == edit
+            return {"1": time.perf_counter() - began}
 
         yield measure
 
@@ -179,7 +175,7 @@ def _rsync() -> Iterator[Measure]:
         fill(root)
         command = ["rsync", "-a", "--delete", f"{root}/", f"{root.parent}/copy/"]
         processes.run(command)
-        yield lambda: {"unchanged": driving.median(lambda: processes.run(command), 5)}
+        yield lambda: {"seconds": driving.median(lambda: processes.run(command), TIMES)}
 
 
 @contextmanager
@@ -191,7 +187,7 @@ def _list() -> Iterator[Measure]:
             for path in root.rglob("*"):
                 path.stat()
 
-        yield lambda: {"unchanged": driving.median(walk, 5)}
+        yield lambda: {"seconds": driving.median(walk, TIMES)}
 
 
 def fill(root: Path) -> None:

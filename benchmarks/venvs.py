@@ -12,8 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
-from dataclasses import dataclass
 from pathlib import Path
 
 # 900 s: the largest of them is 300 MB to download and unpack.
@@ -24,42 +22,50 @@ class UnavailableError(Exception):
     """A peer cannot be had on this machine; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
 class Environment:
-    """What a virtual environment holds.
+    """A virtual environment.
 
-    Attributes:
+    Args:
         name: A word for people who look into the cache folder.
         requirements: Arguments of `pip install`.
         stamp: Text that changes when what the requirements mean has changed.
     """
 
-    name: str
-    requirements: tuple[str, ...]
-    stamp: str = ""
+    def __init__(self, name: str, requirements: tuple[str, ...], stamp: str = "") -> None:
+        self._name = name
+        self._requirements = requirements
+        self._stamp = stamp
+        #: Why it cannot be had: what failed once is not tried again.
+        self._reason = ""
 
     def python(self) -> Path:
-        """Its interpreter; installs everything at the first use.
+        """Its interpreter; installs everything at the first use, once.
 
         Raises:
             UnavailableError: It cannot be installed here.
         """
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        described = "\n".join((sys.base_prefix, version, *self.requirements, self.stamp))
+        described = "\n".join((sys.base_prefix, version, *self._requirements, self._stamp))
         digest = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
-        folder = cache_folder() / f"{self.name}-{digest}"
+        folder = cache_folder() / f"{self._name}-{digest}"
+        if self._reason:
+            raise UnavailableError(self._reason)
         if not folder.exists():
-            self._build(folder)
+            try:
+                self._build(folder)
+            except UnavailableError as error:
+                self._reason = str(error)
+                raise
         return folder / "bin" / "python"
 
     def _build(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = folder.with_name(f"{folder.name}.{os.getpid()}")
-        print(f"installing {' '.join(self.requirements)} into {folder}", file=sys.stderr)
+        print(f"installing {' '.join(self._requirements)} into {folder}", file=sys.stderr)
         try:
-            venv.create(building, with_pip=True, symlinks=True)
-            python = str(building / "bin" / "python")
-            _install([python, "-m", "pip", "install", "--quiet", *self.requirements])
+            _run([sys.executable, "-m", "venv", "--symlinks", str(building)])
+            pip = [str(building / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+            _run([*pip, "install", "--quiet", *self._requirements])
             building.rename(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -71,11 +77,17 @@ def cache_folder() -> Path:
     return Path(root) / "kubetorch-benchmarks"
 
 
-def _install(command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_DEADLINE)
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"not installed within {INSTALL_DEADLINE:.0f} s") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["pip failed"]
-        raise UnavailableError(lines[-1])
+        raise UnavailableError(reason(f"{done.stdout}\n{done.stderr}"))
+
+
+def reason(printed: str) -> str:
+    """Why an installation failed: the last line that says so, else the last line."""
+    lines = [line for line in printed.splitlines() if line.strip()] or ["it failed silently"]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines)[-1]

@@ -1,5 +1,5 @@
 """Programs that measure, one process per side.
 
-They run under the interpreter of whatever they measure, so they import the standard library and
-that alone.
+They run under the interpreter of what they measure. Those that measure something else than this
+checkout import no more than that has: the standard library, NumPy, and the peer itself.
 """

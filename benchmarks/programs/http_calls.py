@@ -8,14 +8,9 @@ Threads have an `http.client` connection each, asyncio tasks a stream each.
 from __future__ import annotations
 
 import asyncio
-import http.client
 
-from benchmarks.programs import driving
+from benchmarks.programs import driving, posting
 from benchmarks.programs.answering import answer, arguments
-
-# 120 s: a server that is only just starting answers its first request when it is up.
-DEADLINE = 120.0
-JSON = {"Content-Type": "application/json"}
 
 
 class Target:
@@ -28,17 +23,8 @@ class Target:
 
     def connect(self) -> driving.Call:
         """A blocking call on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
-
-        def call() -> bytes:
-            connection.request("POST", self.path, self.body, JSON)
-            response = connection.getresponse()
-            content = response.read()
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {content!r}")
-            return content
-
-        return call
+        post = posting.connect(self.port)
+        return lambda: post(self.path, self.body, posting.JSON)
 
     async def connect_async(self) -> driving.AsyncCall:
         """An awaitable call on a connection of its own."""

@@ -29,7 +29,9 @@ def tcp(host: str, port: int, body: str, seconds: float) -> list[float]:
             connection.sendall(payload)
             left = len(payload)
             while left:
-                left -= len(connection.recv(left))
+                received = len(connection.recv(left))
+                assert received, "the connection has ended"
+                left -= received
 
         return _measure(echo, seconds)
 

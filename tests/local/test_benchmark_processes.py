@@ -1,0 +1,131 @@
+"""What the benchmarks start ends, whatever becomes of it, and says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import processes
+from benchmarks.venvs import Environment, UnavailableError
+
+SILENT = "import time; time.sleep(600)"
+#: Starts a child that outlives it, when it is told to end.
+LATE = """
+import os, signal, subprocess, sys, time
+def end(*_):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(sys.argv[1], "w") as file:
+        file.write(str(child.pid))
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+open(sys.argv[2], "w").close()
+time.sleep(600)
+"""
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def wait_until(is_so) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_command_that_says_nothing_is_killed() -> None:
+    with (
+        pytest.raises(processes.ProgramError, match="no line within"),
+        processes.speaking([sys.executable, "-c", SILENT], deadline=0.2),
+    ):
+        pass
+    assert not children()
+
+
+def test_a_command_that_ends_without_the_line_is_an_error_that_has_what_it_said() -> None:
+    with (
+        pytest.raises(processes.ProgramError, match="something else"),
+        processes.speaking([sys.executable, "-c", "print('something else')"], "result"),
+    ):
+        pass
+
+
+def test_a_command_is_clocked_by_the_line_that_is_wanted() -> None:
+    code = "print('one'); print('result 2'); print('three')"
+    with processes.speaking([sys.executable, "-c", code], "result") as (line, process):
+        assert line == "result 2\n"
+    assert process.returncode == 0
+
+
+def test_a_command_whose_user_fails_is_killed() -> None:
+    code = f"print(flush=True); {SILENT}"
+    with pytest.raises(KeyError), processes.speaking([sys.executable, "-c", code]):
+        raise KeyError
+    assert not children()
+
+
+def test_an_interrupted_run_ends_its_command_at_once() -> None:
+    """In a process of its own, since the signal interrupts all of it."""
+    code = (
+        "import sys; from benchmarks import processes\n"
+        f"processes.run([sys.executable, '-c', {SILENT!r}])"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=processes.ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: psutil.Process(running.pid).children())
+        [child] = psutil.Process(running.pid).children()
+        running.send_signal(signal.SIGINT)
+        running.wait(20)
+        assert not child.is_running()
+    finally:
+        running.kill()
+        running.wait(20)
+
+
+def test_what_a_program_said_last_is_in_the_error_after_it_died() -> None:
+    with (
+        pytest.raises(processes.ProgramError, match="KeyError: 'no such'"),
+        processes.program("killed_child") as client,
+    ):
+        client.ask("no such")
+
+
+def test_a_program_that_died_before_it_was_asked_is_an_error() -> None:
+    with (
+        pytest.raises(processes.ProgramError, match="ended while it measured faults"),
+        processes.program("killed_child") as client,
+    ):
+        [program] = children()
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait(20)
+        client.ask("faults")  # what could not be written is still there when it is closed
+    assert not children()
+
+
+def test_what_a_server_starts_while_it_ends_is_ended_too(tmp_path: Path) -> None:
+    started, ready = tmp_path / "started", tmp_path / "ready"
+    with processes.server([sys.executable, "-c", LATE, started, ready]):
+        wait_until(ready.exists)
+    assert not psutil.pid_exists(int(started.read_text()))
+
+
+def test_what_cannot_be_installed_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environment = Environment("nothing", ("--no-index", "nothing-that-there-is"))
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="nothing-that-there-is"):
+            environment.python()
+    assert capsys.readouterr().err.count("installing") == 1
