@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 Call = Callable[[], object]
 AsyncCall = Callable[[], Awaitable[object]]
@@ -58,25 +59,35 @@ def _repeat(call: Call, seconds: float) -> list[float]:
 
 
 def threads(make_call: Callable[[], Call], callers: int, seconds: float) -> float:
-    """Calls per second of `callers` threads, each with a call that `make_call` made for it."""
-    counts = [0] * callers
+    """Calls per second of `callers` threads, each with a call that `make_call` made for it.
+
+    The first call that fails is raised, once all threads have ended.
+    """
     ends: list[float] = []
     begin = threading.Barrier(callers, lambda: ends.append(time.perf_counter() + seconds))
 
-    def run(number: int) -> None:
-        call = make_call()
-        call()
-        begin.wait(60)
+    def run() -> int:
+        try:
+            call = make_call()
+            call()
+            begin.wait(60)
+        except BaseException:
+            begin.abort()  # the others would wait for this one
+            raise
+        count = 0
         while time.perf_counter() < ends[0]:
             call()
-            counts[number] += 1
+            count += 1
+        return count
 
-    crew = [threading.Thread(target=run, args=(number,)) for number in range(callers)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
-    return sum(counts) / (time.perf_counter() - ends[0] + seconds)
+    with ThreadPoolExecutor(callers) as pool:
+        crew = [pool.submit(run) for _ in range(callers)]
+    failed = [error for caller in crew if (error := caller.exception()) is not None]
+    if failed:
+        raise next(
+            (e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0]
+        )
+    return sum(caller.result() for caller in crew) / (time.perf_counter() - ends[0] + seconds)
 
 
 def tasks(make_call: Callable[[], Awaitable[AsyncCall]], callers: int, seconds: float) -> float:

@@ -37,8 +37,9 @@ def main() -> None:
             def kill() -> None:
                 _, line = output.wait_for("holding")
                 pid = int(line.split()[-1])
+                victim = pid if process == "worker" else agent_of(pid)
                 began.append(time.monotonic())
-                os.kill(pid if process == "worker" else agent_of(pid), signal.SIGKILL)
+                os.kill(victim, signal.SIGKILL)
 
             killer = threading.Thread(target=kill)
             killer.start()
