@@ -28,11 +28,13 @@ if __name__ == "__main__":
 
         remote = kt.fn(edited.answer, sync_dir=folder).to(kt.Compute(cpus="0.1"))
         seconds = []
-        for number in range(1, EDITS + 1):
-            file.write_text(source(number, sys.argv[1:]))
-            begun = time.perf_counter()
-            remote.to(remote.compute)
-            assert remote() == number
-            seconds.append(time.perf_counter() - begun)
+        try:
+            for number in range(1, EDITS + 1):
+                file.write_text(source(number, sys.argv[1:]))
+                begun = time.perf_counter()
+                remote.to(remote.compute)
+                assert remote() == number
+                seconds.append(time.perf_counter() - begun)
+        finally:
+            remote.teardown()
         print(f"{EDITS} edits, p50 from an edit to its result: {statistics.median(seconds):.3f} s")
-        remote.teardown()
