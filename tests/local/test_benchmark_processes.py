@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import processes
+from benchmarks import ours, processes
 from benchmarks.venvs import Environment, UnavailableError
+from kubetorch.lib import identity
+from kubetorch.local.home import Home, Running
 
 SILENT = "import time; time.sleep(600)"
 #: Starts a child that outlives it, when it is told to end.
@@ -129,3 +131,21 @@ def test_what_cannot_be_installed_is_tried_once(
         with pytest.raises(UnavailableError, match="nothing-that-there-is"):
             environment.python()
     assert capsys.readouterr().err.count("installing") == 1
+
+
+def test_a_service_that_does_not_stop_is_killed_and_hides_no_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyError), ours.home() as env:
+        running = subprocess.Popen([sys.executable, "-c", SILENT], env=processes.environment(env))
+        place = Home(Path(env["KT_LOCAL_DIR"]))
+        place.create()
+        place.token.touch(0o600)
+        began = identity.start_time(running.pid)
+        assert began is not None
+        # It runs, and nobody answers where it says that it does.
+        place.write_running(Running(running.pid, began, 0.0, "http://127.0.0.1:9", "0"))
+        raise KeyError
+    running.wait(20)
+    assert identity.start_time(running.pid) is None
+    assert "127.0.0.1:9" in capsys.readouterr().err
