@@ -126,6 +126,25 @@ def test_two_copies_at_once_do_not_disturb_each_other(value, tmp_path):
     assert value.compute.run_bash("cat small.txt")[0][1] == "small\n"
 
 
+def test_sources_outside_the_project_are_seen_as_they_are_after_a_command(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    source = elsewhere / "source.py"
+    source.write_text("VALUE = 1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    project = UserProject(tmp_path / "shop")
+    handle = kt.fn(project.module(SOURCE).value).to(kt.Compute(cpus="0.1"))
+    try:
+        assert handle.compute.run_bash(f"cat {source}") == [[0, "VALUE = 1\n", ""]]
+        newer = elsewhere / "newer"
+        newer.write_text("VALUE = 2")
+        newer.replace(source)
+        assert handle.compute.run_bash(f"cat {source}") == [[0, "VALUE = 2\n", ""]]
+    finally:
+        handle.teardown()
+        project.forget()
+
+
 def test_a_token_for_calls_is_not_enough(value, service):
     (pod,) = value.service_config["pods"]
     view = kt.globals.session().get_workload("default", value.service_name)

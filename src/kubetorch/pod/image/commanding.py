@@ -70,6 +70,7 @@ class Commanding:
         site: Sequence[str],
         on_line: OnLine,
         *,
+        frozen: Sequence[str],
         timeout: float,
     ) -> int:
         """Run a step; its exit code.
@@ -80,6 +81,7 @@ class Commanding:
             prepared: What its workers were started with.
             site: Folders that packages are installed in.
             on_line: Told of each line.
+            frozen: Folders of the machine that its workers import from, see `PodView.shield`.
             timeout: Seconds after which it is ended.
 
         Raises:
@@ -87,7 +89,7 @@ class Commanding:
             ImageStepError: A copy failed.
         """
         if recipes.needs_view(step, image or ImageSpec()):
-            await self._view.shield()
+            await self._view.shield(frozen)
         try:
             async with deadlines.timeout(timeout):
                 return await self._run(step, image, prepared, site, on_line)

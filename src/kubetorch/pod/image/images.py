@@ -150,6 +150,7 @@ class Images:
             prepared,
             [*site, *spec.runtime.site],
             on_line,
+            frozen=spec.runtime.path,
             timeout=order.timeout,
         )
 

@@ -8,6 +8,7 @@ with the first one an environment becomes the pod's own.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping
@@ -60,8 +61,13 @@ def needs_view(step: Step, image: ImageSpec) -> bool:
     if isinstance(step, RunStep) or (isinstance(step, PipStep) and image.install_cmd):
         return True
     if isinstance(step, CopyStep):
-        return step.target.startswith("/")
-    return isinstance(step, WorkdirStep) and step.path.startswith("/")
+        return _is_outside(step.target)
+    return isinstance(step, WorkdirStep) and _is_outside(step.path)
+
+
+def _is_outside(path: str) -> bool:
+    """Whether a path leads out of the working directory."""
+    return posixpath.normpath(path).split("/")[0] in ("", "..")
 
 
 def shared_steps(image: ImageSpec) -> int:
