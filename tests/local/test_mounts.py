@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kubetorch.lib import mounts
-
-_BEGIN = """
-import json, os, sys
-from pathlib import Path
-from kubetorch.lib.mounts import Mount, View, separate
-folder = Path(sys.argv[1])
-assert separate() is None
-view = View(folder / "view")
-"""
-
-
-def _can_separate(folder: Path) -> bool:
-    probe = [sys.executable, "-m", "kubetorch.lib.mounts", str(folder)]
-    return subprocess.run(probe, capture_output=True, timeout=20).returncode == 0
+from tests.local.namespaced import in_namespace, skip_without_namespaces
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    probe = tmp_path / "probe"
-    probe.mkdir()
-    if not _can_separate(probe):
-        pytest.skip("this machine allows no mount namespaces")
-    return tmp_path
-
-
-def _run(folder: Path, program: str, *, before: str = "") -> Any:
-    """What a program in a namespace of its own prints, as JSON."""
-    text = before + _BEGIN + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=20
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return skip_without_namespaces(tmp_path)
 
 
 def test_a_folder_is_seen_at_a_path_that_the_machine_does_not_have(folder: Path) -> None:
     source = folder / "source"
     source.mkdir()
     (source / "before").write_text("there")
-    seen = _run(
+    seen = in_namespace(
         folder,
         """
         view.add(Mount(str(folder / "source"), "/kubetorch-test/data"))
@@ -78,7 +47,7 @@ def test_a_folder_covers_the_one_that_the_machine_has(folder: Path) -> None:
         view.add(Mount(str(folder / "source"), os.path.expanduser("~/.tool")))
         print(json.dumps(os.listdir(os.path.expanduser("~/.tool"))))
     """
-    assert _run(folder, program) == []
+    assert in_namespace(folder, program) == []
     assert (home / "config").read_text() == "of the machine"
 
 
@@ -91,7 +60,7 @@ def test_a_folder_that_is_read_only_cannot_be_written(folder: Path) -> None:
         except OSError as error:
             print(json.dumps(error.strerror))
     """
-    assert _run(folder, program) == "Read-only file system"
+    assert in_namespace(folder, program) == "Read-only file system"
     assert not list((folder / "source").iterdir())
 
 
@@ -103,7 +72,7 @@ def test_files_lie_in_memory_for_their_owner_alone(folder: Path) -> None:
         on_disk = [str(p) for p in folder.rglob("*") if p.is_file() and b"value" in p.read_bytes()]
         print(json.dumps([modes, (place / "sub/key").read_text(), on_disk]))
     """
-    modes, text, on_disk = _run(folder, program)
+    modes, text, on_disk = in_namespace(folder, program)
     assert modes == ["0o700", "0o600"]
     assert text == "other"
     assert on_disk == []
@@ -128,7 +97,7 @@ def test_files_in_a_project_hide_nothing_of_it(folder: Path) -> None:
                 refused.append(error.strerror)
         print(json.dumps([seen, refused]))
     """
-    seen, refused = _run(folder, program)
+    seen, refused = in_namespace(folder, program)
     assert seen == {
         ".env": "value",
         "main.py": "the machine's",
@@ -151,116 +120,89 @@ def test_processes_that_run_already_see_what_is_added(folder: Path) -> None:
         view.add(Mount(str(folder / "source"), "/kubetorch-test"))
         print(json.dumps(child.communicate("go\\n")[0]))
     """
-    assert _run(folder, program).strip() == "True"
+    assert in_namespace(folder, program).strip() == "True"
 
 
-def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
-    # A folder that the machine has outside of those that are shared.
-    outside = Path("/var/lib/kubetorch-test")
-    shared = folder / "shared"
-    shared.mkdir()
-    try:
-        outside.mkdir()
-        (outside / "old").write_text("of the machine")
-    except OSError:
-        pytest.skip("this user owns no folder outside of the temporary ones")
-    try:
-        seen = _run(
-            folder,
-            """
-            view.shield(keep=[str(folder / "shared")])
-            outside = Path("/var/lib/kubetorch-test")
-            before = (outside / "old").read_text()
-            (outside / "old").write_text("changed")
-            (outside / "new").write_text("")
-            Path("/kubetorch-top").mkdir()
-            (folder / "shared" / "file").write_text("kept")
-            print(json.dumps([before, (outside / "old").read_text(), os.listdir("/kubetorch-top")]))
-            """,
-        )
-        assert seen == ["of the machine", "changed", []]
-        assert [path.name for path in outside.iterdir()] == ["old"]
-        assert (outside / "old").read_text() == "of the machine"
-        assert not Path("/kubetorch-top").exists()
-        assert (shared / "file").read_text() == "kept"
-    finally:
-        (outside / "old").unlink(missing_ok=True)
-        outside.rmdir()
+def test_files_that_vanish_while_a_folder_is_mirrored_are_left_out(folder: Path) -> None:
+    places = [folder / f"place-{number}" for number in range(8)]
+    for place in places:
+        (place / "stays").mkdir(parents=True)
+    (folder / "source").mkdir()
+    # All that it makes is gone again at once, and of another kind the next time.
+    churning = """
+import os, subprocess, sys
+code = '''
+import contextlib, os, sys
+print(flush=True)
+kinds = (
+    (os.mkdir, os.rmdir),
+    (lambda path: os.close(os.open(path, os.O_CREAT)), os.unlink),
+    (lambda path: os.symlink("stays", path), os.unlink),
+)
+turn = 0
+while os.getppid() == int(sys.argv[2]):
+    turn += 1
+    paths = [f"{sys.argv[1]}/place-{place}/{name}" for place in range(8) for name in range(30)]
+    for number, path in enumerate(paths):
+        kinds[(turn + number) % 3][0](path)
+    for number, path in enumerate(paths):
+        kinds[(turn + number) % 3][1](path)
+'''
+command = [sys.executable, "-c", code, sys.argv[1], str(os.getpid())]
+churner = subprocess.Popen(command, stdout=-1, text=True)
+churner.stdout.readline()
+"""
+    program = """
+        for number in range(8):
+            view.add(Mount(str(folder / "source"), str(folder / f"place-{number}" / "data")))
+        view.shield(keep=[str(folder / "view"), str(folder / "source")])
+        for number in range(8):
+            (folder / f"place-{number}" / "data" / str(number)).touch()
+            (folder / f"place-{number}" / "stays" / "new").touch()
+        churner.kill()
+        print(json.dumps([churner.wait(), sorted(os.listdir(folder / "source"))]))
+    """
+    assert in_namespace(folder, program, before=churning) == [-9, [str(n) for n in range(8)]]
+    for place in places:
+        assert not list((place / "stays").iterdir())
+        assert not (place / "data").exists()
 
 
-def test_disks_that_are_mounted_somewhere_below_are_covered_too(folder: Path) -> None:
-    disk = folder / "disk"
-    (disk / "kept").mkdir(parents=True)
-    (disk / "file").write_text("of the machine")
-    (folder / "place").mkdir()
-    # The outer namespace stands for the machine.
+def test_paths_may_have_any_bytes(folder: Path) -> None:
+    place = folder / os.fsdecode(b"a b:c,d\\e\xff\x0b")
+    (place / "disk").mkdir(parents=True)
+    (place / "at").mkdir()
     mounting = f"""
 from kubetorch.lib import mountcalls, mounts
 assert mounts.separate() is None
-mountcalls.mount({str(disk)!r}, {str(folder / "place")!r}, mountcalls.BIND)
+mountcalls.mount({str(place / "disk")!r}, {str(place / "at")!r}, mountcalls.BIND)
 """
-    seen = _run(
-        folder,
-        """
-        place = folder / "place"
-        view.shield(keep=[str(folder / "view"), str(place / "kept")])
-        (place / "file").write_text("changed")
-        (place / "new").write_text("new")
-        (place / "kept" / "new").write_text("new")
-        print(json.dumps([(place / "file").read_text(), sorted(os.listdir(place))]))
-        """,
-        before=mounting,
-    )
-    assert seen == ["changed", ["file", "kept", "new"]]
-    assert (disk / "file").read_text() == "of the machine"
-    assert sorted(one.name for one in disk.iterdir()) == ["file", "kept"]
-    assert (disk / "kept" / "new").exists()
-
-
-def test_temporary_folders_are_covered_too(folder: Path) -> None:
-    program = """
-        view.shield(keep=[str(folder)])
-        Path("/tmp/kubetorch-test-shield").write_text("")
-        print(json.dumps(Path("/tmp/kubetorch-test-shield").exists()))
+    program = f"""
+        place = Path({str(place)!r})
+        view = View(place / "view")
+        view.add(Mount(str(folder), str(place / "new")))
+        view.shield(keep=[str(place / "view")])
+        (place / "at" / "file").touch()
+        print(json.dumps(os.listdir(place / "at")))
     """
-    assert _run(folder, program) is True
-    assert not Path("/tmp/kubetorch-test-shield").exists()
+    assert in_namespace(folder, program, before=mounting) == ["file"]
+    assert not list((place / "disk").iterdir())
 
 
-def test_a_folder_that_is_frozen_is_seen_as_it_is_and_cannot_be_written(folder: Path) -> None:
-    outside = Path("/var/lib/kubetorch-test-frozen")
-    try:
-        outside.mkdir()
-    except OSError:
-        pytest.skip("this user owns no folder outside of the temporary ones")
-    try:
-        (outside / "source").write_text("old")
-        program = """
-            outside = Path("/var/lib/kubetorch-test-frozen")
-            view.shield(frozen=[str(outside)])
-            before = (outside / "source").read_text()
-            try:
-                (outside / "new").write_text("")
-            except OSError as error:
-                print(json.dumps([before, error.strerror]))
-        """
-        assert _run(folder, program) == ["old", "Read-only file system"]
-        assert [path.name for path in outside.iterdir()] == ["source"]
-    finally:
-        shutil.rmtree(outside)
-
-
-def test_a_mount_after_a_shield_and_one_in_another_are_possible(folder: Path) -> None:
+def test_a_mirror_belongs_to_whom_the_folder_belongs(folder: Path) -> None:
     (folder / "source").mkdir()
+    place = folder / "place"
+    place.mkdir()
+    place.chmod(0o1750)
+    if os.geteuid() == 0:
+        os.chown(place, 65534, 65534)
     program = """
-        view.add(Mount(str(folder / "source"), "/kubetorch-test/first"))
-        view.shield(keep=[str(folder)])
-        view.add(Mount(str(folder / "source"), "/opt/kubetorch-test/second"))
-        Path("/opt/kubetorch-test/second/x").write_text("")
-        print(json.dumps(os.listdir("/kubetorch-test/first")))
+        view.add(Mount(str(folder / "source"), str(folder / "place" / "data")))
+        found = (folder / "place").stat()
+        print(json.dumps([found.st_mode, found.st_uid, found.st_gid]))
     """
-    assert _run(folder, program) == ["x"]
-    assert not Path("/opt/kubetorch-test").exists()
+    found = place.stat()
+    assert in_namespace(folder, program) == [found.st_mode, found.st_uid, found.st_gid]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -283,7 +225,7 @@ os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # its /proc/self is its own again, as in a login
 """
-    seen = _run(
+    seen = in_namespace(
         own,
         """
         (folder / "source").mkdir()

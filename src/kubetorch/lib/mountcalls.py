@@ -53,7 +53,8 @@ def make_read_only(place: Path) -> None:
 def mounted() -> dict[Path, str]:
     """Where something is mounted in this namespace, and kinds of file systems."""
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    # A path may have any bytes, and any line break but the usual one.
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n"):
         about, _, kind = line.partition(" - ")
         found[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
     return found
@@ -65,13 +66,24 @@ def _unescaped(text: str) -> str:
     return text
 
 
+def unmount(place: Path) -> None:
+    """Take away what is mounted at a place, with all that is mounted in it."""
+    _check(_libc().umount2(os.fsencode(place), _MNT_DETACH), f"unmounting {place}")
+
+
 def change_root(folder: Path) -> None:
-    """Let a folder be `/`."""
-    working_dir = Path.cwd()
+    """Let a folder be `/`; a working directory that is gone becomes `/` too."""
+    try:
+        working_dir = Path.cwd()
+    except FileNotFoundError:
+        working_dir = Path("/")
     os.chdir(folder)
-    _check(_libc().pivot_root(b".", b"."), "pivot_root")
-    _check(_libc().umount2(b".", _MNT_DETACH), "umount")
-    os.chdir(working_dir)
+    try:
+        _check(_libc().pivot_root(b".", b"."), "pivot_root")
+        _check(_libc().umount2(b".", _MNT_DETACH), "umount")
+    finally:
+        with contextlib.suppress(OSError):
+            os.chdir(working_dir)
 
 
 def unshare() -> bool:

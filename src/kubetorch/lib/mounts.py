@@ -23,12 +23,13 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from kubetorch.lib import mountcalls
+from kubetorch.lib import mountcalls, mountparts
 from kubetorch.lib.mountcalls import BIND, MOVE, PRIVATE, RECURSIVE, SLAVE, UNBINDABLE
 
 #: Folders of a machine that belong to no disk, or to all its processes together.
@@ -93,8 +94,14 @@ class View:
         # Folders in which something can be made that the machine does not see.
         self._mirrors: set[Path] = set()
         self._own: list[Path] = []
-        self._is_shielded = False
+        # Folders with an overlay; what is mounted in them may still lie open.
+        self._covered: set[Path] = set()
         self._frozen: set[Path] = set()
+        # Mounts that are no disks, and may have some in them.
+        self._memory: set[Path] = set()
+        # Who gives up waiting for a shield leaves a thread that goes on.
+        self._shielding = threading.Lock()
+        self._is_shielded = False
 
     def add(self, mount: Mount) -> None:
         """Show a folder at a path.
@@ -106,6 +113,7 @@ class View:
         mountcalls.mount(mount.source, str(place), BIND | RECURSIVE)
         if mount.read_only:
             mountcalls.make_read_only(place)
+            self._frozen.add(place)
         else:
             self._own.append(place)
 
@@ -124,10 +132,10 @@ class View:
         """
         place = self._place(target)
         if not any(entry.is_dir() for entry in place.iterdir()):
-            _fill(place, files)
+            mountparts.fill(place, files)
             return
         held = self._new_folder("files")
-        _fill(held, files)
+        mountparts.fill(held, files)
         for name in files:
             spot = place / name
             if not spot.exists():
@@ -141,28 +149,28 @@ class View:
         """Keep all that is written from now on in this view, except in what machines share.
 
         What processes have open already stays as it was for them. Files that the machine changes
-        later may be seen as they were.
+        later may be seen as they were. After a failure some is kept and some is not; to ask again
+        goes on with the rest. Of several threads that ask one does it and the others wait.
 
         Args:
             keep: Further folders that are shared with the machine.
             frozen: Folders that are always seen as the machine has them, and cannot be written.
 
         Raises:
-            OSError: The machine has no overlay file system.
+            OSError: The machine has no overlay file system, or something else went wrong.
         """
-        if self._is_shielded:
-            return
-        self._is_shielded = True
-        self._frozen = {Path(os.path.realpath(path)) for path in frozen}
-        shared = {Path(os.path.realpath(path)) for path in (*SHARED, *keep)} | set(self._own)
-        shared |= self._frozen
-        mounted = mountcalls.mounted()
-        temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
-        virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
-        shared |= virtual - temporary
-        if not self._is_own(Path("/")):
-            self._mirror(Path("/"))
-        self._cover_all(Path("/").iterdir(), shared, set(mounted))
+        with self._shielding:
+            if self._is_shielded:
+                return
+            self._frozen |= {path for path in _real(frozen) if path.exists()}
+            mounted = mountcalls.mounted()
+            virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
+            self._memory = virtual - _real(TEMPORARY)
+            shared = _real((*SHARED, *keep)) | set(self._own) - self._covered | self._frozen
+            if not self._is_own(Path("/")):
+                self._mirror(Path("/"))
+            self._cover_all(Path("/").iterdir(), shared, set(mounted))
+            self._is_shielded = True
 
     # ------------------------------------------------------------------------------------- places
 
@@ -197,32 +205,38 @@ class View:
     def _mirror(self, folder: Path) -> None:
         """Put a folder of this view alone, with the same content, in the place of a folder."""
         mirror = self._new_folder("mirror")
-        mirror.chmod(folder.stat().st_mode)
+        mountparts.make_alike(mirror, folder)
         mountcalls.mount(str(mirror), str(mirror), BIND)
-        # So that no folder that is bound into it, and has it somewhere below, has all of it again.
-        mountcalls.mount(None, str(mirror), UNBINDABLE)
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
-                _mirror_entry(entry, mirror / entry.name)
-        mountcalls.mount(None, str(mirror), PRIVATE)
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(mountcalls.unmount, mirror)
+            # So that no folder that is bound into it, and has it somewhere below, has it again.
+            mountcalls.mount(None, str(mirror), UNBINDABLE)
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda one: one.name):
+                    mountparts.mirror_entry(entry, mirror / entry.name)
+            mountcalls.mount(None, str(mirror), PRIVATE)
+            if str(folder) == "/":
+                mountcalls.change_root(mirror)
+            else:
+                mountcalls.mount(str(mirror), str(folder), MOVE)
+            undoing.pop_all()
         self._mirrors.add(folder)
-        if str(folder) == "/":
-            mountcalls.change_root(mirror)
-        else:
-            mountcalls.mount(str(mirror), str(folder), MOVE)
 
     # -------------------------------------------------------------------------------------- shield
 
     def _cover(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
         """Let writes to a folder go elsewhere, but not those to what is shared in it."""
-        inside = {place for place in (*shared, *mounted) if folder in place.parents}
-        try:
-            self._overlay(folder, _outermost(inside))
-        except OSError as error:
-            if error.errno != errno.EINVAL or mounted.isdisjoint(inside):
-                raise
-            # In a user namespace a folder in which others have mounted something cannot be a layer.
-            self._mirror(folder)
+        inside = _inside(folder, shared | mounted)
+        if folder not in self._covered and folder not in self._mirrors:
+            try:
+                self._overlay(folder, _outermost(inside))
+            except OSError as error:
+                if error.errno != errno.EINVAL or mounted.isdisjoint(inside):
+                    raise
+                # In a user namespace a folder in which others have mounted something cannot be
+                # a layer.
+                self._mirror(folder)
+        if folder in self._mirrors:
             inside = set(folder.iterdir())
         self._cover_all(_outermost(inside), shared, mounted)
 
@@ -232,75 +246,70 @@ class View:
         """The same for places at which something is mounted, such as all in a mirror."""
         for entry in sorted(places):
             if entry in self._frozen:
-                mountcalls.make_read_only(entry)
+                self._freeze(entry, shared, mounted)
+            elif entry in self._memory and entry not in shared:
+                self._cover_all(_outermost(_inside(entry, shared | mounted)), shared, mounted)
             elif entry.is_symlink() or entry in shared or not os.access(entry, os.R_OK):
                 continue
             elif entry.is_dir():
                 try:
                     self._cover(entry, shared, mounted)
                 except OSError as error:
-                    if error.errno != errno.EINVAL:
+                    if error.errno == errno.ENOENT:
+                        mountcalls.make_read_only(entry)  # the machine has removed it
+                    elif error.errno == errno.EINVAL:
+                        self._freeze(entry, shared, mounted)  # not every one can be a layer
+                    else:
                         raise
-                    mountcalls.make_read_only(entry)  # not every file system can be a layer
             elif entry.is_file():
-                mountcalls.make_read_only(entry)
+                mountparts.make_read_only(entry)
+
+    def _freeze(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
+        """Let nothing be written in a folder, nor on the disks in it, but in what is shared."""
+        mountcalls.mount(str(folder), str(folder), BIND | RECURSIVE)
+        kept = set(_outermost(_inside(folder, shared - self._frozen)))
+        for place in kept:
+            with mountparts.unreachable():
+                mountcalls.mount(str(place), str(place), BIND | RECURSIVE)
+        mountcalls.make_read_only(folder)
+        for place in _inside(folder, mounted) - kept:
+            if kept.isdisjoint(place.parents):
+                mountparts.make_read_only(place)
 
     def _overlay(self, folder: Path, inside: Iterable[Path]) -> None:
         overlay = self._new_folder("overlay")
         try:
-            _mount_overlay(folder, self._new_folder("layer"), overlay)
+            mountparts.overlay(folder, self._new_folder("layer"), overlay)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             # A layer cannot lie on every file system; on this one it always can.
             layer = self._new_folder("layer")
             mountcalls.mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
-            _mount_overlay(folder, layer, overlay)
-        for place in inside:
-            inner = overlay / place.relative_to(folder)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                mountcalls.mount(str(place), str(inner), BIND | RECURSIVE)
-                if place in self._frozen:
-                    mountcalls.make_read_only(inner)
-        mountcalls.mount(str(overlay), str(folder), MOVE)
+            try:
+                mountparts.overlay(folder, layer, overlay)
+            finally:
+                mountcalls.unmount(layer)  # the overlay keeps it
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(mountcalls.unmount, overlay)
+            mountcalls.mount(None, str(overlay), UNBINDABLE)  # see `_mirror`
+            for place in inside:
+                with mountparts.unreachable():
+                    inner = overlay / place.relative_to(folder)
+                    mountcalls.mount(str(place), str(inner), BIND | RECURSIVE)
+            mountcalls.mount(None, str(overlay), PRIVATE)
+            mountcalls.mount(str(overlay), str(folder), MOVE)
+            undoing.pop_all()
+        self._covered.add(folder)
         self._own.append(folder)
 
 
-def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
-    upper, work = layer / "upper", layer / "work"
-    upper.mkdir(mode=0o700)
-    upper.chmod(folder.stat().st_mode)
-    work.mkdir(mode=0o700)
-    layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    # What an overlay notes about files has to be an attribute of users where they are the root.
-    whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
-    options = layers if whole else f"{layers},userxattr"
-    mountcalls.mount("overlay", str(place), 0, kind="overlay", data=options)
+def _real(paths: Iterable[str]) -> set[Path]:
+    return {Path(os.path.realpath(path)) for path in paths}
 
 
-def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Have a folder hold files in memory."""
-    mountcalls.mount("tmpfs", str(folder), 0, kind="tmpfs", data="mode=700")
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_bytes(content)
-    mountcalls.make_read_only(folder)
-
-
-def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
-    if entry.is_symlink():
-        place.symlink_to(Path(entry.path).readlink())
-        return
-    if entry.is_dir():
-        place.mkdir()
-    else:
-        place.touch()
-    try:
-        mountcalls.mount(entry.path, str(place), BIND | RECURSIVE)
-    except PermissionError:
-        return  # what this user cannot reach is an empty place
+def _inside(folder: Path, places: Iterable[Path]) -> set[Path]:
+    return {place for place in places if folder in place.parents}
 
 
 def _outermost(places: Iterable[Path]) -> Iterator[Path]:
@@ -310,10 +319,6 @@ def _outermost(places: Iterable[Path]) -> Iterator[Path]:
         if found.isdisjoint(place.parents):
             found.add(place)
             yield place
-
-
-def _escaped(path: Path) -> str:
-    return "".join(f"\\{letter}" if letter in ":,\\" else letter for letter in str(path))
 
 
 # ---------------------------------------------------------------------------------- as a program

@@ -8,6 +8,7 @@ starts, so all that it starts is in it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,9 @@ from kubetorch.wire import messages
 from kubetorch.wire.attachments import Attachments, FilesAt, FolderAt
 from kubetorch.wire.podenv import PodEnv
 from kubetorch.wire.secrets import SecretFile
+
+#: What the kernel says of a mount that it does not allow, or does not know.
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 
 class PodView:
@@ -34,7 +38,6 @@ class PodView:
         self.is_container = pod.backend != "local"
         self._refusal = refusal
         self._home = Path(pod.controller_file).parent
-        self._lock = asyncio.Lock()
         folder = Path(pod.root) / "view"
         if not self.is_container:
             # What an agent before this one had; the mounts ended with it.
@@ -61,7 +64,7 @@ class PodView:
             try:
                 self._show(one)
             except OSError as error:
-                raise cannot(f"{one.target}: {error.strerror or error}") from error
+                raise _failed(error, f"{one.target}: ") from error
 
     def _show(self, one: FolderAt | FilesAt) -> None:
         if isinstance(one, FolderAt):
@@ -74,7 +77,7 @@ class PodView:
         """See to it that what the pod writes at absolute paths from now on stays in the pod.
 
         The installation and its caches are shared with the machine as before. To ask again changes
-        nothing.
+        nothing, unless it failed before: then it is tried again.
 
         Args:
             frozen: Folders whose changes on the machine are to be seen, and that the pod only
@@ -87,15 +90,14 @@ class PodView:
             return
         self._check()
         shared = [str(self._home), str(environment.cache_dir())]
-        async with self._lock:
-            try:
-                await asyncio.to_thread(self._view.shield, shared, tuple(frozen))
-            except OSError as error:
-                raise cannot(error.strerror or str(error)) from error
+        try:
+            await asyncio.to_thread(self._view.shield, shared, tuple(frozen))
+        except OSError as error:
+            raise _failed(error) from error
 
     def _check(self) -> None:
         if self._refusal is not None:
-            raise cannot(self._refusal)
+            raise _refused(self._refusal)
 
 
 def _values(one: FilesAt) -> dict[str, bytes]:
@@ -109,10 +111,21 @@ def _values(one: FilesAt) -> dict[str, bytes]:
     return {name: values[key] for key, name in items if key in values}
 
 
-def cannot(reason: str) -> ResourceNotAvailableError:
+def _failed(error: OSError, where: str = "") -> ResourceNotAvailableError:
+    """The error for a mount that did not come about."""
+    file = f": {error.filename}" if error.strerror and error.filename else ""
+    reason = f"{where}{error.strerror or error}{file}"
+    if error.errno in _REFUSALS:
+        return _refused(reason)
+    return ResourceNotAvailableError(
+        f"the pod could not be given absolute paths of its own: {reason}"
+    )
+
+
+def _refused(reason: str) -> ResourceNotAvailableError:
     """The error for a machine whose pods can have no paths of their own."""
     return ResourceNotAvailableError(
         f"pods of this machine cannot have absolute paths of their own: {reason}",
-        hint="that takes Linux, and root or user namespaces; paths in the working directory are "
-        "the pod's own everywhere",
+        hint="that takes Linux, and root or user namespaces (Linux 5.11 for steps that write "
+        "anywhere); paths in the working directory are the pod's own everywhere",
     )
