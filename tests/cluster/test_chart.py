@@ -155,7 +155,7 @@ def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
     hung = helm("uninstall", RELEASE, "-n", SPACE, "--timeout", "5s", check=False)
     assert "timed out" in hung.stderr, "its Job runs the same image"
     helm("uninstall", RELEASE, "-n", SPACE, "--no-hooks", "--wait")
-    kubectl("delete", "job", "kubetorch-uninstall", "-n", SPACE)
+    kubectl("delete", "job", "kubetorch-uninstall", "-n", SPACE, "--cascade=foreground")
     assert remains.of_installation(kubectl, SPACE, TEAM) == []
 
 
