@@ -30,6 +30,8 @@ class CallableRef:
         source_file: Path of the module's file relative to the project, when it is synced.
         is_script: The module is the file that the user ran (`__main__` there), so the names of
             its classes in pickles are to be translated.
+        own_options: What the user's signatures declare of the keywords that are options of a call
+            otherwise, such as `workers`: of a function as they are, of a class `train.workers`.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
     """
 
@@ -43,4 +45,11 @@ class CallableRef:
     remote_dir: str | None = None
     source_file: str | None = None
     is_script: bool = False
+    own_options: tuple[str, ...] = ()
     app: AppSpec | None = None
+
+    def options_of(self, method: str | None) -> frozenset[str]:
+        """The keywords of `own_options` of a function, or of a method of a class."""
+        before = f"{method or '__call__'}." if self.kind == "cls" else ""
+        found = (name for name in self.own_options if name.startswith(before))
+        return frozenset(name[len(before) :] for name in found)

@@ -29,7 +29,8 @@ REFUSED = {
 }
 #: Seconds; what is longer cannot be waited for.
 _FOREVER = 1e8
-_RESERVED = BARE.union(REFUSED)
+#: All keywords that mean something other than an argument, unless the signature declares them.
+RESERVED = BARE.union(REFUSED)
 
 #: Told how far a call has come: what is done, of how much, and what is happening.
 OnProgress = Callable[[float, float | None, str | None], object]
@@ -115,7 +116,7 @@ class CallOptions:
         Raises:
             SpecError: An option has an impossible value, or belongs to another release.
         """
-        if _RESERVED.isdisjoint(kwargs):
+        if RESERVED.isdisjoint(kwargs):
             return self, kwargs if isinstance(kwargs, dict) else dict(kwargs)
         for name in REFUSED:
             if name in kwargs and name not in declared:
@@ -190,4 +191,4 @@ def declared_parameters(function: object) -> frozenset[str]:
     if not isinstance(function, FunctionType):
         return frozenset()
     code = function.__code__
-    return _RESERVED.intersection(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    return RESERVED.intersection(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])

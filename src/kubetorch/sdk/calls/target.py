@@ -41,7 +41,9 @@ def describe(
         callable=spec.callable.name,
         method=method,
         kind=kind_of(function),
-        declared=options.declared_parameters(function),
+        declared=spec.callable.options_of(method)
+        if own is None
+        else options.declared_parameters(function),
         modules=local_modules(spec.callable, is_script=source is not None and source.is_script),
         allowed=spec.compute.allowed_serialization,
         logging=logging,

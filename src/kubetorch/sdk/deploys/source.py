@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kubetorch.errors import SpecError
 from kubetorch.lib.records import record
 from kubetorch.sdk import inpod
+from kubetorch.sdk.calls import options
 from kubetorch.sdk.deploys import project, runtime
 from kubetorch.sdk.deploys.project import ProjectRef
 from kubetorch.specs.callable import CallableKind, CallableRef
@@ -128,6 +129,23 @@ class Source:
             remote_dir=where.remote_dir,
             source_file=where.source_file,
             is_script=self.is_script,
+            own_options=self._own_options(),
+        )
+
+    def _own_options(self) -> tuple[str, ...]:
+        """See `CallableRef`; so that handles that are made without the callable know them."""
+        found = self.callable_object
+        if not isinstance(found, type):
+            return tuple(sorted(options.declared_parameters(found)))
+        members: dict[str, object] = {}
+        for base in reversed(found.__mro__):
+            members.update(vars(base))
+        return tuple(
+            f"{method}.{name}"
+            for method, member in sorted(members.items())
+            if method == "__call__" or not method.startswith("_")
+            if callable(member) or isinstance(member, classmethod)
+            for name in sorted(options.declared_parameters(member))
         )
 
     def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
