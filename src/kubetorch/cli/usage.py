@@ -26,11 +26,15 @@ class Operation:
         method: Method of a class; `None` for a function.
         signature: As it stands in the source.
         example: Keyword arguments that fit it, without those that have defaults.
+        args: Positional arguments, of parameters that have no name for callers.
+        is_generator: Whether it yields values.
     """
 
     method: str | None
     signature: str
     example: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    is_generator: bool = False
 
 
 def operations(page: object, callable_: CallableRef) -> list[Operation]:
@@ -43,7 +47,16 @@ def operations(page: object, callable_: CallableRef) -> list[Operation]:
         if not (path == base or path.startswith(f"{base}/")):
             continue
         if post and (method is not None) == (callable_.kind == "cls"):
-            found.append(Operation(method, str(post.get("summary", "")), _example(post)))
+            given = _arguments(post)
+            found.append(
+                Operation(
+                    method,
+                    str(post.get("summary", "")),
+                    _example(given),
+                    _positional(given),
+                    post.get("x-generator") is True,
+                )
+            )
     return found
 
 
@@ -53,12 +66,26 @@ def unknown(callable_: CallableRef) -> Operation:
     return Operation(method, f"{method or callable_.name}(...)", {})
 
 
-def _example(post: Schema) -> dict[str, Any]:
-    """A fitting value for each parameter without a default."""
-    kwargs = _mapping(post.get("requestBody"))
-    for step in ("content", "application/json", "schema", "properties", "kwargs"):
-        kwargs = _mapping(kwargs.get(step))
-    parameters = _mapping(kwargs.get("properties"))
+def _arguments(post: Schema) -> Schema:
+    """The schemas of `args` and `kwargs`."""
+    found = _mapping(post.get("requestBody"))
+    for step in ("content", "application/json", "schema", "properties"):
+        found = _mapping(found.get(step))
+    return found
+
+
+def _positional(arguments: Schema) -> tuple[Any, ...]:
+    """A fitting value for each parameter that is given by its place, and has no default."""
+    args = _mapping(arguments.get("args"))
+    items, count = args.get("prefixItems"), args.get("minItems")
+    if not isinstance(items, list) or not isinstance(count, int):
+        return ()
+    return tuple(_value(_mapping(one)) for one in items[:count])
+
+
+def _example(arguments: Schema) -> dict[str, Any]:
+    """A fitting value for each parameter that has a name, and no default."""
+    parameters = _mapping(_mapping(arguments.get("kwargs")).get("properties"))
     return {
         name: _value(_mapping(schema))
         for name, schema in parameters.items()
@@ -120,7 +147,7 @@ class Place(NamedTuple):
 def curl(place: Place, callable_: CallableRef, call: Operation) -> str:
     """The shell command that makes a call; it asks `kt` for a token."""
     path = routes.callable_path(callable_.name, call.method)
-    body = json.dumps({"args": [], "kwargs": call.example}).replace("'", "'\\''")
+    body = json.dumps({"args": call.args, "kwargs": call.example}).replace("'", "'\\''")
     return "\n".join(
         (
             *place.before,
@@ -132,7 +159,15 @@ def curl(place: Place, callable_: CallableRef, call: Operation) -> str:
     )
 
 
-def python(service: str, namespace: str | None, callable_: CallableRef, call: Operation) -> str:
+def python(
+    service: str,
+    namespace: str | None,
+    callable_: CallableRef,
+    call: Operation,
+    *,
+    is_hidden: bool = False,
+    is_broadcast: bool = False,
+) -> str:
     """The Python program that makes a call.
 
     Args:
@@ -140,6 +175,8 @@ def python(service: str, namespace: str | None, callable_: CallableRef, call: Op
         namespace: Its namespace, unless that is the configured one.
         callable_: What it serves.
         call: What of it is called.
+        is_hidden: Whether a handle has something else under the name of the method.
+        is_broadcast: Whether each call goes to several pods.
     """
     kind = callable_.kind
     found = (
@@ -148,9 +185,17 @@ def python(service: str, namespace: str | None, callable_: CallableRef, call: Op
         else f'kt.{kind.capitalize()}.from_name("{service}", namespace="{namespace}")'
     )
     variable = _identifier(service)
-    called = f"{variable}.{call.method}" if call.method else variable
-    arguments = ", ".join(f"{name}={value!r}" for name, value in call.example.items())
-    return f"import kubetorch as kt\n\n{variable} = {found}\nprint({called}({arguments}))"
+    called = variable
+    if call.method not in (None, "__call__"):
+        called += f'["{call.method}"]' if is_hidden else f".{call.method}"
+    named = (f"{name}={value!r}" for name, value in call.example.items())
+    made = f"{called}({', '.join((*map(repr, call.args), *named))})"
+    shown = f"print({made})"
+    if call.is_generator and is_broadcast:
+        shown = f"for values in {made}:\n    print(*values)"
+    elif call.is_generator:
+        shown = f"for value in {made}:\n    print(value)"
+    return f"import kubetorch as kt\n\n{variable} = {found}\n{shown}"
 
 
 def _identifier(service: str) -> str:

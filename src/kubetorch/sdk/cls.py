@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Methods of the compute that a class has too, unless it defines one of that name itself.
-_OF_COMPUTE = ("ssh", "run_bash", "rsync")
+OF_COMPUTE = ("ssh", "run_bash", "rsync")
 
 
 class Cls(Module[T], Generic[T]):
@@ -74,11 +74,20 @@ class Cls(Module[T], Generic[T]):
         return self._source is not None and hasattr(self._source.callable_object, name)
 
     def __getattr__(self, name: str) -> Method:
-
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in _OF_COMPUTE and self._compute is not None and not self._defines(name):
+        if name in OF_COMPUTE and self._compute is not None and not self._defines(name):
             return cast("Method", getattr(self._compute, name))
+        return Method(self, name)
+
+    def __getitem__(self, name: str) -> Method:
+        """The method of that name, also where an attribute of this object hides it.
+
+        Raises:
+            TypeError: It is no name, as where a loop takes this object for a sequence.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"{self!r} is no sequence; [...] takes the name of a method")
         return Method(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values

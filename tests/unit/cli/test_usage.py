@@ -106,6 +106,30 @@ def test_the_python_lines_are_a_program(namespace):
     assert ("research" in program) == (namespace is not None)
 
 
+@pytest.mark.parametrize(
+    ("call", "more", "expected"),
+    [
+        (usage.Operation(None, "", {"c": 1}, (2, "x")), {}, "print(train(2, 'x', c=1))"),
+        (
+            usage.Operation(None, "", {}, is_generator=True),
+            {},
+            "for value in train():\n    print(value)",
+        ),
+        (
+            usage.Operation(None, "", {}, is_generator=True),
+            {"is_broadcast": True},
+            "for values in train():\n    print(*values)",
+        ),
+        (usage.Operation("name", "", {}), {"is_hidden": True}, 'print(train["name"]())'),
+        (usage.Operation("__call__", "", {"k": 1}), {"is_hidden": True}, "print(train(k=1))"),
+    ],
+)
+def test_the_python_lines_fit_what_is_called(call, more, expected):
+    program = usage.python("train", None, CLASS if call.method else FUNCTION, call, **more)
+    ast.parse(program)
+    assert program.endswith(f"\n{expected}")
+
+
 @pytest.mark.parametrize("service", ["class", "2nd"])
 def test_a_service_whose_name_is_no_identifier_gets_one(service):
     ast.parse(usage.python(service, None, FUNCTION, usage.Operation(None, "", {})))

@@ -13,6 +13,7 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError
+from kubetorch.sdk.cls import OF_COMPUTE, Cls
 from kubetorch.specs.app import AppSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import routes
@@ -46,7 +47,14 @@ def run(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False)
         call = operations[0]
         curl = usage.curl(place, spec.callable, call)
         elsewhere = None if spec.namespace == config.namespace else spec.namespace
-        python = usage.python(spec.name, elsewhere, spec.callable, call)
+        python = usage.python(
+            spec.name,
+            elsewhere,
+            spec.callable,
+            call,
+            is_hidden=call.method in OF_COMPUTE or call.method in dir(Cls("handle")),
+            is_broadcast=spec.compute.broadcast is not None,
+        )
     if as_json:
         signatures = [one.signature for one in operations]
         more = {"signatures": signatures, "curl": curl, "python": python}

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kubetorch.pod.http import sources
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import routes
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _TYPES: dict[str, dict[str, Any]] = {
     "int": {"type": "integer"},
@@ -49,12 +48,14 @@ class Parameter:
         schema: JSON schema of its annotation; empty when that says nothing.
         is_required: Whether it has no default.
         default: Source of its default.
+        by_position: Whether it cannot be given by name.
     """
 
     name: str
     schema: dict[str, Any]
     is_required: bool
     default: str | None = None
+    by_position: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ class Operation:
         method: Name of the method; `None` for a function.
         signature: As it stands in the source.
         summary: Its docstring.
-        parameters: Those that can be given by name.
+        parameters: All but `*` and `**`.
         is_open: Whether it takes other names too.
         result: JSON schema of what it returns.
+        is_generator: Whether it yields values instead.
     """
 
     method: str | None
@@ -76,6 +78,7 @@ class Operation:
     parameters: tuple[Parameter, ...]
     is_open: bool
     result: dict[str, Any]
+    is_generator: bool = False
 
 
 def operations(spec: WorkloadSpec, code: Path | None) -> list[Operation]:
@@ -95,21 +98,11 @@ def _operations(ref: CallableRef, code: Path | None) -> list[Operation]:
     fallback = [Operation(None, f"{ref.name}(...)", "", (), True, {})]
     if code is None or ref.source_file is None:
         return fallback
-    try:
-        tree = ast.parse((code / ref.source_file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return fallback
-    found = _find(tree.body, ref.qualname.split("."))
-    if isinstance(found, _Function):
-        return [_operation(found, None)]
-    if isinstance(found, ast.ClassDef):
-        methods = [
-            node
-            for node in found.body
-            if isinstance(node, _Function) and not node.name.startswith("_")
-        ]
-        return [_operation(node, node.name) for node in methods]
-    return fallback
+    project = sources.Sources([code / root for root in (ref.root, *ref.roots)])
+    found = project.find(code / ref.source_file, ref.module, ref.qualname)
+    if isinstance(found, sources.Class):
+        return [_operation(node, name) for name, node in project.methods(found).items()]
+    return fallback if found is None else [_operation(found, None)]
 
 
 def document(ref: CallableRef, service: str, found: Sequence[Operation]) -> dict[str, Any]:
@@ -134,8 +127,12 @@ def page(ref: CallableRef, service: str, found: Sequence[Operation], base: str) 
     parts = [_HEAD.format(title=html.escape(service))]
     for operation in found:
         path = routes.callable_path(ref.name, operation.method)
-        example = {p.name: p.schema.get("type", "…") for p in operation.parameters}
-        body = json.dumps({"kwargs": example}, ensure_ascii=False)
+        types = [(p, p.schema.get("type", "…")) for p in operation.parameters]
+        example = {
+            "args": [kind for p, kind in types if p.by_position],
+            "kwargs": {p.name: kind for p, kind in types if not p.by_position},
+        }
+        body = json.dumps(example, ensure_ascii=False)
         curl = (
             f"curl -X POST {base}{path} \\\n  -H 'Authorization: Bearer '$TOKEN \\\n"
             f"  -H 'Content-Type: application/json' \\\n  -d '{body}'"
@@ -165,20 +162,7 @@ _ERROR = {
 }
 
 
-def _find(body: Sequence[ast.stmt], path: Sequence[str]) -> ast.AST | None:
-    """The definition with this qualified name; the last one, as at run time."""
-    for node in reversed(body):
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == path[0]:
-            if len(path) == 1:
-                return node
-            return _find(node.body, path[1:])
-    return None
-
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def _operation(node: _Function, method: str | None) -> Operation:
+def _operation(node: sources.Function, method: str | None) -> Operation:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
@@ -186,28 +170,43 @@ def _operation(node: _Function, method: str | None) -> Operation:
     if method is not None and not _is_static(node):
         pairs = pairs[1:]
     pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    by_position = arguments.posonlyargs
     prefix = "async def " if isinstance(node, ast.AsyncFunctionDef) else "def "
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
     return Operation(
         method,
         f"{prefix}{node.name}({ast.unparse(arguments)}){returns}",
         ast.get_docstring(node) or "",
-        tuple(_parameter(argument, default) for argument, default in pairs),
+        tuple(_parameter(one, default, one in by_position) for one, default in pairs),
         arguments.kwarg is not None,
         _schema(node.returns),
+        _yields(node),
     )
 
 
-def _is_static(node: _Function) -> bool:
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def _yields(node: ast.AST) -> bool:
+    """Whether a function has a `yield` of its own."""
+    return any(
+        isinstance(child, (ast.Yield, ast.YieldFrom))
+        or (not isinstance(child, _SCOPES) and _yields(child))
+        for child in ast.iter_child_nodes(node)
+    )
+
+
+def _is_static(node: sources.Function) -> bool:
     return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+def _parameter(argument: ast.arg, default: ast.expr | None, by_position: bool) -> Parameter:
     return Parameter(
         argument.arg,
         _schema(argument.annotation),
         default is None,
         None if default is None else ast.unparse(default),
+        by_position,
     )
 
 
@@ -249,11 +248,15 @@ def _any_of(options: Sequence[ast.expr]) -> dict[str, Any]:
     return {"anyOf": schemas} if all(schemas) else {}
 
 
+def _described(parameter: Parameter) -> dict[str, Any]:
+    said = {} if parameter.default is None else {"description": f"default: {parameter.default}"}
+    return {**parameter.schema, **said}
+
+
 def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
-    properties = {
-        p.name: {**p.schema, **({"description": f"default: {p.default}"} if p.default else {})}
-        for p in operation.parameters
-    }
+    by_name = [p for p in operation.parameters if not p.by_position]
+    by_position = [p for p in operation.parameters if p.by_position]
+    properties = {p.name: _described(p) for p in by_name}
     required = [p.name for p in operation.parameters if p.is_required]
     kwargs: dict[str, Any] = {
         "type": "object",
@@ -264,6 +267,11 @@ def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
         "type": "object",
         "properties": {"args": {"type": "array"}, "kwargs": kwargs},
     }
+    if by_position:
+        body["properties"]["args"] |= {
+            "prefixItems": [{"title": p.name, **_described(p)} for p in by_position],
+            "minItems": sum(p.is_required for p in by_position),
+        }
     if required:
         body["description"] = f"given by args or kwargs: {', '.join(required)}"
     name = f"{ref.name}.{operation.method}" if operation.method else ref.name
@@ -272,6 +280,7 @@ def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
         "operationId": name,
         "summary": operation.signature,
         "description": operation.summary,
+        **({"x-generator": True} if operation.is_generator else {}),
         "requestBody": {"content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {

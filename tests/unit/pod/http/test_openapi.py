@@ -132,3 +132,109 @@ def test_a_service_of_several_pods_answers_with_a_list(tmp_path):
         "minItems": 3,
         "maxItems": 3,
     }
+
+
+def methods(tmp_path, source: str, **more) -> list[str | None]:
+    return [one.method for one in operations(tmp_path, source, kind="cls", name="C", **more)]
+
+
+def test_what_cannot_be_called_is_no_operation(tmp_path):
+    source = (
+        "class C:\n"
+        "    @property\n    def size(self): pass\n"
+        "    @size.setter\n    def size(self, value): pass\n"
+        "    @functools.cached_property\n    def length(self): pass\n"
+        "    class Inner: pass\n"
+        "    def one(self): pass\n"
+        "    def gone(self): pass\n"
+        "    gone = None\n"
+        "    if True:\n        def two(self): pass\n"
+        "    try:\n        def three(self): pass\n    except ImportError:\n        pass\n"
+        "    def __call__(self): pass\n"
+    )
+    assert methods(tmp_path, source) == ["one", "two", "three", "__call__"]
+
+
+@pytest.mark.parametrize(
+    "bases",
+    [
+        "from below.base import Base\nclass C(Base[int]): pass\n",
+        "from below.base import Base as B\nclass C(B): pass\n",
+        "from below import Base\nclass C(Base): pass\n",
+        "from below import *\nclass C(Base): pass\n",
+        "import below.base\nclass C(below.base.Base): pass\n",
+        "import below.base as b\nclass C(b.Base): pass\n",
+        "from .below import base\nclass C(base.Base): pass\n",
+        "class Base:\n    def far(self): pass\n    def near(self, x): pass\nclass C(Base): pass\n",
+        "class Out:\n    class In:\n        def far(self): pass\n        def near(self): pass\n"
+        "class C(Out.In): pass\n",
+    ],
+)
+def test_methods_are_inherited_from_classes_of_the_project(tmp_path, bases):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "__init__.py").write_text("from .base import Base\n")
+    (tmp_path / "below" / "base.py").write_text(
+        "import typing\n"
+        "class Far(typing.Generic[T]):\n    def far(self): pass\n"
+        "class Base(Far):\n    def near(self, x): pass\n"
+    )
+    assert sorted(methods(tmp_path, bases)) == ["far", "near"]
+
+
+def test_the_nearest_definition_of_a_method_counts(tmp_path):
+    source = (
+        "class A:\n    def m(self, a): pass\n    def n(self, a): pass\n    def k(self): pass\n"
+        "class B(A):\n    def n(self, b): pass\n"
+        "class D(A):\n    def m(self, d): pass\n    k = 3\n"
+        "class C(B, D):\n    def own(self): pass\n"
+    )
+    found = operations(tmp_path, source, kind="cls", name="C")
+    assert {one.method: [p.name for p in one.parameters] for one in found} == {
+        "own": [],
+        "n": ["b"],
+        "m": ["d"],
+    }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch import Module\nclass C(Module): pass\n",
+        "class C(C): pass\n",
+        "from m import C as C\nclass C(make()): pass\n",
+        "from .. import x\nclass C(x.Y): pass\n",
+        "from m import B\nclass C(B): pass\n",
+    ],
+)
+def test_bases_that_cannot_be_found_have_no_methods(tmp_path, source):
+    assert methods(tmp_path, source) == []
+
+
+def test_parameters_without_a_name_for_callers_are_given_by_args(tmp_path):
+    found = operations(tmp_path, "def f(a: int, b=2, /, c=3): pass\n")
+    post = openapi.document(ref(), "demo", found)["paths"]["/f"]["post"]
+    given = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert given["args"]["prefixItems"] == [
+        {"title": "a", "type": "integer"},
+        {"title": "b", "description": "default: 2"},
+    ]
+    assert given["args"]["minItems"] == 1
+    assert set(given["kwargs"]["properties"]) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("yield 1", True),
+        ("x = yield", True),
+        ("for i in g(): yield from i", True),
+        ("return [(yield_ for yield_ in ())]", False),
+        ("def inner(): yield 1", False),
+        ("return lambda: (yield)", False),
+    ],
+)
+def test_a_generator_is_told_from_a_function(tmp_path, body, expected):
+    (found,) = operations(tmp_path, f"def f():\n    {body}\n")
+    assert found.is_generator is expected
+    post = openapi.document(ref(), "demo", [found])["paths"]["/f"]["post"]
+    assert post.get("x-generator", False) is expected
