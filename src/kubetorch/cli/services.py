@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kubetorch.cli.output import Output
@@ -11,10 +12,9 @@ from kubetorch.config.settings import config
 from kubetorch.errors import ServiceNotFoundError, SpecError
 from kubetorch.sdk import forwarding
 from kubetorch.sdk import services as sdk
+from kubetorch.sdk.calls import options, target
 from kubetorch.sdk.calls.handles import CallHandle
-from kubetorch.sdk.calls.remote import RemoteCallable
-from kubetorch.sdk.cls import Cls
-from kubetorch.sdk.fn import Fn
+from kubetorch.sdk.calls.invoke import Caller
 from kubetorch.sdk.reach import way as ways
 from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.wire import failures
@@ -120,16 +120,23 @@ class Services:
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401  # what the user's callable returns
-        """Call it, or a method of it: by JSON, or by what it allows instead."""
+        """Call it, or a method of it: by JSON, or by what it allows instead.
+
+        All keywords are the user's own, also those that are options of a call in a program; and
+        the method is one of the pods, whatever members a handle has.
+        """
+        if target.is_failed(service):
+            raise target.failure_of(service, None)
         spec = service.spec
-        called: RemoteCallable[..., Any]
-        if method is None:
-            called = Fn.from_name(spec.name, spec.namespace)
-        else:
-            called = getattr(Cls.from_name(spec.name, spec.namespace), method)
-        allowed = spec.compute.allowed_serialization
-        if "json" not in allowed:
-            called = called.options(serialization="none" if "none" in allowed else "pickle")
+        sdk.remember(self.session, service)
+        logging, allowed = spec.compute.logging, spec.compute.allowed_serialization
+        shown = config.stream_logs if logging.stream_logs is None else logging.stream_logs
+        codec = next(one for one in ("json", "none", "pickle") if one in allowed)
+        called = Caller(
+            replace(target.describe(spec, method, None, logging), declared=options.RESERVED),
+            sdk.route(self.session, spec.namespace, spec.name),
+            options.CallOptions(stream_logs=shown, serialization=codec),
+        )
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:

@@ -87,9 +87,13 @@ def _checked_method(service: WorkloadView, method: str, output: Output) -> str |
     """The method to call; none of a function.
 
     Raises:
-        SpecError: The service is a class, and no method was named.
+        SpecError: The service is an app, or a class and no method was named.
     """
     name = service.spec.name
+    if service.spec.callable.kind == "app":
+        raise SpecError(
+            f"{name} is an app, which is not called", hint=f"kt describe {name} says how to ask it"
+        )
     if service.spec.callable.kind == "cls":
         if not method:
             raise SpecError(

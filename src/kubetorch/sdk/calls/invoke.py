@@ -51,7 +51,7 @@ class Caller:
         """
         return Caller(self._target, self._route, self._options.with_changes(changes))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
         """Call it.
 
         Raises:
