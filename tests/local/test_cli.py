@@ -391,7 +391,13 @@ def test_check_passes_for_a_service_that_works(project):
 def test_check_of_what_is_not_there_fails(project):
     done = kt("check", "absent")
     assert done.returncode == 1
-    assert "Failed to load service absent in namespace default" in done.stderr
+    reason = "Failed to load service absent in namespace default"
+    assert reason in done.stderr
+
+    told = kt("check", "absent", "--json")
+    assert told.returncode == 1
+    missing = {"check": "service", "ok": False, "reason": reason}
+    assert json.loads(told.stdout) == {"ok": False, "checks": [missing]}
 
 
 # ---------------------------------------------------------------------------------------- calls
@@ -428,6 +434,15 @@ def test_a_spawned_call_can_be_cancelled(project):
     assert "✓ Cancelled slow" in ok("calls", "cancel", call_id).stdout
     done = kt("calls", "result", call_id)
     assert done.returncode == 1 and "cancel" in done.stderr
+
+
+def test_calls_are_listed_by_the_name_of_a_service_that_is_gone(project):
+    (project / "brief.py").write_text("def brief(): return 7\n")
+    ok("deploy", "brief.py:brief", *COMPUTE, cwd=project)
+    call_id = spawn(project, "h = kt.fn(name='brief').spawn(); h.get(); print(h.id)")
+    ok("teardown", "brief", "-y")
+    assert [one["id"] for one in shown("calls", "list", "Brief")] == [call_id]
+    assert "Failed to load service never" in kt("calls", "list", "never").stderr
 
 
 def test_waiting_for_a_call_can_be_given_up(project):

@@ -61,6 +61,16 @@ def test_dashes_in_names_are_understood(kt):
     assert kt("set", "stream-logs", "false").stdout == "stream_logs set to: False\n"
 
 
+@pytest.mark.parametrize("action", ["get", "set", "unset"])
+def test_the_hint_is_about_the_action(kt, action):
+    assert f"for example kt config {action} namespace" in kt(action).stderr
+
+
+def test_a_value_that_cannot_be_is_not_said_to_come_from_a_program(kt):
+    said = kt("set", "backend", "foo").stderr
+    assert said.startswith("Error setting backend: backend is 'foo': ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

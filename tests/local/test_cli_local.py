@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 
 def kt(*arguments, **environ):
     return subprocess.run(
@@ -126,3 +128,16 @@ def test_a_table_on_a_narrow_terminal_leaves_out_what_says_nothing(service_home,
     header, row = without_colour(narrow).splitlines()
     assert row.startswith("brief") and row.endswith("0.25")
     assert header.index("CPUs") == row.index("0.25")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("list", ""), ("list", "1"), ("config --json", "1"), ("-h", "")]
+)
+def test_output_that_cannot_be_written_is_one_line_on_stderr(service_home, arguments, unbuffered):
+    command = f"{sys.executable} -m kubetorch {arguments} > /dev/full"
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command, shell=True, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr == "stdout cannot be written: No space left on device\n"

@@ -113,6 +113,12 @@ def test_the_last_lines_are_printed_as_they_were_written(deployed):
     assert kt("logs", "say", "-t", "0") == ""
 
 
+def test_all_that_is_within_the_range_can_be_asked_for(deployed):
+    say("far")
+    assert "far" in kt("logs", "say", "-t", "100000").splitlines()
+    assert "0<=x<=100000" in kt("logs", "--help")
+
+
 def test_lines_are_json_objects_when_asked(deployed):
     say("for programs")
     (line,) = kt("logs", "say", "-t", "1", "--json").splitlines()

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kubetorch._version import __version__
-from kubetorch.cli.output import Output, tolerate_narrow_encodings
+from kubetorch.cli.output import Output, is_unwritten, tolerate_narrow_encodings
 
 #: The commands in the order of `kt --help`, each with the first line of its help. The command `x`
 #: lies in `kubetorch.cli.commands.x` (`_` for `-`), whose `app` is a `typer.Typer`.
@@ -106,5 +106,8 @@ def main() -> None:
     try:
         app(prog_name="kt")
     except Exception as error:  # noqa: BLE001  # around one command: every error becomes a message
-        Output().exception(error)
+        if isinstance(error, OSError) and is_unwritten(error):
+            Output().error(f"stdout cannot be written: {error.strerror}")
+        else:
+            Output().exception(error)
         sys.exit(1)

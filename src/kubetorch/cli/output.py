@@ -30,6 +30,8 @@ _CODES: Mapping[Style, str] = {
     "cyan": "36",
 }
 
+#: What an error says that writing to stdout has raised.
+_STDOUT = "<stdout>"
 #: Where our own code lies.
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -97,7 +99,8 @@ class Output:
             message, hint = error.message or type(error).__name__, error.hint
         else:
             message, hint = "".join(traceback.format_exception_only(error)).rstrip(), None
-        where = _where(error).rstrip().removesuffix(message).rstrip()
+        said = message if hint is None else str(error)
+        where = _where(error).rstrip().removesuffix(said).rstrip()
         if where:
             self.note(where, "dim")
         self.error(message, hint)
@@ -134,7 +137,9 @@ def _where(error: BaseException) -> str:
     """The traceback that a user wants to see, if any: of code that is not ours."""
     remote = getattr(error, "remote_traceback", None)
     if remote:
-        return str(remote)
+        # What the agent refused was raised at no line of the user's.
+        is_refusal = isinstance(error, KubetorchError) and 'File "' not in remote
+        return "" if is_refusal else str(remote)
     # The text of a SyntaxError says itself where it is.
     if isinstance(error, (KubetorchError, TimeoutError, SyntaxError)):
         return ""
@@ -159,7 +164,14 @@ def _panel(stream: TextIO, title: str, lines: Iterable[str], style: Style) -> No
 
 
 def _write(stream: TextIO, text: str, style: Style) -> None:
-    print(_styled(stream, text, style), file=stream, flush=True)
+    try:
+        print(_styled(stream, text, style), file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is sys.stdout:
+            error.filename = _STDOUT
+        raise
 
 
 def _styled(stream: TextIO, text: str, style: Style) -> str:
@@ -173,6 +185,21 @@ def _has_colour(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
+
+
+def is_unwritten(error: OSError) -> bool:
+    """Whether stdout could not be written; if so, it takes what is still to come, unseen."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        found = True
+    else:
+        # A stream without a buffer has forgotten what it could not write.
+        found = error.filename == _STDOUT
+    if found:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return found
 
 
 def tolerate_narrow_encodings() -> None:

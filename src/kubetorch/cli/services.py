@@ -192,7 +192,18 @@ class Services:
 
     def calls(self, name: str | None) -> list[CallView]:
         """Spawned calls of one service, or of all."""
-        workload = None if name is None else self.find(name).spec.name
+        if name is None:
+            return self.session.ask(lambda asked: asked.list_calls(self.namespace, None))
+        try:
+            candidates = [self.find(name).spec.name]
+        except ServiceNotFoundError:
+            # Calls are kept longer than the service that they went to.
+            candidates = self._candidates(name)
+            if not any(map(self._calls_of, candidates)):
+                raise
+        return [call for one in candidates for call in self._calls_of(one)]
+
+    def _calls_of(self, workload: str) -> list[CallView]:
         return self.session.ask(lambda asked: asked.list_calls(self.namespace, workload))
 
     def call(self, call_id: str) -> CallView:

@@ -57,13 +57,14 @@ class Setting(Generic[T]):
         return copy(self.default) if found is None else self._parsed(*found)
 
     def __set__(self, config: KubetorchConfig, value: object) -> None:
-        config._keep(self.name, None if is_nothing(value) else self._parsed(value, "this program"))
+        config._keep(self.name, None if is_nothing(value) else self._parsed(value))
 
-    def _parsed(self, value: object, source: str) -> T:
+    def _parsed(self, value: object, source: str | None = None) -> T:
         try:
             return self.parse(value)
         except ValueError as error:
-            raise ConfigError(f"{self.name} is {value!r} ({source}): {error}") from error
+            where = f" ({source})" if source else ""
+            raise ConfigError(f"{self.name} is {value!r}{where}: {error}") from error
 
 
 class _Namespace(Setting[str]):

@@ -20,9 +20,8 @@ from kubetorch.errors import ProtocolError
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
 
-#: Lines that are shown when nothing is said, and the most that can be asked for.
+#: Lines that are shown when nothing is said.
 TAIL = 100
-TAIL_MOST = 100_000
 # Lines by which a stream that broke is joined to the next one.
 _OVERLAP = 1000
 # Lines that wait for a slow reader.

@@ -15,6 +15,7 @@ from kubetorch.lib import backoff
 from kubetorch.sdk import logs
 from kubetorch.sdk.following import Known
 from kubetorch.sdk.session import Session
+from kubetorch.wire import routes
 from kubetorch.wire.messages import DeployLog
 
 #: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
@@ -48,12 +49,12 @@ class ServiceLogs:
         is left out or comes twice.
 
         Args:
-            tail: How many of the last lines.
+            tail: How many of the last lines, at most `wire.routes.TAIL_MOST`.
             follow: Whether to go on until the service is gone.
         """
         known = Known(started=time.time())
         last: deque[DeployLog] = deque(maxlen=tail)
-        for line in self._ask(tail=tail + _MARGIN, follow=False):
+        for line in self._ask(tail=min(tail + _MARGIN, routes.TAIL_MOST), follow=False):
             known.is_new(line)
             if self._is_wanted(line):
                 last.append(line)
@@ -71,7 +72,9 @@ class ServiceLogs:
             known.begin_again()
             controller = self.session.controller()
             try:
-                lines = self._ask(tail=max(known.count, _MARGIN), follow=True)
+                lines = self._ask(
+                    tail=min(max(known.count, _MARGIN), routes.TAIL_MOST), follow=True
+                )
                 patience.renew()
                 for line in lines:
                     if known.is_new(line):

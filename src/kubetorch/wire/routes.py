@@ -38,6 +38,8 @@ HEALTH = "/health"
 
 SESSIONS = "/v1/sessions"
 BLOBS = "/v1/blobs"
+#: The most of the last lines of a workload that can be asked for.
+TAIL_MOST = 100_000
 BLOBS_MISSING = "/v1/blobs/missing"
 BLOBS_FETCH = "/v1/blobs/fetch"
 STATUS = "/v1/status"

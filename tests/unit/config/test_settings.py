@@ -138,7 +138,7 @@ def test_text_becomes_the_settings_type_wherever_it_comes_from(
 def test_a_bad_value_is_refused_wherever_it_comes_from(
     file: Path, key: str, bad: object, right: str
 ) -> None:
-    with pytest.raises(ConfigError, match="this program") as caught:
+    with pytest.raises(ConfigError, match=key) as caught:
         made(file).set(key, bad)
     assert f"{key} is {bad!r}" in str(caught.value)
     assert right in str(caught.value)

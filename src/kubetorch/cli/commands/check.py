@@ -44,8 +44,14 @@ def run(
         checking.check(namespace, as_json=as_json)
         return
     output = Output(as_json=as_json)
-    services = Services(namespace, output)
-    service = services.find(name)
+    try:
+        services = Services(namespace, output)
+        service = services.find(name)
+    except KubetorchError as error:
+        if as_json:
+            missing = {"check": "service", "ok": False, "reason": error.message}
+            output.value({"ok": False, "checks": [missing]})
+        raise
     results: list[dict[str, object]] = []
     for subject, check in CHECKS.items():
         label = subject.format(mode=views.mode(service))

@@ -13,7 +13,11 @@ from kubetorch.errors import ConfigError, KubetorchError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_EXAMPLE = "for example kt config set namespace research"
+_EXAMPLES = {
+    "get": "for example kt config get namespace",
+    "set": "for example kt config set namespace research",
+    "unset": "for example kt config unset namespace",
+}
 
 
 @app.command()
@@ -33,15 +37,15 @@ def run(
     if action == "list":
         _list(output)
     elif action == "get":
-        _get(_known(key, "Key is required for 'get'"), output)
+        _get(_known(key, "Key is required for 'get'", action), output)
     elif action == "unset" or (action == "set" and (value or "").lower() in ("none", "null")):
-        _unset(_known(key, f"Key is required for '{action}'"), output)
+        _unset(_known(key, f"Key is required for '{action}'", action), output)
     elif action == "set":
         if value is None:
-            raise ConfigError("Both key and value are required for 'set'", hint=_EXAMPLE)
-        _set(_known(key, "Both key and value are required for 'set'"), value, output)
+            raise ConfigError("Both key and value are required for 'set'", hint=_EXAMPLES["set"])
+        _set(_known(key, "Both key and value are required for 'set'", action), value, output)
     else:
-        raise ConfigError(f"Unknown action: {action}\nValid actions are: set, get, list")
+        raise ConfigError(f"Unknown action: {action}\nValid actions are: set, get, list, unset")
 
 
 def _list(output: Output) -> None:
@@ -80,10 +84,10 @@ def _set(key: str, value: str, output: Output) -> None:
         output.value({key: stored})
 
 
-def _known(key: str | None, missing: str) -> str:
+def _known(key: str | None, missing: str, action: str) -> str:
     """The setting that `key` names."""
     if key is None:
-        raise ConfigError(missing, hint=_EXAMPLE)
+        raise ConfigError(missing, hint=_EXAMPLES[action])
     name = key.replace("-", "_")
     if name not in SETTINGS:
         raise typer.BadParameter(

@@ -10,6 +10,7 @@ from kubetorch.cli import pods, views
 from kubetorch.cli.args import AsJson, Namespace, ServiceName
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
+from kubetorch.wire import routes
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -21,7 +22,14 @@ def run(
         bool, typer.Option("-f", "--follow", help="Go on with new lines until interrupted.")
     ] = False,
     tail: Annotated[
-        int, typer.Option("-t", "--tail", min=0, help="How many of the last lines to begin with.")
+        int,
+        typer.Option(
+            "-t",
+            "--tail",
+            min=0,
+            max=routes.TAIL_MOST,
+            help="How many of the last lines to begin with.",
+        ),
     ] = 100,
     pod: Annotated[
         str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")

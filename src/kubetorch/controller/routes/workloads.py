@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kubetorch.controller.access import Asker, Need
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.podlogs import TAIL, TAIL_MOST, PodLogs, check_pod, encode
+from kubetorch.controller.podlogs import TAIL, PodLogs, check_pod, encode
 from kubetorch.controller.routes.blobs import receive
 from kubetorch.controller.routes.table import Permission, Route
 from kubetorch.controller.workload import Workload
@@ -154,7 +154,7 @@ class WorkloadRoutes:
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The last lines of the pods, and with `?follow=true` those that come."""
         workload = self._workloads.get(namespace, name)
-        count = int(exchange.number("tail", TAIL, least=0, most=TAIL_MOST))
+        count = int(exchange.number("tail", TAIL, least=0, most=routes.TAIL_MOST))
         pod = check_pod(workload, exchange.query("pod"))
         reader = self._reader(workload, pod, exchange.asker)
         lines = _log_lines(reader, count, follow=exchange.flag("follow"))

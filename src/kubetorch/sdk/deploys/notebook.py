@@ -23,7 +23,7 @@ from kubetorch.errors import NotebookError
 from kubetorch.lib import files
 
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
-_HINT = "put it into a .py file beside the notebook and import it from there"
+_HINT = "put it into a .py file and import it from there"
 
 _log = logging.getLogger(__name__)
 
