@@ -23,7 +23,7 @@ from typing import Any
 
 from kubetorch import errors
 from kubetorch.lib.records import record
-from kubetorch.wire import rebuilding
+from kubetorch.wire import guarding, rebuilding
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
@@ -31,6 +31,8 @@ TEXT_LIMIT = 256 * 1024
 JSON_LIMIT = 4 * 1024 * 1024
 #: Causes of causes that are told.
 CAUSES_LIMIT = 20
+#: Its class makes no text: it is not asked for one on this side either.
+_UNSHOWN = "its message cannot be shown:"
 
 
 @record
@@ -74,12 +76,13 @@ class Failure:
 
     def to_json(self) -> bytes:
         """As JSON text, without what is too much: the traceback has the causes, too."""
-        data = _encode(self.to_dict())
-        if len(data) > JSON_LIMIT:
-            data = _encode(self.to_dict() | {"cause": None})
-        if len(data) > JSON_LIMIT:
-            left_out: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
-            data = _encode(self.to_dict() | left_out)
+        most: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
+        data = b""
+        for left_out in ({}, {"cause": None}, most):
+            # The state of an error of our own may hold what JSON cannot carry.
+            data = guarding.tell(_encode, b"", self.to_dict() | left_out)
+            if data and len(data) <= JSON_LIMIT:
+                break
         return data
 
 
@@ -108,8 +111,12 @@ def parse(data: Mapping[str, Any]) -> Failure:
     for name in ("state", "members"):
         if not isinstance(known.get(name, {}), dict):
             known[name] = {}
-    if not isinstance(known.get("args"), (list, type(None))):
-        known["args"] = None
+    for name, kind in (("args", list), ("cause", dict), ("code", str), ("rank", int)):
+        if not isinstance(known.get(name), (kind, type(None))):
+            known[name] = None
+    for name in ("module", "qualname"):
+        if not isinstance(known.get(name, ""), str):
+            known[name] = ""
     status = known.get("status")
     if type(status) is not int or not 400 <= status < 600:
         known["status"] = 500
@@ -142,6 +149,8 @@ def describe(
 ) -> Failure:
     """The failure that stands for `error`.
 
+    Total: whatever the exception does when it is looked at, what can be had of it is told.
+
     Args:
         error: What was raised.
         pod_name: Pod that it was raised in.
@@ -152,23 +161,25 @@ def describe(
         above: What it is the cause of. One among them is no cause again (`raise error from error`).
     """
     cls = type(error)
-    own = isinstance(error, errors.KubetorchError)
-    cause, above = error.__cause__, (*above, error)
+    own = error if guarding.is_a(error, errors.KubetorchError) else None
+    cause, above = guarding.cause_of(error), (*above, error)
     return Failure(
-        error_type=cls.__name__,
-        message=_cut(error.message if isinstance(error, errors.KubetorchError) else _text(error)),
+        error_type=guarding.name_of(cls),
+        message=_cut(_text(error)),
         traceback=_cut(format_traceback(error, skip=skip)),
         pod_name=pod_name,
         rank=rank,
-        module=cls.__module__,
-        qualname=cls.__qualname__,
-        args=_plain_args(error),
-        state=error.to_state() if isinstance(error, errors.KubetorchError) else _state(error),
-        members={} if own else rebuilding.members_of(error, lambda one: _argument(one, above)),
-        code=type(error).code if own else None,  # type: ignore[attr-defined]  # own: it has one
+        module=guarding.module_of(cls),
+        qualname=guarding.qualname_of(cls),
+        args=guarding.tell(lambda: _plain(list(guarding.args_of(error))), None),
+        state=_state(error),
+        members={}
+        if own is not None
+        else rebuilding.members_of(error, lambda one: _argument(one, above)),
+        code=None if own is None else guarding.tell(lambda: own.code, None),
         started=started,
         cause=None
-        if cause is None or isinstance(cause, errors.RemoteTraceback) or _is_again(cause, above)
+        if cause is None or guarding.is_a(cause, errors.RemoteTraceback) or _is_again(cause, above)
         else describe(cause, skip=skip, above=above).to_dict(),
         status=http_status(error),
     )
@@ -193,15 +204,21 @@ def without_traceback(failure: Failure, error: errors.KubetorchError) -> Failure
 
 def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
     """The traceback as Python prints it, without leading frames in files under `skip`."""
-    if isinstance(error, errors.KubetorchError) and error.remote_traceback:
-        return error.remote_traceback
-    if isinstance(error, errors.KubetorchError) and error.__traceback__ is None:
-        return ""  # never raised: there is nothing to show but its message
-    try:
-        shown = _without_leading(error.__traceback__, skip)
-        return "".join(traceback.format_exception(type(error), error, shown))
-    except Exception as broken:  # noqa: BLE001  # the user's __str__ or __repr__ may raise
-        return f"{type(error).__name__} (its traceback cannot be shown: {broken!r})\n"
+    trace = guarding.trace_of(error)
+    if guarding.is_a(error, errors.KubetorchError):
+        remote = guarding.tell(lambda: error.remote_traceback, None)
+        if remote or trace is None:  # never raised: there is nothing to show but its message
+            return remote or ""
+    shown = _without_leading(trace, skip)
+    formatted = guarding.tell(
+        lambda: "".join(traceback.format_exception(type(error), error, shown)), ""
+    )
+    if formatted:
+        return formatted
+    # The user's __cause__ or __notes__ may raise.
+    frames = guarding.tell(lambda: "".join(traceback.format_tb(shown)), "")
+    name = guarding.qualname_of(type(error))
+    return f"Traceback (most recent call last):\n{frames}{name}: {_text(error)}\n"
 
 
 def _without_leading(trace: TracebackType | None, skip: str | None) -> TracebackType | None:
@@ -213,56 +230,46 @@ def _without_leading(trace: TracebackType | None, skip: str | None) -> Traceback
 
 def _text(error: BaseException) -> str:
     try:
-        # str(KeyError("x")) has quotes that the user's message had not.
-        if type(error).__str__ is KeyError.__str__ and len(error.args) == 1:
-            key = error.args[0]
-            return _clean(key if type(key) is str else repr(key))
-        return _clean(str(error))
-    except Exception as broken:  # noqa: BLE001  # the user's __str__
-        return f"(its message cannot be shown: {broken!r})"
+        return rebuilding.clean(_said(error))
+    except BaseException as broken:  # noqa: BLE001  # the user's __str__
+        args = guarding.tell(lambda: BaseException.__str__(error), "")
+        why = f"({_UNSHOWN} {guarding.shown(broken)})"
+        return rebuilding.clean(f"{args} {why}" if args else why)
 
 
-def _clean(text: str) -> str:
-    """Text that can be encoded: lone surrogates are shown as Python writes them."""
-    if rebuilding.is_text(text):
-        return text
-    return text.encode(errors="backslashreplace").decode()
+def _said(error: BaseException) -> str:
+    """What `str` says, or as near to what the user wrote as that is."""
+    if guarding.is_a(error, errors.KubetorchError):
+        return error.message
+    # str(KeyError("x")) has quotes that the user's message had not.
+    args = guarding.args_of(error)
+    makes_text = guarding.tell(lambda: type(error).__str__, None)
+    if makes_text is KeyError.__str__ and len(args) == 1:
+        return args[0] if type(args[0]) is str else str.__str__(repr(args[0]))
+    return str.__str__(str(error))
 
 
 def _cut(text: str) -> str:
-    text = _clean(text)
+    text = rebuilding.clean(text)
     if len(text) <= TEXT_LIMIT:
         return text
     half = TEXT_LIMIT // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def _is_plain(value: object, depth: int = 0) -> bool:
-    if isinstance(value, float):
-        return value - value == 0  # JSON has no other numbers
-    if isinstance(value, str):
-        return len(value) <= TEXT_LIMIT and rebuilding.is_text(value)
-    if value is None or isinstance(value, (bool, int)):
-        return True
-    if depth > 8:
-        return False
-    if isinstance(value, (list, tuple)):
-        return len(value) <= 1000 and all(_is_plain(item, depth + 1) for item in value)
-    if isinstance(value, dict):
-        return len(value) <= 1000 and all(
-            isinstance(key, str) and _is_plain(key) and _is_plain(item, depth + 1)
-            for key, item in value.items()
-        )
-    return False
-
-
-def _plain_args(error: BaseException) -> list[Any] | None:
-    return list(error.args) if _is_plain(error.args) else None
+def _plain(value: object) -> Any:  # noqa: ANN401  # of JSON
+    return guarding.plain(value, TEXT_LIMIT)
 
 
 def _state(error: BaseException) -> dict[str, Any]:
-    state = getattr(error, "__dict__", {})
-    return {key: value for key, value in state.items() if key != "__notes__" and _is_plain(value)}
+    if guarding.is_a(error, errors.KubetorchError):
+        return guarding.tell(error.to_state, {})
+    nothing = object()
+    found = {
+        key: guarding.tell(_plain, nothing, value)
+        for key, value in guarding.attributes_of(error).items()
+    }
+    return {key: value for key, value in found.items() if value is not nothing}
 
 
 # ---------------------------------------------------------------------- failure → exception
@@ -279,7 +286,7 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
         failure: What arrived.
         modules: Modules to look up under another name, see `kubetorch.wire.codecs.decode`.
     """
-    error = _own(failure) or _raised(failure, modules or {})
+    error = guarding.take(lambda: _made(failure, modules or {}), None)
     if error is None:
         name = failure.error_type
         error = errors.RemoteError(failure.message, error_type=name)
@@ -288,16 +295,27 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
     _set(error, "rank", failure.rank)
     if failure.traceback:
         trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
-        error.__cause__ = trace
+        guarding.put_cause(error, trace)
     elif failure.cause is not None:
-        error.__cause__ = rebuild(parse(failure.cause), modules=modules)
+        guarding.put_cause(error, rebuild(parse(failure.cause), modules=modules))
     return error
 
 
 def _set(error: Exception, name: str, value: object) -> None:
-    if value is None and getattr(error, name, None) is not None:
+    if value is None and guarding.take(lambda: getattr(error, name, None), None) is not None:
         return
-    rebuilding.put(error, name, value)
+    guarding.put(error, name, value)
+
+
+def _made(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
+    own = _own(failure)
+    error = _raised(failure, modules) if own is None else own
+    if error is not None:
+        # One that raises when it is asked for these would break whatever handles or prints it.
+        _ = error.__class__, error.__cause__, error.__context__
+        if guarding.take(lambda: getattr(error, "__notes__", ()), None) is None:
+            guarding.put(error, "__notes__", [])
+    return error
 
 
 def _own(failure: Failure) -> Exception | None:
@@ -324,23 +342,28 @@ def _raised(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
         args = [failure.message]
     attributes = {**failure.state, **members}
     error = rebuilding.make(cls, args, attributes)
-    if error is not None and _text(error) == failure.message:
+    if (
+        error is not None
+        and _UNSHOWN not in failure.message
+        and guarding.take(lambda: rebuilding.clean(_said(error)), None) == failure.message
+    ):
         return error
     return rebuilding.make_telling(cls, failure.message, args, attributes)
 
 
 def _find_class(failure: Failure, modules: Mapping[str, str]) -> type[Exception] | None:
-    found: Any
-    try:
-        if failure.module == "builtins":
-            found = getattr(builtins, failure.error_type)
-        else:
-            found = importlib.import_module(modules.get(failure.module, failure.module))
-            for part in (failure.qualname or failure.error_type).split("."):
-                found = getattr(found, part)
-    except Exception:  # noqa: BLE001  # importing runs the user's code
-        return None
+    # Importing runs the user's code.
+    found = guarding.take(lambda: _look_up(failure, modules), None)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _look_up(failure: Failure, modules: Mapping[str, str]) -> Any:  # noqa: ANN401  # anything
+    if failure.module == "builtins":
+        return getattr(builtins, failure.error_type)
+    found: Any = importlib.import_module(modules.get(failure.module, failure.module))
+    for part in (failure.qualname or failure.error_type).split("."):
+        found = getattr(found, part)
+    return found
 
 
 # ------------------------------------------------------------------------------- HTTP statuses
@@ -353,11 +376,11 @@ def http_status(error: BaseException) -> int:
     time-outs before `OSError`, whose subclass `TimeoutError` is.
     """
     for name in ("status_code", "status"):
-        value = getattr(error, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
+        value = guarding.tell(_plain, None, guarding.tell(getattr, None, error, name, None))
+        if type(value) is int and 400 <= value < 600:
             return value
     for classes, status in _STATUSES:
-        if isinstance(error, classes):
+        if guarding.is_a(error, classes):
             return status
     return 500
 

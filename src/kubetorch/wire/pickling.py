@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import SerializationError
+from kubetorch.wire import guarding
 
 if TYPE_CHECKING:
     from kubetorch.wire.codecs import Segment
@@ -29,7 +30,8 @@ def encode(value: object) -> list[Segment]:
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise SerializationError(
-            f"a value of type {type(value).__name__} cannot be pickled: {error}"
+            f"a value of type {guarding.name_of(type(value))} cannot be pickled: "
+            f"{guarding.said(error)}"
         ) from error
 
 
@@ -49,11 +51,11 @@ def decode(segments: Sequence[Segment], modules: Mapping[str, str]) -> object:
         if modules:
             return _Unpickler(bytes(segments[0]), segments[1:], modules).load()
         return pickle.loads(segments[0], buffers=segments[1:])
-    except SerializationError:
+    except (SerializationError, *guarding.INTERRUPTS):
         raise
-    except Exception as error:  # unpickling runs code of the user's classes
+    except BaseException as error:  # unpickling runs code of the user's classes
         raise SerializationError(
-            f"the pickled value cannot be rebuilt here: {type(error).__name__}: {error}",
+            f"the pickled value cannot be rebuilt here: {guarding.said(error)}",
             hint="both ends need the same classes and compatible versions of their libraries",
         ) from error
 

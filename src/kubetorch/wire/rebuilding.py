@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from kubetorch.wire import guarding
+
 #: Characters of JSON that the members of one exception may have together.
 LIMIT = 256 * 1024
 _DEPTH, _LENGTH = 8, 1000
@@ -52,7 +54,7 @@ def members_of(error: BaseException, describe: Describe) -> dict[str, Any]:
         try:
             packed = _Packing(describe, stands_in=name == "args").pack(value)
             room -= (size := len(json.dumps(packed)))
-        except Exception:  # noqa: BLE001  # the user's __repr__; what does not fit
+        except BaseException:  # noqa: BLE001  # the user's __repr__; what does not fit
             continue
         if room < 0:
             room += size
@@ -62,42 +64,56 @@ def members_of(error: BaseException, describe: Describe) -> dict[str, Any]:
 
 
 def _candidates(error: BaseException) -> Iterator[tuple[str, Any]]:
-    if not all(_is_json(one) for one in error.args):
-        yield "args", error.args
-    for name in _names_in_c(error):
-        try:
-            value = getattr(error, name)
-        except Exception:  # noqa: BLE001  # it was never set
-            continue
+    args = guarding.args_of(error)
+    if not _is_json(list(args)):
+        yield "args", args
+    for name, kind in _names_in_c(error):
+        value = guarding.tell(kind.__get__, None, error)  # else it was never set
         if value is not None:
             yield name, value
-    for name, value in getattr(error, "__dict__", {}).items():
-        if name != "__notes__" and not _is_json(value):
+    for name, value in guarding.attributes_of(error).items():
+        if not _is_json(value):
             yield name, value
 
 
-def _names_in_c(error: BaseException) -> Iterator[str]:
+def _names_in_c(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Attributes that are not in its `__dict__`: those of built-in classes, and of `__slots__`."""
-    for cls in type(error).__mro__:
+    for cls in guarding.bases_of(type(error)):
         if cls is BaseException:
             return
-        for name, kind in vars(cls).items():
-            is_member = isinstance(kind, (MemberDescriptorType, GetSetDescriptorType))
+        for name, kind in guarding.namespace_of(cls).items():
+            is_member = guarding.is_a(kind, (MemberDescriptorType, GetSetDescriptorType))
             if is_member and not name.startswith("__") and name not in _LEFT_OUT:
-                yield name
+                yield name, kind
 
 
 def _is_json(value: object) -> bool:
     """Whether it comes out of JSON as it went in."""
-    if type(value) is str:
+    waiting, room = [value], guarding.MOST_VALUES
+    while waiting:
+        one: Any = waiting.pop()
+        kind = type(one)
+        if kind is list or kind is dict:
+            room -= len(one) + 1
+            if room < 0:
+                return False
+            waiting.extend(one)
+            if kind is dict:
+                if not all(type(key) is str for key in one):
+                    return False
+                waiting.extend(one.values())
+        elif not _is_json_alone(one):
+            return False
+    return True
+
+
+def _is_json_alone(value: Any) -> bool:  # noqa: ANN401  # any value
+    kind = type(value)
+    if kind is str:
         return is_text(value)
-    if type(value) is float:
-        return value - value == 0
-    if type(value) is list:
-        return all(_is_json(one) for one in value)
-    if type(value) is dict:
-        return all(type(key) is str and _is_json([key, one]) for key, one in value.items())
-    return type(value) in _SCALARS
+    if kind is float:
+        return bool(value - value == 0)
+    return any(kind is one for one in _SCALARS)
 
 
 def is_text(value: str) -> bool:
@@ -107,6 +123,13 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def clean(text: str) -> str:
+    """Text that can be encoded: lone surrogates are shown as Python writes them."""
+    if is_text(text):
+        return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 class _Packing:
@@ -120,6 +143,7 @@ class _Packing:
     def __init__(self, describe: Describe, *, stands_in: bool) -> None:
         self._describe = describe
         self._stands_in = stands_in
+        self._room = guarding.MOST_VALUES
 
     def pack(self, value: object, depth: int = 0) -> Any:  # noqa: ANN401  # of JSON
         """The value, with a tag wherever JSON would change it.
@@ -127,12 +151,13 @@ class _Packing:
         Raises:
             ValueError: It cannot travel.
         """
-        if depth > _DEPTH or (hasattr(value, "__len__") and len(value) > LIMIT):
+        self._room -= 1
+        if depth > _DEPTH or self._room < 0 or guarding.tell(len, 0, value) > LIMIT:
             raise ValueError("too deep or too long")
         kind, deeper = type(value), depth + 1
-        if kind in _SCALARS:
+        if any(kind is one for one in _SCALARS):
             return value
-        if isinstance(value, (list, tuple, dict)) and len(value) > _LENGTH:
+        if guarding.is_a(value, (list, tuple, dict)) and len(value) > _LENGTH:
             raise ValueError("too long")
         if kind is list:
             return [self.pack(one, deeper) for one in value]  # type: ignore[attr-defined]  # it is
@@ -152,13 +177,15 @@ class _Packing:
             return {"bytes": value.hex()}
         if hasattr(kind, "__fspath__") and kind.__module__.partition(".")[0] == "pathlib":
             return {"path": self.pack(os.fspath(value), deeper)}
-        if isinstance(value, BaseException):
+        if guarding.is_a(value, BaseException):
             described = self._describe(value)
             if described is not None:
                 return {"error": described}
         if not self._stands_in:
             raise ValueError(f"a value of type {kind.__qualname__}")
-        return {"shown": [self.pack(str(value)), self.pack(repr(value))]}
+        # A text may be of a subclass, whose text is of it again.
+        text = guarding.tell(lambda: str.__str__(str(value)), "")
+        return {"shown": [self.pack(text), self.pack(guarding.shown(value))]}
 
 
 # ------------------------------------------------------------------------- members → exception
@@ -166,13 +193,11 @@ class _Packing:
 
 def unpack_members(members: Mapping[str, Any], rebuild: Rebuild) -> dict[str, Any]:
     """The attributes that `members_of` told; those that make no sense are left out."""
-    found = {}
-    for name, packed in members.items():
-        try:
-            found[name] = _unpack(packed, rebuild)
-        except (ValueError, TypeError, RecursionError):
-            continue
-    return found
+    nothing = object()
+    found = {
+        name: guarding.take(_unpack, nothing, packed, rebuild) for name, packed in members.items()
+    }
+    return {name: value for name, value in found.items() if value is not nothing}
 
 
 def _unpack(packed: Any, rebuild: Rebuild) -> Any:  # noqa: ANN401  # of JSON, and any value
@@ -214,36 +239,23 @@ def make(
     """
     error = _instance(cls, args)
     if error is not None:
-        if error.args != tuple(args):
-            error.args = tuple(args)
+        guarding.put_args(error, tuple(args))
         for name, value in attributes.items():
-            put(error, name, value)
+            guarding.put(error, name, value)
     return error
 
 
 def _instance(cls: type[Exception], args: Sequence[object]) -> Exception | None:
-    if cls.__module__ == "builtins":
-        try:
-            return cls(*args)
-        except Exception:  # noqa: BLE001, S110  # it lacks an argument that could not travel
-            pass
-    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    for maker in (cls, builtin):
-        try:
-            error = maker.__new__(cls, *args)
-        except Exception:  # noqa: BLE001  # a `__new__` with a signature of its own
-            continue
-        if isinstance(error, cls):
-            return error
-    return None
-
-
-def put(error: Exception, name: str, value: object) -> None:
-    """Set an attribute, if it can be set."""
-    try:
-        setattr(error, name, value)
-    except Exception:  # noqa: BLE001  # no room in `__slots__`, or a property of the user's
-        return
+    makers: list[Callable[[], Any]] = []
+    if guarding.module_of(cls) == "builtins":
+        # Fails if it lacks an argument that could not travel.
+        makers.append(lambda: cls(*args))
+    bases = guarding.bases_of(cls)
+    builtin: Any = next(base for base in bases if guarding.module_of(base) == "builtins")
+    # The first fails if it has a signature of its own.
+    makers += [lambda: cls.__new__(cls, *args), lambda: builtin.__new__(cls, *args)]
+    made = (guarding.take(maker, None) for maker in makers)
+    return next((error for error in made if issubclass(type(error), cls)), None)
 
 
 def make_telling(
@@ -252,18 +264,16 @@ def make_telling(
     """As `make`, of a subclass whose text is `text`: the class itself makes another one here."""
 
     def again(self: Exception) -> tuple[Any, ...]:
-        return make_telling, (cls, text, self.args, dict(self.__dict__))
+        return make_telling, (cls, text, guarding.args_of(self), guarding.attributes_of(self))
 
     members = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
+        "__module__": guarding.module_of(cls),
+        "__qualname__": guarding.qualname_of(cls),
+        "__doc__": guarding.namespace_of(cls).get("__doc__"),
         "__str__": lambda _: text,
         "__reduce__": again,
     }
     metaclass: Any = type(cls)
-    try:
-        telling = metaclass(cls.__name__, (cls,), members)
-    except Exception:  # noqa: BLE001  # a class that refuses to have subclasses
-        return None
-    return make(telling, args, attributes)
+    # A class may refuse to have subclasses.
+    telling = guarding.take(lambda: metaclass(guarding.name_of(cls), (cls,), members), None)
+    return None if telling is None else make(telling, args, attributes)

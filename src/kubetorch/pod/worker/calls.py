@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
-from types import AsyncGeneratorType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from kubetorch.errors import SerializationError
@@ -22,7 +22,7 @@ from kubetorch.pod.worker.context import current
 from kubetorch.pod.worker.protocol import Frame
 from kubetorch.pod.worker.target import Target
 from kubetorch.pod.worker.threads import Job
-from kubetorch.wire import codecs, failures
+from kubetorch.wire import codecs, failures, guarding
 
 #: Folder of the code of workers, whose frames users have no interest in.
 CODE = str(Path(__file__).parent) + os.sep
@@ -111,10 +111,16 @@ class Calls:
     def _run(self, call: Call) -> None:
         if not call.claim():
             return
+        try:
+            self._answer(call)
+        except BaseException as error:  # noqa: BLE001  # this thread must go on
+            self._give_up(call, error)
+
+    def _answer(self, call: Call) -> None:
         current.set(call)
         try:
             function, args, kwargs = self._prepare(call)
-        except Exception as error:  # noqa: BLE001  # unpickling may raise anything
+        except BaseException as error:  # noqa: BLE001  # unpickling may raise anything
             self._fail(call, error, started=False)
             return
         streamed = False
@@ -159,6 +165,12 @@ class Calls:
         """Run the callable, or go on with what it returned."""
         if value is None and not call.claim():
             return
+        try:
+            await self._answer_async(call, value)
+        except BaseException as error:  # noqa: BLE001  # the loop must go on
+            self._give_up(call, error)
+
+    async def _answer_async(self, call: Call, value: Any) -> None:  # noqa: ANN401  # the user's
         current.set(call)
         # From here on: a task that is cancelled before it runs would never answer.
         call.task = asyncio.current_task()
@@ -178,8 +190,8 @@ class Calls:
             else:
                 value = await value
         except BaseException as error:  # noqa: BLE001  # as in `_run`
-            if inspect.iscoroutine(value):  # it may not have begun
-                value.close()
+            if guarding.is_a(value, CoroutineType):  # it may not have begun
+                guarding.tell(value.close, None)
             self._fail(call, error, started=started and not _is_unbound(error))
             return
         self._succeed(call, value, streamed=streamed)
@@ -214,18 +226,29 @@ class Calls:
         flags = protocol.STREAMED if streamed else 0
         try:
             self._connection.send_value(protocol.RESULT, call.number, call.codec, value, flags)
-        except Exception as error:  # noqa: BLE001  # encoding runs the user's code
+        except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
             self._send_failure(call.number, error, started=True)
 
     def _fail(self, call: Call, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(_exit_status(error))
+            _leave_child(guarding.tell(_exit_status, 1, error))
         self._finish(call)
-        if call.cancelled is not None and isinstance(
-            error, (asyncio.CancelledError, type(call.cancelled))
+        cancelled = call.cancelled
+        if cancelled is not None and guarding.is_a(
+            error, (asyncio.CancelledError, type(cancelled))
         ):
-            error = type(call.cancelled)(call.cancelled.message).with_traceback(error.__traceback__)
+            trace = guarding.trace_of(error)
+            error = type(cancelled)(cancelled.message).with_traceback(trace)
         self._send_failure(call.number, error, started=started)
+
+    def _give_up(self, call: Call, error: BaseException) -> None:
+        """End a call whose end itself failed: nobody is to wait for it."""
+        if os.getpid() != self._pid:
+            _leave_child(1)
+        self._calls.pop(call.number, None)
+        what = f"the end of the call could not be told: {guarding.name_of(type(error))}"
+        told = failures.Failure("RemoteError", what, pod_name=self._pod_name)
+        self._connection.send(protocol.ERROR, call.number, told.to_json())
 
     def _finish(self, call: Call) -> None:
         self._calls.pop(call.number, None)
@@ -260,10 +283,9 @@ def decode(
 
 def _is_unbound(error: BaseException) -> bool:
     """Whether the arguments did not fit the function, so that nothing of it ran."""
-    if not isinstance(error, TypeError) or error.__traceback__ is None:
-        return False
+    trace = guarding.trace_of(error)
     # The only frame is ours, which made the call.
-    return error.__traceback__.tb_next is None
+    return guarding.is_a(error, TypeError) and trace is not None and trace.tb_next is None
 
 
 def _exit_status(error: BaseException) -> int:

@@ -30,16 +30,16 @@ class Target:
     def runs_on_loop(self, method: str | None) -> bool:
         """Whether the event loop runs it: `async def`, with or without `yield`.
 
-        A method that does not exist is a matter of `find`, not of this.
+        A method that does not exist, or raises when it is looked up, is a matter of `find`.
         """
         known = self._async.get(method)
         if known is not None:
             return known
         try:
-            found = self.find(method)
-        except CallableNotFoundError:
+            is_async = _is_async(self.find(method))
+        except BaseException:  # noqa: BLE001  # the user's __getattr__; the thread that reads asks
             return False
-        self._async[method] = is_async = _is_async(found)
+        self._async[method] = is_async
         return is_async
 
     def find(self, method: str | None) -> Callable[..., Any]:

@@ -8,11 +8,11 @@ which came first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from kubetorch.errors import CallCancelledError
 from kubetorch.sdk.calls.driver import Running
 from kubetorch.sdk.calls.invocation import Done
+from kubetorch.wire import guarding
 
 #: Said to the pods whose calls are cancelled.
 RECALLED = "the call failed on another pod"
@@ -63,20 +63,17 @@ def combine(outcomes: Sequence[Done]) -> Done:
     (pod, first), *others = own or failed
     note = f"raised in {_named(pod, first)}; the call went to {len(outcomes)} pods"
     lines = [note, *(f"also in {_named(*one)}: {_short(one[1])}" for one in others)]
-    # A class with `__slots__`, or a frozen one, has no room for them.
-    with suppress(AttributeError, TypeError):
-        first.other_errors = tuple(error for _, error in others)  # type: ignore[attr-defined]
-        # What `add_note` of Python 3.11 does.
-        notes = [*getattr(first, "__notes__", ()), "\n".join(lines)]
-        first.__notes__ = notes  # type: ignore[attr-defined]  # 3.10 does not know them
+    guarding.put(first, "other_errors", tuple(error for _, error in others))
+    # What `add_note` of Python 3.11 does.
+    notes: list[str] = guarding.take(lambda: [*getattr(first, "__notes__", ())], [])
+    guarding.put(first, "__notes__", [*notes, "\n".join(lines)])
     return Done(None, first)
 
 
 def _named(pod: int, error: Exception) -> str:
-    name = getattr(error, "pod_name", None)
+    name = guarding.take(lambda: getattr(error, "pod_name", None), None)
     return f"pod {pod} ({name})" if name else f"pod {pod}"
 
 
 def _short(error: Exception) -> str:
-    text = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return guarding.said(error).partition("\n")[0]
