@@ -205,6 +205,52 @@ def test_a_single_file_without_a_project_travels_alone(run, project):
     assert run("alone.py", source) == ["['alone.py']"]
 
 
+def test_a_file_beside_a_single_file_is_named_when_it_is_missing(run, project):
+    (project.folder / "pyproject.toml").unlink()
+    project.write("sib.py", "")
+    source = """
+    import kubetorch as kt
+    import sib
+
+    def f():
+        return 1
+
+    if __name__ == "__main__":
+        try:
+            kt.fn(f).to(kt.Compute(cpus="0.1"))
+        except ModuleNotFoundError as error:
+            print(str(error).splitlines()[-1].partition(":")[0], error.name)
+    """
+
+    assert run("alone.py", source) == ["only alone.py was sent, and not sib.py sib"]
+
+
+def test_a_script_that_is_run_by_a_link_travels_with_what_it_imports(project, tmp_path):
+    project.write("sib.py", "VALUE = 7\n")
+    project.write(
+        "main.py",
+        """
+        import kubetorch as kt
+        import sib
+
+        def f():
+            return sib.VALUE, __file__.endswith("main.py")
+
+        if __name__ == "__main__":
+            remote = kt.fn(f).to(kt.Compute(cpus="0.1"))
+            print(remote())
+            remote.teardown()
+        """,
+    )
+    link = tmp_path / "bin" / "main2.py"
+    link.parent.mkdir()
+    link.symlink_to("../shop/main.py")
+
+    done = project.run(str(link))
+
+    assert done.stdout == "[7, True]\n", done.stderr
+
+
 def test_code_that_is_not_synced_is_imported_from_where_it_is(run, project, tmp_path):
     place = tmp_path / "container"
     place.mkdir()

@@ -239,7 +239,7 @@ def _explain(error: ModuleNotFoundError, source: Source) -> None:
         f"{error}\n"
         f"searched the project's roots ({roots}) and the packages of {sys.executable}\n"
         f"hint: if it is a package, pip install {package}; "
-        "if it is your own, it must lie in the synced project"
+        "if it is your own, it must be among the files that were sent"
     )
     error.msg = message
     error.args = (message,)

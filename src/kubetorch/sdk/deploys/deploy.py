@@ -333,7 +333,12 @@ class Deployment:
                 self._lines.stage(event)
             elif isinstance(event, Failed):
                 modules = local_modules(bundle.spec.callable, is_script=True)
-                raise failures.rebuild(failures.parse(event.failure), modules=modules)
+                error = failures.rebuild(failures.parse(event.failure), modules=modules)
+                if isinstance(error, ModuleNotFoundError):
+                    from kubetorch.sdk.deploys import unsent  # noqa: PLC0415  # for mistakes only
+
+                    unsent.explain(error, self._order.source.locate())
+                raise error
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"
         )

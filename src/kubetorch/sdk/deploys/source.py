@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -184,8 +185,21 @@ class Source:
             return str(self._interactive_file()), None
         name = getattr(self.callable_object, "__module__", None)
         if name == "__main__":
-            return _main_file(), _main_name()
+            return self._script(), _main_name()
         return getattr(sys.modules.get(name or ""), "__file__", None), name
+
+    def _script(self) -> str | None:
+        """The file of the program: where a link leads, as Python imports from there.
+
+        `python -m` does not follow it, and a `sync_dir` may have either of the two.
+        """
+        file = _main_file()
+        if file is None or _main_name() or isinstance(self.placement.sync_dir, (str, Path)):
+            return file
+        # Folders that are links stay: their names are those of the user.
+        while os.path.islink(file):  # noqa: PTH114  # Path.resolve() would follow those, too
+            file = os.path.join(os.path.dirname(file), os.readlink(file))  # noqa: PTH115, PTH118, PTH120
+        return file
 
     def _interactive_file(self) -> Path:
         ending = "cls" if self._kind == "cls" else "fn"
