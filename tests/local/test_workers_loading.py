@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ async def load_failure(a: Agent, name: str, **options: Any) -> Failure:
         ("raise KeyboardInterrupt", "KeyboardInterrupt", "raise KeyboardInterrupt"),
         ("x = 1", "CallableNotFoundError", "no 'train'"),
         ("def f():\n  class train: pass", "CallableNotFoundError", "no 'train'"),
+        ("def train(): pass\ntrain = 5", "CallableNotFoundError", "type int, not a function"),
+        ("class train: pass", "CallableNotFoundError", "is a class, not a function"),
     ],
 )
 def test_an_import_that_fails_is_the_users_failure(
@@ -83,6 +86,35 @@ def test_a_constructor_that_fails_is_the_users_failure(tmp_path: Path) -> None:
             failure = await load_failure(a, "Shop")
             assert failure.error_type == "TypeError"
             assert "'n'" in failure.message
+
+    run(main())
+
+
+def test_a_name_that_is_no_class_any_more_is_the_users_failure(tmp_path: Path) -> None:
+    write(tmp_path, "shop.py", "class Shop: pass\nShop = Shop()\n")
+
+    async def main() -> None:
+        async with agent(tmp_path) as a:
+            failure = await load_failure(a, "Shop", init_args="{}")
+            assert failure.error_type == "CallableNotFoundError"
+            assert "a value of type Shop, not a class" in failure.message
+
+    run(main())
+
+
+def test_a_function_may_be_any_object_that_can_be_called(tmp_path: Path) -> None:
+    source = """
+        import functools
+        class Adder:
+            def __call__(self, n): return n + 1
+        train, half = Adder(), functools.partial(divmod, 8)
+    """
+    write(tmp_path, "shop.py", textwrap.dedent(source))
+
+    async def main() -> None:
+        async with agent(tmp_path) as a:
+            assert await a.call(await a.worker("train"), 1) == 2
+            assert await a.call(await a.worker("half"), 3) == [2, 2]
 
     run(main())
 

@@ -86,9 +86,10 @@ def load(source: Source) -> Any:  # noqa: ANN401  # the user's function or insta
 
     Raises:
         BaseException: Whatever the user's module or constructor raises.
-        CallableNotFoundError: The module has no such callable.
+        CallableNotFoundError: The module has no such callable, or the name is one of another kind.
     """
     found = _callable(source)
+    _check_kind(found, source)
     if source.kind == "cls":
         return found(**source.init_args)
     return found
@@ -109,6 +110,21 @@ def _callable(source: Source) -> Any:  # noqa: ANN401
         # Pickles that were written where the file was `__main__` name their classes so.
         sys.modules["__main__"] = module
     return _unwrap(_resolve(module, source.qualname))
+
+
+def _check_kind(found: object, source: Source) -> None:
+    """Refuse what calls could not use, while the generation before still serves."""
+    is_class = isinstance(found, type)
+    if is_class if source.kind == "cls" else callable(found) and not is_class:
+        return
+    wanted = "class" if source.kind == "cls" else "function"
+    raise CallableNotFoundError(
+        f"{source.qualname!r} of module {source.module!r} is "
+        f"{'a class' if is_class else f'a value of type {type(found).__name__}'}, not a {wanted}",
+        hint="deploy it with kt.cls(...)"
+        if is_class
+        else f"the last statement of its file that binds {source.qualname!r} must make a {wanted}",
+    )
 
 
 def _path(source: Source) -> str | None:
