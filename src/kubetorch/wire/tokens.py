@@ -7,9 +7,10 @@ opens); the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own 
 derived from the installation's secret, so a pod, which knows only its own, can neither read nor
 make a token for another workload.
 
-The clock that issues a token is the controller's, the one that checks it mostly a pod's. They may
-differ by `SKEW`. Beyond that a token of the future is refused too: it would last for longer than
-was meant, and its clock should be noticed while the difference is small.
+The clock that issues a token is the controller's, the one that checks it mostly a pod's. On a
+cluster they may differ by `SKEW`. Beyond that a token of the future is refused too: it would last
+for longer than was meant, and its clock should be noticed while the difference is small. On one
+machine there is one clock: a token without `iat` ends exactly at its `exp`.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     if claims.expires + skew <= now:
         raise UnauthorizedError(
             f"the token expired {now - claims.expires:.0f} s ago, by the clock that checks it",
-            hint=f"{_HINT}; if that one has expired too, {_CLOCKS}",
+            hint=f"{_HINT}; if that one has expired too, {_CLOCKS}" if claims.issued else _HINT,
         )
     return claims
 

@@ -32,12 +32,17 @@ from kubetorch.controller.state import (
 )
 from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import SWEEP_DELAY, SWEEP_INTERVAL, Workloads
-from kubetorch.errors import KubernetesUnavailableError, SpecError, StartupError
+from kubetorch.errors import (
+    KubernetesUnavailableError,
+    SpecError,
+    StartupError,
+    UnauthorizedError,
+)
 from kubetorch.lib.clock import ManualClock
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, messages, versions
+from kubetorch.wire import failures, messages, tokens, versions
 from kubetorch.wire.messages import Deploy, DeployEvent, Failed, FromController, Hello
 
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
@@ -524,3 +529,22 @@ class Told:
 
     def close(self, reason: str) -> None:
         """Nothing is open."""
+
+
+@pytest.mark.parametrize(("backend", "late"), [("local", 0), ("kubernetes", tokens.SKEW)])
+def test_a_token_ends_when_it_says_but_for_the_clocks_of_a_cluster(
+    tmp_path: Path, backend: str, late: float
+) -> None:
+    """Pods on this machine have the clock of their controller."""
+
+    async def body(workloads: Workloads, runs: OneThatBreaks) -> None:
+        runs.name = backend
+        view = workloads.token("ns", "f", ttl=1, subject="ann")
+        audience = tokens.audience("ns", "f")
+        key = tokens.workload_key(b"secret", audience)
+        ends = view.expires + late
+        assert tokens.verify(key, view.token, audience=audience, now=ends - 0.1).subject == "ann"
+        with pytest.raises(UnauthorizedError, match="expired"):
+            tokens.verify(key, view.token, audience=audience, now=ends)
+
+    run(tmp_path, body)
