@@ -314,8 +314,8 @@ def test_a_call_is_over_for_its_caller_at_its_timeout(client, method):
             "Found 'Service' instead",
         ),
         ({"name": "Service", "method": "nothing"}, "CallableNotFoundError: .*no method 'nothing'"),
-        ({"name": "Service", "timeout": -1.0}, "CallRefusedError: a timeout of -1.0 s"),
-        ({"name": "Service", "timeout": float("nan")}, "CallRefusedError: a timeout of nan s"),
+        ({"name": "Service", "timeout": -1.0}, "ProtocolError: a timeout of -1.0 s"),
+        ({"name": "Service", "timeout": float("nan")}, "ProtocolError: a timeout of nan s"),
         ({"name": "Service", "codec": "json", "detached": True, "id": "../../x"}, "id of a call"),
     ],
 )

@@ -231,8 +231,10 @@ def test_a_timeout_header_ends_the_call(agent):
     status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": "0.2"})
     assert (status, body["error_type"]) == (504, "CallTimeoutError")
     assert time.monotonic() - begin < 1.0
-    status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": "soon"})
-    assert status == 400
+    for impossible in ("soon", "-1", "nan", "inf", "1e9"):
+        status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": impossible})
+        assert (status, body["error_type"]) == (400, "ProtocolError")
+        assert "from 0 to 100000000" in body["message"]
 
 
 def test_an_idempotency_key_runs_a_call_once(agent):

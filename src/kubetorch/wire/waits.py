@@ -1,4 +1,4 @@
-"""How long a controller may take for what it answers at the end only; both ends import it.
+"""How long calls may take, and a controller for what it answers at the end only; for both ends.
 
 Who asks waits for longer than who answers: else nobody hears why it took so long, and a request
 that is sent again finds other things than the first one.
@@ -12,3 +12,6 @@ DELETE_GRACE = 5.0
 DELETE_SLACK = 30.0
 #: Seconds by which a client waits for longer than the controller: for all else that it does.
 MARGIN = 30.0
+
+#: Seconds that a call may take at most, 3 years: event loops cannot count any number of them.
+LONGEST_TIMEOUT = 1e8

@@ -20,12 +20,13 @@ from kubetorch.errors import (
     CallableNotFoundError,
     CallRefusedError,
     KubetorchError,
+    ProtocolError,
     SerializationError,
 )
 from kubetorch.pod.calls.call import Call, Caller, Runner
 from kubetorch.pod.calls.outcomes import Outcomes
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import codecs, failures
+from kubetorch.wire import codecs, failures, waits
 from kubetorch.wire.calls import Outcome, Returned
 from kubetorch.wire.frames import Open
 from kubetorch.wire.messages import Ending
@@ -37,8 +38,6 @@ ARGUMENTS_LIMIT = 1024**3
 #: Seconds that a call without a timeout waits for a worker to be there.
 WORKER_TIMEOUT = 30.0
 
-# 3 years: event loops cannot count any number of seconds.
-_LONGEST_TIMEOUT = 1e8
 # Files are named by the ids of detached calls.
 _ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
@@ -152,8 +151,10 @@ class Calls:
         """
         self.check_target(request.callable, request.body.codec)
         timeout = request.timeout
-        if timeout is not None and not 0 <= timeout <= _LONGEST_TIMEOUT:
-            raise CallRefusedError(f"a timeout of {timeout} s")
+        if timeout is not None and not 0 <= timeout <= waits.LONGEST_TIMEOUT:
+            raise ProtocolError(
+                f"a timeout of {timeout} s; there may be 0 to {waits.LONGEST_TIMEOUT:.0f}"
+            )
         if request.detached and not _ID.fullmatch(request.id):
             raise CallRefusedError(f"{request.id[:80]!r} cannot be the id of a call")
         body = request.body

@@ -7,6 +7,7 @@ import base64
 import binascii
 import functools
 import json
+import math
 import pickle
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from kubetorch.pod.calls.calls import Calls
 from kubetorch.pod.calls.relay import GRANT_COUNT
 from kubetorch.pod.workers.host import OwnedPayload, Payload
 from kubetorch.pod.workers.lines import Line
-from kubetorch.wire import codecs, failures, routes
+from kubetorch.wire import codecs, failures, routes, waits
 from kubetorch.wire.calls import Outcome, Raised, Returned, new_call_id
 from kubetorch.wire.frames import Body, Open
 
@@ -120,9 +121,15 @@ def timeout_of(request: Request) -> float | None:
     if text is None:
         return None
     try:
-        return float(text)
-    except ValueError as error:
-        raise ProtocolError(f"{routes.TIMEOUT} is {text[:40]!r}; it must be seconds") from error
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= waits.LONGEST_TIMEOUT:
+        raise ProtocolError(
+            f"{routes.TIMEOUT} is {text[:40]!r}; it must be a number of seconds from 0 to "
+            f"{waits.LONGEST_TIMEOUT:.0f}"
+        )
+    return seconds
 
 
 def _open(calls: Calls, opening: Open, caller: HttpCaller, arguments: bytes) -> Call | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kubetorch.errors import SpecError
 from kubetorch.lib.records import record
+from kubetorch.wire import waits
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
@@ -27,8 +28,6 @@ REFUSED = {
     "pdb": "the debugger",
     "stream_metrics": "metrics",
 }
-#: Seconds; what is longer cannot be waited for.
-_FOREVER = 1e8
 #: All keywords that mean something other than an argument, unless the signature declares them.
 RESERVED = BARE.union(REFUSED)
 
@@ -169,8 +168,12 @@ def serialization(value: object) -> str:
 
 
 def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _FOREVER:
-        raise SpecError(f"{name} is {value!r}; it must be a number of seconds above 0")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= waits.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
+        raise SpecError(
+            f"{name} is {value!r}; it must be a number of seconds above 0, and at most "
+            f"{waits.LONGEST_TIMEOUT:.0f}"
+        )
 
 
 def _whole(name: str, value: object) -> None:

@@ -39,6 +39,11 @@ def test_an_impossible_value_is_refused_by_name(name: str, value: object) -> Non
         CallOptions().with_changes({name: value})
 
 
+def test_a_timeout_that_is_too_long_is_told_how_long_it_may_be() -> None:
+    with pytest.raises(SpecError, match="above 0, and at most 100000000"):
+        CallOptions(timeout=10**9)
+
+
 def test_possible_values_are_taken() -> None:
     changes: dict[str, Any] = {
         "timeout": 0.5,
