@@ -2,8 +2,9 @@
 
 `stream_logs`, `serialization` and `async_` may stand among the arguments of a call, unless the
 user's signature has a parameter of that name. Keywords that programs know from distributed services
-and from the debugger are refused, with the same exception. Everything else goes to the user's
-callable: a bare `timeout` is the user's own.
+and from the debugger are refused, with the same exception; off (`None` or `False`) they ask for
+nothing, and are left out. Everything else goes to the user's callable: a bare `timeout` is the
+user's own.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ class CallOptions:
             SpecError: An option has an impossible value.
         """
         for name in changes:
-            if name not in _NAMES:
-                _refuse(name)
+            if name not in _NAMES and name not in REFUSED:
                 raise TypeError(f"there is no call option {name!r}; {_nearest(name)}")
-        return replace(self, **changes)
+        _refuse(changes)
+        return replace(self, **{name: changes[name] for name in changes if name in _NAMES})
 
     def take_from(
         self, kwargs: Mapping[str, Any], declared: frozenset[str]
@@ -117,10 +118,7 @@ class CallOptions:
         """
         if RESERVED.isdisjoint(kwargs):
             return self, kwargs if isinstance(kwargs, dict) else dict(kwargs)
-        for name in REFUSED:
-            if name in kwargs and name not in declared:
-                _refuse(name)
-        bare = {name: kwargs[name] for name in BARE if name in kwargs and name not in declared}
+        bare = {name: kwargs[name] for name in RESERVED if name in kwargs and name not in declared}
         if not bare:
             return self, dict(kwargs)
         own = {name: value for name, value in kwargs.items() if name not in bare}
@@ -134,12 +132,14 @@ def _nearest(name: str) -> str:
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_NAMES))}"
 
 
-def _refuse(name: str) -> None:
-    if name in REFUSED:
-        raise SpecError(
-            f"{name}= belongs to {REFUSED[name]}, which this release does not have",
-            hint=f"a function that has a parameter {name!r} of its own gets it",
-        )
+def _refuse(given: Mapping[str, object]) -> None:
+    for name, what in REFUSED.items():
+        value = given.get(name)
+        if value is not None and value is not False:
+            raise SpecError(
+                f"{name}= belongs to {what}, which this release does not have",
+                hint=f"a function that has a parameter {name!r} of its own gets it",
+            )
 
 
 _NAMES = frozenset(item.name for item in fields(CallOptions))

@@ -90,6 +90,17 @@ def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str)
         CallOptions().with_changes({name: True})
 
 
+@pytest.mark.parametrize("name", ["workers", "restart_procs", "debug", "pdb", "stream_metrics"])
+@pytest.mark.parametrize("off", [None, False])
+def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
+    name: str, off: bool | None
+) -> None:
+    assert CallOptions().take_from({name: off, "x": 1}, frozenset()) == (CallOptions(), {"x": 1})
+    own = CallOptions().take_from({name: off}, frozenset({name}))[1]
+    assert own == {name: off}
+    assert CallOptions().with_changes({name: off, "retries": 1}) == CallOptions(retries=1)
+
+
 def test_the_callers_keywords_are_not_changed() -> None:
     given = {"stream_logs": True, "x": 1}
     CallOptions().take_from(given, frozenset())
