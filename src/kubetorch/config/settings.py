@@ -123,6 +123,12 @@ class KubetorchConfig:
         self._file: SettingsFile | None = None
         self._values: dict[str, object] = {}
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # Any other attribute would be a misspelled setting that has no effect.
+        if not (name.startswith("_") or hasattr(type(self), name)):
+            _known(name)
+        super().__setattr__(name, value)
+
     @property
     def file(self) -> Path:
         """The file of settings."""

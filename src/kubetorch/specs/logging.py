@@ -52,7 +52,12 @@ class LoggingConfig:
                 f"level is {self.level!r}; it must be one of {', '.join(LEVELS)}",
                 hint='for example kt.LoggingConfig(level="info")',
             )
+        for name in ("stream_logs", "include_system_logs", "include_events", "include_name"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name != "stream_logs" or value is not None):
+                raise SpecError(f"{name} is {value!r}; it must be True or False")
         for name in ("grace_period", "poll_timeout", "grace_poll_timeout", "shutdown_grace_period"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < float("inf"):
                 raise SpecError(f"{name} is {value!r}; it must be a number of seconds, 0 or more")

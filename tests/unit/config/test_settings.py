@@ -177,7 +177,7 @@ def test_an_empty_variable_is_as_good_as_none(file: Path) -> None:
     assert made(file, "queue: a\n", KT_QUEUE="").queue == "a"
 
 
-@pytest.mark.parametrize("use", ["get", "set", "unset", "write"])
+@pytest.mark.parametrize("use", ["get", "set", "unset", "write", "assign"])
 def test_an_unknown_setting_is_an_error_with_the_nearest_one(file: Path, use: str) -> None:
     settings = made(file)
     with pytest.raises(ConfigError, match="'user_name'") as caught:
@@ -186,6 +186,7 @@ def test_an_unknown_setting_is_an_error_with_the_nearest_one(file: Path, use: st
             "set": lambda: settings.set("user_name", "x"),
             "unset": lambda: settings.unset("user_name"),
             "write": lambda: settings.write({"user_name": "x"}),
+            "assign": lambda: setattr(settings, "user_name", "x"),
         }[use]()
     assert caught.value.hint == "did you mean 'username'?"
     assert isinstance(caught.value, ValueError)
