@@ -83,6 +83,7 @@ class Compute(Syncing, Doors):
         shared_memory_limit: Limit of `/dev/shm`, such as `"2Gi"`.
         allowed_serialization: How callers may send arguments: `"json"`, `"pickle"`, `"none"`;
             `KT_ALLOWED_SERIALIZATION` or only JSON if not given. Pickle runs code of the caller.
+            Where `"json"` is allowed, so is `"none"`, whose arguments are JSON, too.
         replicas: Number of pods; 1 if not given.
         logging_config: What of the pods' logs the caller sees.
         queue_name: LocalQueue of Kueue that the pods wait in.

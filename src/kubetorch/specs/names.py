@@ -17,12 +17,14 @@ SERVICE_LIMIT = 63
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def clean(name: str) -> str:
+def clean(name: object) -> str:
     """`name` as a DNS label: lower case, everything but letters, digits and `-` deleted.
 
     Raises:
-        SpecError: Nothing is left.
+        SpecError: It is no text, or nothing is left.
     """
+    if not isinstance(name, str):
+        raise SpecError(f"the name is {name!r}; it must be text")
     cleaned = re.sub(r"[^a-z0-9-]", "", name.lower())
     cleaned = cleaned.removeprefix("-").removesuffix("-")
     if not cleaned.strip("-"):

@@ -171,6 +171,16 @@ def test_the_environment_gives_what_was_not_given(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("variable", ["KT_LAUNCH_TIMEOUT", "KT_ALLOWED_SERIALIZATION"])
+def test_an_impossible_default_of_the_environment_names_its_variable(monkeypatch, variable):
+    monkeypatch.setenv(variable, "abc")
+
+    with pytest.raises(kt.SpecError, match=f"^{variable}: .*'abc'"):
+        kt.Compute()
+    with pytest.raises(kt.SpecError, match=r"^(launch_timeout|allowed_serialization) "):
+        kt.Compute(launch_timeout="xyz", allowed_serialization=["xyz"])
+
+
 def test_its_manifest_is_what_kubernetes_would_get():
     manifest = kt.Compute(cpus="0.5", memory="1Gi", namespace="research", replicas=2).manifest
 

@@ -81,6 +81,56 @@ def test_what_a_pod_could_not_import_is_refused_with_the_reason():
         kt.fn(Counter().add)
 
 
+def undecorated(function):
+    def inner():
+        return function()
+
+    return inner
+
+
+@undecorated
+def bare():
+    pass
+
+
+def test_what_a_decorator_made_is_told_what_it_lacks():
+    with pytest.raises(kt.SpecError, match=r"functools\.wraps") as caught:
+        kt.fn(bare)
+    assert "functools.wraps" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", [5, b"train", ["train"]])
+def test_a_name_that_is_no_text_is_refused(name):
+    for use in (lambda: kt.fn(train, name=name), lambda: kt.Fn(name), lambda: kt.fn(name=name)):
+        with pytest.raises(kt.SpecError, match="the name is "):
+            use()
+
+
+@pytest.mark.parametrize(
+    "pointers",
+    [("a", "b"), ("a", "b", "c", "d"), "abc", (1, 2, 3), ("a", None, "c"), ("a", "b", ""), 5],
+)
+def test_pointers_that_are_not_three_texts_are_refused(pointers):
+    with pytest.raises(kt.SpecError, match="pointers are "):
+        kt.Fn("n", pointers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sync_dir": 5},
+        {"sync_dir": b"/tmp"},
+        {"sync_dir": ""},
+        {"sync_dir": __file__},
+        {"remote_dir": 5},
+        {"remote_dir": "/app", "remote_import_path": ["x"]},
+    ],
+)
+def test_places_of_another_type_are_refused(settings):
+    with pytest.raises(kt.SpecError, match=f"{list(settings)[-1]}( is |=)"):
+        kt.fn(train, **settings)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from kubetorch.errors import SpecError
 from kubetorch.specs.compute import ComputeSpec
 
 GivenT = TypeVar("GivenT", contravariant=True)
@@ -32,6 +33,7 @@ class Field(Generic[GivenT, ShownT]):
         doc: What it means.
         show: What a value of the spec is to the user, if not itself.
         default: What `None` stands for, if not for the spec's own default.
+        variable: Variable of the environment that the default may come from.
         field: Name of the spec's field, if it is not that of the parameter.
     """
 
@@ -42,12 +44,14 @@ class Field(Generic[GivenT, ShownT]):
         *,
         show: Callable[[Any], ShownT] | None = None,
         default: Callable[[], object] | None = None,
+        variable: str | None = None,
         field: str | None = None,
     ) -> None:
         self._parse = parse
         self._field = field
         self._show = show
         self._default = default
+        self._variable = variable
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -68,4 +72,10 @@ class Field(Generic[GivenT, ShownT]):
         if given is None and self._default is not None:
             given = self._default()
         name = str(self._field)
-        declared._set(**{name: ABSENT[name] if given is None else self._parse(given)})
+        try:
+            parsed = ABSENT[name] if given is None else self._parse(given)
+        except SpecError as error:
+            if value is None and self._variable is not None:
+                raise SpecError(f"{self._variable}: {error.message}", hint=error.hint) from error
+            raise
+        declared._set(**{name: parsed})

@@ -102,6 +102,7 @@ class Settings:
         _launch_timeout,
         "Seconds until a deploy that is not ready fails.",
         default=environment.launch_timeout,
+        variable="KT_LAUNCH_TIMEOUT",
     )
     inactivity_ttl = Text(
         parameters.ttl, "Idle time after which the service is torn down, such as `30m`."
@@ -111,6 +112,7 @@ class Settings:
         "How callers may send arguments.",
         show=list,
         default=lambda: environment.allowed_serialization() or DEFAULT_ALLOWED,
+        variable="KT_ALLOWED_SERIALIZATION",
     )
     logging_config = Field[LoggingConfig | None, LoggingConfig](
         parameters.logging,

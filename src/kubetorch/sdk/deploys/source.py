@@ -32,6 +32,17 @@ class Placement:
     remote_dir: str | None = None
     remote_import_path: str | None = None
 
+    def __post_init__(self) -> None:
+        sync_dir: object = self.sync_dir
+        if sync_dir == "" or not isinstance(sync_dir, (str, Path, bool, type(None))):
+            raise SpecError(
+                f"sync_dir is {sync_dir!r}; it must be the path of a folder, True or False"
+            )
+        for name in ("remote_dir", "remote_import_path"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise SpecError(f"{name} is {value!r}; it must be text")
+
     def with_given(self, other: Placement) -> Placement:
         """This one, with what the other one says."""
         given = {name: value for name, value in vars(other).items() if value is not None}
@@ -65,9 +76,9 @@ class Source:
         self._kind = kind
         self.callable_object = callable_object
         self.placement = placement
-        self._pointers = pointers
+        self._pointers = None if pointers is None else _checked(pointers)
         self._location: ProjectRef | None = None
-        self.qualname = pointers[2] if pointers else _qualname(callable_object)
+        self.qualname = self._pointers[2] if self._pointers else _qualname(callable_object)
         # A module that a pod imports may name folders of the machine that it was deployed from.
         if not inpod.is_worker():
             self.locate()
@@ -228,6 +239,18 @@ def _main_name() -> str | None:
     return spec.name if spec is not None and spec.origin == main.__file__ else None
 
 
+def _checked(pointers: object) -> Pointers:
+    if isinstance(pointers, (tuple, list)) and len(pointers) == len(("root", "module", "name")):
+        root, module, name = pointers
+        if isinstance(root, (str, Path)) and all(isinstance(x, str) and x for x in (module, name)):
+            return str(root), module, name
+    raise SpecError(
+        f"pointers are {pointers!r}; they must be three: the folder to import from, the dotted "
+        "module, and the name in it",
+        hint='for example kt.Fn("train", ("/app", "ml.train", "train"))',
+    )
+
+
 def _qualname(callable_object: Callable[..., Any] | None) -> str:
     name = getattr(callable_object, "__qualname__", None)
     if not isinstance(name, str):
@@ -240,7 +263,8 @@ def _qualname(callable_object: Callable[..., Any] | None) -> str:
     if "<locals>" in name:
         raise SpecError(
             f"{name} is defined inside a function, so a pod cannot import it",
-            hint="move it to the top level of its file",
+            hint="move it to the top level of its file; if it is there, a decorator made it that "
+            "lacks @functools.wraps(function)",
         )
     bound = getattr(callable_object, "__self__", None)
     if bound is not None and not isinstance(bound, (type, type(sys))):
