@@ -51,7 +51,7 @@ def of_call(line: frames.Log, *, include_name: bool = True) -> str:
     text = line.text
     if line.source == "logger":
         text = f"{moment(line.time)} | {line.level} | {text}"
-    return f"({line.pod}) {text}" if include_name else text
+    return _labelled(line.pod, text) if include_name else text
 
 
 def of_launch(
@@ -60,7 +60,12 @@ def of_launch(
     """A line that was written while a service started; one without a level is shown as it is."""
     if level is not None:
         text = f"{level} | {moment(at)} | {text}"
-    return f"({service}) {text}" if include_name else text
+    return _labelled(service, text) if include_name else text
+
+
+def _labelled(name: str, text: str) -> str:
+    """A record with its name before each line: one of a logger may have several."""
+    return f"({name}) " + text.replace("\n", f"\n({name}) ")
 
 
 def of_event(service: str, reason: str, message: str, at: float) -> str:
@@ -97,7 +102,9 @@ class Screen:
             return
         formatted = _FORMATTED.fullmatch(text)
         if _is_coloured(stream):
-            text = text if formatted else f"{colour}{text}{_RESET}"
+            # Each line by itself, as whoever reads them knows only one at a time.
+            lines = text.replace("\n", f"{_RESET}\n{colour}")
+            text = text if formatted else f"{colour}{lines}{_RESET}"
         elif formatted:
             text = formatted[1]
         with self._lock:

@@ -45,6 +45,18 @@ def test_a_loggers_line_has_time_and_level() -> None:
     assert re.fullmatch(rf"\(pod-1\) {MOMENT} \| INFO \| loaded", line)
 
 
+def test_each_line_of_a_record_is_labelled_and_coloured() -> None:
+    line = printed("failed\nTraceback:\nValueError", "ERROR", "logger")
+    text = logs.of_call(line)
+    first, *others = text.splitlines()
+    assert first.startswith("(pod-1) ") and first.endswith("| ERROR | failed")
+    assert others == ["(pod-1) Traceback:", "(pod-1) ValueError"]
+    assert "(pod-1)" not in logs.of_call(line, include_name=False)
+    with redirect_stdout(Terminal()) as terminal:
+        logs.Screen().line("(pod-1) a\n(pod-1) b")
+    assert terminal.getvalue() == "\x1b[36m(pod-1) a\x1b[0m\n\x1b[36m(pod-1) b\x1b[0m\n"
+
+
 def test_a_launch_line_has_level_and_time_unless_it_was_printed() -> None:
     line = logs.of_launch("svc", "importing", level="INFO", at=1_700_000_000.0)
     assert re.fullmatch(rf"\(svc\) INFO \| {MOMENT} \| importing", line)
