@@ -1,5 +1,7 @@
 """Programs as users write them: scripts that deploy at module level, `__main__`, interpreters."""
 
+import textwrap
+
 import pytest
 
 import kubetorch as kt
@@ -111,6 +113,54 @@ def test_an_asyncio_program_may_deploy_at_module_level(run):
     """
 
     assert run("main.py", source) == ["2"]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        """
+        with ThreadPoolExecutor() as pool:
+            one, two = pool.map(lambda f: kt.fn(f).to(compute), [double, negate])
+        """,
+        """
+        one, two = kt.fn(double), kt.fn(negate)
+        threads = [threading.Thread(target=handle.to, args=(compute,)) for handle in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """,
+        """
+        async def main():
+            deploys = (asyncio.to_thread(kt.fn(f).to, compute) for f in (double, negate))
+            return await asyncio.gather(*deploys)
+
+        one, two = asyncio.run(main())
+        """,
+    ],
+    ids=["pool", "threads", "to_thread"],
+)
+def test_a_program_may_deploy_in_threads_at_module_level(run, statements):
+    source = f"""
+    import asyncio
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+    import kubetorch as kt
+
+    def double(x):
+        return 2 * x
+
+    def negate(x):
+        return -x
+
+    compute = kt.Compute(cpus="0.1")
+{textwrap.indent(textwrap.dedent(statements), "    ")}
+    print(one(2), two(2))
+    print({{kt.globals.controller_client().get_workload(handle.namespace, handle.service_name)
+            .generation for handle in (one, two)}})
+    """
+
+    assert run("threads.py", source) == ["4 -2", "{1}"]
 
 
 def test_a_process_that_a_pods_code_spawns_does_not_deploy_again(run):

@@ -40,7 +40,7 @@ def is_deploying(*, is_call: bool = False) -> bool:
 
 
 def is_importing() -> bool:
-    """Whether this thread is importing the file that was deployed, in a worker."""
+    """Whether this process is importing the file that was deployed, in a worker."""
     importing = sys.modules.get(_IMPORTING)
     return importing is not None and bool(importing.is_under_way())
 

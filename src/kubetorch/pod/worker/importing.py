@@ -8,16 +8,22 @@ code. So the SDK asks here, before it does any of these:
     if importing is not None and importing.is_deploying():
         return self  # this statement has no effect
 
-`is_deploying` is false when no import of the deployed file is under way in this thread: then user
+`is_deploying` is false when no import of the deployed file is under way in this process: then user
 code that runs in a pod deploys and calls as everywhere. While it is under way, it returns true if
 the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
 to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
 its handle as it is, which the callable may want to call later; a call, which has no result to go
 on with, ends the import, and `definitions` looks for the callable in the rest of the file.
 
+A process serves calls only once its import is over, and never imports the file a second time. So
+what other threads do meanwhile, which the file began and may wait for, is module level too: there
+it returns true. A thread that outlives the import goes on deploying nothing, else each pod would
+deploy the next one; it may call.
+
 A process that user code starts and that imports the deployed file again (a spawned
 `multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
-the SDK may call `is_deploying` there too, which is then true for the file's own module level.
+the SDK may call `is_deploying` there too, which is then true while any thread runs the file's own
+module level.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from types import FrameType, ModuleType
 
 #: Environment variable with the path of the deployed file.
@@ -42,12 +49,14 @@ class Import:
         self._module = module
         self._qualname = qualname
         self._thread = threading.get_ident()
+        self._before = set(threading.enumerate())
 
     def __enter__(self) -> Import:
         _under_way.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _left_behind.update(set(threading.enumerate()) - self._before)
         _under_way.remove(self)
 
     @property
@@ -55,9 +64,9 @@ class Import:
         """Whether this thread runs it."""
         return self._thread == threading.get_ident()
 
-    def has_body(self, frame: FrameType) -> bool:
+    def has_body(self, frame: FrameType | None) -> bool:
         """Whether the frame is the body of the file."""
-        return frame.f_globals is self._module.__dict__
+        return frame is not None and frame.f_globals is self._module.__dict__
 
     @property
     def is_defined(self) -> bool:
@@ -75,6 +84,8 @@ class Import:
 
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
+#: Threads that it began, and that go on.
+_left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
@@ -86,23 +97,38 @@ def is_deploying(*, is_call: bool = False) -> bool:
     Raises:
         EndOfImport: It ends the import of the deployed file.
     """
-    under_way = next((each for each in _under_way if each.is_here), None)
-    body = _body(sys._getframe(1))
-    if under_way is None:
-        return body is not None and body.f_code.co_filename == os.environ.get(FILE_VARIABLE)
-    if body is not None and under_way.has_body(body) and (is_call or under_way.is_defined):
+    if not _under_way:
+        is_left_behind = not is_call and threading.current_thread() in _left_behind
+        return is_left_behind or _is_imported_again()
+    under_way = _under_way[0]
+    ends = under_way.is_here and under_way.has_body(_body(sys._getframe(1)))
+    if ends and (is_call or under_way.is_defined):
         raise EndOfImport
     return True
 
 
 def is_under_way() -> bool:
-    """Whether this thread imports the deployed file."""
-    return any(each.is_here for each in _under_way)
+    """Whether this process is importing the deployed file."""
+    return bool(_under_way)
 
 
 def is_wanted(definition: object) -> bool:
-    """Whether the import that is under way in this thread is that of this function or class."""
-    return any(each.is_here and each.wants(definition) for each in _under_way)
+    """Whether the import that is under way is that of this function or class."""
+    return any(each.wants(definition) for each in _under_way)
+
+
+def _is_imported_again() -> bool:
+    """Whether a thread of a process that user code started is importing the deployed file."""
+    deployed = os.environ.get(FILE_VARIABLE)
+    if deployed is None:
+        return False
+    for frame in sys._current_frames().values():
+        body = _body(frame)
+        while body is not None:
+            if body.f_code.co_filename == deployed:
+                return True
+            body = _body(body.f_back)
+    return False
 
 
 def _body(frame: FrameType | None) -> FrameType | None:

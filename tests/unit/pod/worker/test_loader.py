@@ -161,16 +161,66 @@ def test_outside_of_an_import_nothing_is_deploying() -> None:
     assert importing.is_deploying() is False
 
 
-def test_another_thread_is_not_concerned(project: Path) -> None:
+def test_in_other_threads_no_statement_has_an_effect_while_the_file_is_imported(
+    project: Path,
+) -> None:
     write(
         project,
         "import threading\n"
         "from kubetorch.pod.worker import importing\n"
         "seen = []\n"
         "def f(): return seen\n"
-        "def ask(): seen.append(importing.is_deploying())\n"
+        "def ask():\n"
+        "    seen.append(importing.is_deploying())\n"
+        "    seen.append(importing.is_deploying(is_call=True))\n"
         "thread = threading.Thread(target=ask)\n"
         "thread.start()\n"
-        "thread.join()\n",
+        "thread.join()\n"
+        "complete = True\n",
     )
-    assert loader.load(source(project, "f"))() == [False]
+    loaded = loader.load(source(project, "f"))
+    assert loaded() == [True, True]
+    assert loaded.__globals__["complete"]
+
+
+def test_a_thread_that_outlives_the_import_may_call_and_does_not_deploy(project: Path) -> None:
+    write(
+        project,
+        "import threading\n"
+        "from kubetorch.pod.worker import importing\n"
+        "over = threading.Event()\n"
+        "seen = []\n"
+        "def ask():\n"
+        "    over.wait(60)\n"
+        "    seen.append(importing.is_deploying())\n"
+        "    seen.append(importing.is_deploying(is_call=True))\n"
+        "thread = threading.Thread(target=ask)\n"
+        "thread.start()\n"
+        "def f():\n"
+        "    over.set()\n"
+        "    thread.join()\n"
+        "    later = threading.Thread(target=ask)\n"
+        "    later.start()\n"
+        "    later.join()\n"
+        "    return seen\n",
+    )
+    assert loader.load(source(project, "f"))() == [True, False, False, False]
+
+
+def test_a_child_that_imports_the_file_again_deploys_in_none_of_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = "/code/shop.py"
+    monkeypatch.setenv(importing.FILE_VARIABLE, path)
+    body = compile(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from kubetorch.pod.worker import importing\n"
+        "with ThreadPoolExecutor() as pool:\n"
+        "    seen = [importing.is_deploying(), pool.submit(importing.is_deploying).result()]\n",
+        path,
+        "exec",
+    )
+    module: dict[str, object] = {}
+    exec(body, module)
+    assert module["seen"] == [True, True]
+    assert importing.is_deploying() is False
