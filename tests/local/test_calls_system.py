@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 import kubetorch as kt
+from kubetorch.errors import CallRefusedError
 from kubetorch.sdk import services
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.streams.connecting import Location
@@ -396,6 +397,36 @@ def test_an_idempotency_key_makes_two_calls_one(lab: Any, tmp_path: Path) -> Non
     assert [call.join().value for call in calls] == ["done"] * 3
     assert once(str(trace), 0.3) == "done"
     assert trace.read_text() == "ran\n"
+
+
+def test_each_item_of_a_map_has_an_idempotency_key_of_its_own(lab: Any, tmp_path: Path) -> None:
+    keyed = lab.echo.options(idempotency_key=f"map-{tmp_path}")
+    assert list(keyed.map([1, 2, 3])) == [1, 2, 3]
+    assert list(keyed.map([4, 5, 6])) == [1, 2, 3]
+    assert list(keyed.starmap([(7,)], ordered=False)) == [1]
+
+    async def values() -> list[int]:
+        return [value async for value in keyed.map_async([8, 9])]
+
+    assert asyncio.run(values()) == [1, 2]
+
+
+def test_a_generator_that_is_repeated_with_its_key_is_an_error_and_not_empty(
+    lab: Any, tmp_path: Path
+) -> None:
+    keyed = lab.numbers.options(idempotency_key=f"numbers-{tmp_path}")
+    assert list(keyed(3)) == [0, 1, 2]
+    begun = time.monotonic()
+    with pytest.raises(CallRefusedError, match="streams its values, which are not kept"):
+        list(keyed(3))
+    running = lab.blocks.options(idempotency_key=f"blocks-{tmp_path}")
+    with running(1000, 100_000) as values:
+        next(values)
+        with pytest.raises(CallRefusedError, match="nobody can join it"):
+            list(running(1000, 100_000))
+    assert time.monotonic() - begun < 10
+    none = lab.numbers.options(idempotency_key=f"none-{tmp_path}")
+    assert list(none(0)) == list(none(0)) == []
 
 
 def test_threads_share_one_connection_and_leave_none_behind(lab: Any) -> None:

@@ -152,6 +152,16 @@ class Call:
         request = self.request
         return f"{request.callable}.{request.method}" if request.method else request.callable
 
+    @property
+    def refusal(self) -> CallRefusedError | None:
+        """Why no second caller can have its outcome: some of its values are gone."""
+        if not self._has_yielded:
+            return None
+        return CallRefusedError(
+            f"call {self.request.id} streams its values, which are not kept: nobody can join it",
+            hint="give each call of a generator an idempotency key of its own",
+        )
+
     # ------------------------------------------------------------------------- from its callers
 
     def begin(self, payload: Payload) -> None:
@@ -192,11 +202,8 @@ class Call:
         Raises:
             CallRefusedError: It streams values, and some of them are gone.
         """
-        if self._has_yielded:
-            raise CallRefusedError(
-                f"call {self.request.id} streams its values, so nobody can join it",
-                hint="give each call of a generator an idempotency key of its own",
-            )
+        if self.refusal is not None:
+            raise self.refusal
         self.callers.append(caller)
 
     def grant(self, count: int) -> None:

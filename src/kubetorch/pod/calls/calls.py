@@ -27,7 +27,7 @@ from kubetorch.pod.calls.call import Call, Caller, Runner
 from kubetorch.pod.calls.outcomes import Outcomes
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, failures, waits
-from kubetorch.wire.calls import Outcome, Returned
+from kubetorch.wire.calls import Outcome, Raised, Returned
 from kubetorch.wire.frames import Open
 from kubetorch.wire.messages import Ending
 
@@ -264,7 +264,11 @@ class Calls:
             outcome = replace(outcome, payload=bytes(outcome.payload))
         request = call.request
         if request.idempotency_key is not None and is_answer:
-            self._outcomes.put(_key(request), outcome)
+            refusal = call.refusal
+            answer = outcome
+            if refusal is not None:
+                answer = Raised(self.describe(refusal, started=True))
+            self._outcomes.put(_key(request), answer)
         if request.detached:
             self._outcomes.put(request.id, outcome)
             self._records.on_end(call, outcome)

@@ -263,8 +263,8 @@ class ClientStream:
         if len(payload) != (size if is_inline else 0):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
         relay = self._new_relay(number, log_level(request))
+        earlier = self._calls.repeated(request)
         try:
-            earlier = self._calls.repeated(request)
             if isinstance(earlier, Call):
                 earlier.join(relay)
                 relay.call = earlier
@@ -274,7 +274,9 @@ class ClientStream:
                 return
             relay.call = call = self._calls.open(request, relay)
         except KubetorchError as error:
-            relay.on_failure(self._calls.failure(error, started=False))
+            # Of one that cannot be joined something runs: to send it again would not help.
+            started = isinstance(earlier, Call)
+            relay.on_failure(self._calls.failure(error, started=started))
             return
         if is_inline:
             call.begin(OwnedPayload(bytes(payload)))

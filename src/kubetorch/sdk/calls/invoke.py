@@ -190,10 +190,10 @@ class Caller:
         self, iterable: Iterable[Iterable[Any]], kwargs: Mapping[str, Any]
     ) -> Iterator[parallel.Make]:
         options, kwargs = self._options.take_from(kwargs, self._target.declared)
-        for args in iterable:
-            given = tuple(args)
-            yield lambda given=given: Invocation(  # type: ignore[misc]  # bound now, not later
-                self._target, self._route, options, given, kwargs
+        for index, args in enumerate(iterable):
+            how, given = options.of_item(index), tuple(args)
+            yield lambda how=how, given=given: Invocation(  # type: ignore[misc]  # bound now
+                self._target, self._route, how, given, kwargs
             )
 
     # --------------------------------------------------------------------------- spawned calls

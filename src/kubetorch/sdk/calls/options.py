@@ -48,7 +48,8 @@ class CallOptions:
         retries: How often the call is made again when its worker, its pod or the connection was
             lost. All attempts carry one idempotency key, so none runs that another one replaces.
             Spawned calls have none.
-        idempotency_key: A second call with the same key gets the outcome of the first.
+        idempotency_key: A second call with the same key gets the outcome of the first. With `.map`
+            each item has one of its own: this one and the item's number, such as `k/0`.
         request_id: Identity of the request that the call belongs to, for logs.
         on_progress: Told of each `kt.progress(...)` of the call: current, total, message.
     """
@@ -90,6 +91,12 @@ class CallOptions:
                 "make it again",
                 hint="spawn it again when its handle raises, or retry in the function itself",
             )
+
+    def of_item(self, index: int) -> CallOptions:
+        """These options, for one of many calls that are made together."""
+        if self.idempotency_key is None:
+            return self
+        return replace(self, idempotency_key=f"{self.idempotency_key}/{index}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
         """These options, with those of a caller.
