@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -19,6 +21,7 @@ from kubetorch.errors import (
     PodTerminatedError,
     ResultExpiredError,
 )
+from kubetorch.lib import deadlines
 from kubetorch.lib.clock import Clock
 from kubetorch.wire import failures
 from kubetorch.wire.messages import CallReport, CallView
@@ -31,6 +34,8 @@ KEEP_SECONDS = 24 * 3600.0
 KEEP_BYTES = 1024**3
 #: Calls that are remembered, with or without a result.
 KEEP_CALLS = 10_000
+#: Seconds that the first news of a spawned call may take: less than whoever asks waits for.
+FIRST_NEWS = 1.0
 #: What may be too much before the oldest are looked for, and what is made room for then: to look
 #: costs as much as ten thousand calls.
 SLACK_CALLS = 1000
@@ -44,12 +49,18 @@ class Calls:
         state: Keeps their records.
         depots: Keep their results.
         clock: Says what is too old.
+        first_news: Seconds that the first news of a call may take.
     """
 
-    def __init__(self, state: CallState, depots: Depots, clock: Clock) -> None:
+    def __init__(
+        self, state: CallState, depots: Depots, clock: Clock, *, first_news: float = FIRST_NEWS
+    ) -> None:
         self._book = CallBook(state, clock)
         self._depots = depots
         self._clock = clock
+        self._first_news = first_news
+        # Calls that are asked for before anybody spoke of them.
+        self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     def report(self, namespace: str, workload: str, pod: str, report: CallReport) -> None:
         """A pod says what became of a call.
@@ -76,6 +87,9 @@ class Calls:
                 result_bytes=report.result_bytes,
             )
         )
+        expected = self._expected.get(report.id)
+        if expected is not None:
+            expected.set()
         book = self._book
         if book.ended > KEEP_CALLS + SLACK_CALLS or book.result_bytes > KEEP_BYTES:
             self.expire()
@@ -105,6 +119,21 @@ class Calls:
         for call in self._book.running():
             if not is_there(call.namespace, call.workload, call.pod):
                 self._fail(call, PodTerminatedError(call.pod, departures.DELETED))
+
+    async def expect(self, call_id: str) -> CallView:
+        """As `get`, of a call that may have been spawned a moment ago, waiting for its pod's word.
+
+        Raises:
+            ResultExpiredError: It is unknown, or forgotten.
+        """
+        if self._book.find(call_id) is None:
+            expected = self._expected.setdefault(call_id, asyncio.Event())
+            try:
+                async with deadlines.timeout(self._first_news):
+                    await expected.wait()
+            except TimeoutError as error:
+                raise unknown(call_id) from error
+        return self.get(call_id)
 
     def get(self, call_id: str) -> CallView:
         """One call.

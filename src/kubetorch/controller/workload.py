@@ -67,6 +67,7 @@ class Workload:
         self.record = record
         self.pods: list[PodStatus] = []
         self._names: frozenset[str] = frozenset()
+        self._ending: frozenset[str] = frozenset()
         self._pod_failure: Failure | None = None
         self._specs = {generation.number: generation.spec for generation in generations}
         self._with = surroundings
@@ -110,7 +111,7 @@ class Workload:
 
     @property
     def pod_names(self) -> Set[str]:
-        """The names of its pods."""
+        """The names of its pods; of those that are told to end, until they brought all outcomes."""
         return self._names
 
     def has_session(self, pod: str) -> bool:
@@ -230,10 +231,10 @@ class Workload:
         before, self.pods = self.pods, backend.pods(*self.key)
         state, names = self._rollout, frozenset(pod.name for pod in self.pods)
         is_behind = not state.failure and self._applying.is_behind(self._specs, state.wanted)
-        self._names = names
+        self._names = names | self._ending
         current = frozenset(p.name for p in self.pods if not (p.is_retiring or is_behind))
         self._activities.keep(self._names)
-        if lost := departures.between(before, self.pods):
+        if not self._ending and (lost := departures.between(before, self.pods)):
             self._with.on_lost(self, lost)
         failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
         self._pod_failure = next(failures, None)
@@ -321,6 +322,7 @@ class Workload:
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._waiting.fail_all(error)
         await self._applying.stop()
+        self._ending = self._names
         for session in self._sessions.values():
             session.send(Terminate(grace=grace, reason="the service is torn down"))
         await self._with.backend.delete(*self.key, grace=grace)

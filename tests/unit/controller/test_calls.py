@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kubetorch.controller import database
 from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, Calls, expired
 from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.errors import ResultExpiredError
 from kubetorch.lib.clock import ManualClock
 from kubetorch.wire.messages import CallReport
 
@@ -62,6 +64,25 @@ def test_a_result_counts_though_it_is_heard_of_after_a_refusal(calls: Calls) -> 
     report(calls, "a", "failed")
     report(calls, "b", "succeeded")
     assert (calls.get("c").pod, calls.get("c").state) == ("b", "succeeded")
+
+
+def test_a_call_that_is_asked_for_before_its_pod_spoke_of_it_is_found(calls: Calls) -> None:
+    async def ask() -> list[str]:
+        asking = [asyncio.ensure_future(calls.expect("c")) for _ in range(2)]
+        await asyncio.sleep(0)
+        report(calls, "a", "running")
+        return [(await one).pod for one in asking]
+
+    assert asyncio.run(ask()) == ["a", "a"]
+
+
+def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    calls = Calls(state, Depots(tmp_path / "blobs"), ManualClock(), first_news=0.0)
+    with pytest.raises(ResultExpiredError, match="there is no call c"):
+        asyncio.run(calls.expect("c"))
+    state.close()
 
 
 def test_a_young_result_is_kept() -> None:

@@ -70,7 +70,7 @@ class CallRoutes:
         self, exchange: Exchange, call_id: str, needs: tuple[Permission, ...]
     ) -> CallView:
         """A call that whoever asks may touch; any other is as unknown as one that never was."""
-        call = self._calls.get(call_id)
+        call = await self._calls.expect(call_id)
         for permission in needs:
             need = permission.of(call.namespace, call.workload)
             if not await exchange.asker.may(need):

@@ -46,7 +46,7 @@ class Records(Protocol):
     """Keeps what becomes of detached calls."""
 
     def on_begin(self, call: Call) -> None:
-        """A detached call begins to run."""
+        """A detached call waits for a worker, or begins to run."""
 
     def on_end(self, call: Call, outcome: Outcome) -> None:
         """It ended."""
@@ -298,6 +298,8 @@ class Calls:
         if self._refusal is not None:
             call.fail(self._refusal, started=False)
             return
+        if call.request.detached:
+            self._records.on_begin(call)  # it may be asked for by its id already
         self._waiting.append(call)
         call.wait_until(WORKER_TIMEOUT, self._give_up)
 

@@ -412,6 +412,17 @@ def test_detached_calls_are_recorded_and_found_by_their_id():
     run(scenario())
 
 
+def test_a_detached_call_is_recorded_while_it_waits_for_a_worker():
+    async def scenario():
+        records = FakeRecords()
+        calls = make_calls(records)
+        calls.hold(spec())
+        begin(calls, opening(id="call-0001", detached=True), FakeCaller())
+        assert records.begun == ["call-0001"]
+
+    run(scenario())
+
+
 def test_a_detached_generator_is_ended_with_the_reason():
     async def scenario():
         records = FakeRecords()
