@@ -43,3 +43,11 @@ def test_what_a_call_returned_outlives_a_teardown_at_once(slow) -> None:
     slow.teardown()
     assert kt.CallHandle.from_id(call.id).result() == 0
     assert kt.CallHandle.from_id(call.id).status() == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, None, "", "short", "../../x", "a" * 65, "0" * 32 + ",", "é" * 9]
+)
+def test_what_is_no_id_is_named(wrong) -> None:
+    with pytest.raises(kt.SpecError, match="is not the id of a call"):
+        kt.CallHandle.from_id(wrong)

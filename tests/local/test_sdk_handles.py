@@ -21,6 +21,9 @@ def double(n):
     print("doubling", n)
     return 2 * n
 
+def keywords(**given):
+    return given
+
 class Counter:
     def __init__(self, start=0):
         self.n = start
@@ -214,6 +217,60 @@ def test_a_pickled_handle_works_in_another_process(project, double):
     done = project.run("-c", "import pickle; print(pickle.load(open('handle.pickle', 'rb'))(21))")
 
     assert done.stdout.splitlines()[-1] == "42", done.stderr
+
+
+def test_a_handle_with_options_is_pickled_with_them(project, double, counter):
+    path = project.folder / "options.pickle"
+    keyed = double.options(idempotency_key=f"pickled-{path}", on_progress=print)
+    assert keyed(5) == 10
+    path.write_bytes(pickle.dumps([keyed, counter.add.options(timeout=5)]))
+
+    done = project.run(
+        "-c",
+        "import pickle\n"
+        "keyed, add = pickle.load(open('options.pickle', 'rb'))\n"
+        "print(keyed(6), list(add.map([0])) == [add(0)], keyed.options(idempotency_key='k')(7))\n"
+        "print(len(pickle.dumps(keyed)) > 0)\n",
+        KT_STREAM_LOGS="false",
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["10", "True", "14", "True"]), done.stderr
+
+
+def test_what_the_configuration_says_of_logs_counts_for_handles_that_were_called(double, capsys):
+    keyed = double.options(timeout=60)
+    double(1)
+    keyed(1)
+    assert capsys.readouterr().out.count("doubling 1") == 2
+    kt.config.stream_logs = False
+    try:
+        double(2)
+        keyed(2)
+        double.spawn(2).result()
+        assert "doubling" not in capsys.readouterr().out
+        keyed.options(stream_logs=True)(3)
+        double.logging_config = kt.LoggingConfig(stream_logs=True)
+        double(3)
+        assert capsys.readouterr().out.count("doubling 3") == 2
+        double.logging_config = kt.LoggingConfig()
+        kt.config.stream_logs = True
+        double(4)
+        assert "doubling 4" in capsys.readouterr().out
+    finally:
+        kt.config.unset("stream_logs")
+
+
+def test_a_keyword_may_be_called_self(jobs):
+    remote = kt.fn(jobs.keywords).to(kt.Compute(cpus="0.1"))
+    given = {"self": 1, "args": 2, "kwargs": 3, "options": 4, "method": 5}
+    try:
+        assert remote(**given) == given
+        assert remote.options(timeout=60)(**given) == given
+        assert remote.spawn(**given).result() == given
+        assert list(remote.starmap([()], kwargs=given)) == [given]
+        assert asyncio.run(remote(**given, async_=True)) == given
+    finally:
+        remote.teardown()
 
 
 def test_a_handle_is_passed_to_another_service_and_called_there(jobs, double, capsys):

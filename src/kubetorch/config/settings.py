@@ -122,12 +122,18 @@ class KubetorchConfig:
         self._given_file = file
         self._file: SettingsFile | None = None
         self._values: dict[str, object] = {}
+        self._revision = 0
 
     def __setattr__(self, name: str, value: object) -> None:
         # Any other attribute would be a misspelled setting that has no effect.
         if not (name.startswith("_") or hasattr(type(self), name)):
             _known(name)
         super().__setattr__(name, value)
+
+    @property
+    def revision(self) -> int:
+        """How often a value was set, or unset, in this process."""
+        return self._revision
 
     @property
     def file(self) -> Path:
@@ -160,7 +166,7 @@ class KubetorchConfig:
         Raises:
             ConfigError: There is no such setting.
         """
-        self._values.pop(_known(key), None)
+        self._keep(_known(key), None)
 
     def write(self, values: Mapping[str, object] | None = None) -> None:
         """Write settings into the file; others in it stay.
@@ -210,6 +216,7 @@ class KubetorchConfig:
         return None if is_nothing(found) else (found, str(self.file))
 
     def _keep(self, name: str, value: object) -> None:
+        self._revision += 1
         if value is None:
             self._values.pop(name, None)
         else:

@@ -90,7 +90,7 @@ class Cls(Module[T], Generic[T]):
             raise TypeError(f"{self!r} is no sequence; [...] takes the name of a method")
         return Method(self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
         """Call the instance itself, whose class has a `__call__`."""
         return Method(self, None)(*args, **kwargs)
 

@@ -243,15 +243,18 @@ class Declaration:
     @property
     def stream_logs(self) -> bool:
         """Whether calls and deploys show logs, unless a call says otherwise."""
-        for given in (self._stream_logs, self.logging_config.stream_logs):
-            if given is not None:
-                return given
-        return config.stream_logs
+        given = self._given_stream_logs
+        return config.stream_logs if given is None else given
 
     @stream_logs.setter
     def stream_logs(self, value: bool | None) -> None:
         self._stream_logs = None if value is None else options.boolean("stream_logs", value)
         self._callers.clear()
+
+    @property
+    def _given_stream_logs(self) -> bool | None:
+        """What goes before `kt.config.stream_logs`."""
+        return self.logging_config.stream_logs if self._stream_logs is None else self._stream_logs
 
     def _declare(
         self,

@@ -61,7 +61,7 @@ class Partial:
         self.changes: list[Change] = []
         self.is_async = False
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # the user's values
+    def __call__(self, /, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # the user's values
         """Refuse, since nobody said what it runs on.
 
         Raises:

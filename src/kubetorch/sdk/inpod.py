@@ -65,7 +65,7 @@ class Inert:
         """The same."""
         return self
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # as above
+    def __call__(self, /, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # as above
         """No call."""
 
     def map(self, *_args: Any, **_kwargs: Any) -> Iterator[Any]:  # noqa: ANN401  # as above

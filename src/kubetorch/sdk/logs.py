@@ -23,6 +23,7 @@ import time
 import warnings
 from typing import TextIO
 
+from kubetorch.config.settings import config
 from kubetorch.specs.logging import LEVELS, LoggingConfig
 from kubetorch.wire import frames
 
@@ -94,6 +95,15 @@ class Screen:
         self._lock = threading.Lock()
         self._bar = ""
         self._is_broken = False
+        # What `kt.config` said, and when: to ask it costs as much as a tenth of a call.
+        self._shown = (-1, True)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether lines of calls that do not say it themselves are shown."""
+        if self._shown[0] != config.revision:
+            self._shown = (config.revision, config.stream_logs)
+        return self._shown[1]
 
     def line(self, text: str, colour: str = _CYAN) -> None:
         """Write a whole line."""

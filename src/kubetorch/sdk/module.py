@@ -349,7 +349,8 @@ class Module(Declaration, Generic[HandleT]):
         caller = Caller(
             target.describe(view.spec, method, self._source, self.logging_config),
             services.route(self._session(), view.spec.namespace, view.spec.name),
-            replace(self._options, stream_logs=self.stream_logs),
+            replace(self._options, stream_logs=self._given_stream_logs),
+            (self, method),
         )
         self._callers[method] = caller
         return caller

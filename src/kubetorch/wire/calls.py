@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections import deque
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ from kubetorch.wire import codecs, failures, frames
 
 Buffer = bytes | bytearray | memoryview
 
+#: What identities of spawned calls look like: files are named by them.
+CALL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KTO1"
 #: Identities that are made together: asking the system for each would be a part of a call's time.

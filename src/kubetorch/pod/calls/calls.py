@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from kubetorch.pod.calls.call import Call, Caller, Runner
 from kubetorch.pod.calls.outcomes import Outcomes
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, failures, waits
-from kubetorch.wire.calls import Outcome, Raised, Returned
+from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned
 from kubetorch.wire.frames import Open
 from kubetorch.wire.messages import Ending
 
@@ -37,9 +36,6 @@ CALL_LIMIT = 10_000
 ARGUMENTS_LIMIT = 1024**3
 #: Seconds that a call without a timeout waits for a worker to be there.
 WORKER_TIMEOUT = 30.0
-
-# Files are named by the ids of detached calls.
-_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Records(Protocol):
@@ -155,7 +151,7 @@ class Calls:
             raise ProtocolError(
                 f"a timeout of {timeout} s; there may be 0 to {waits.LONGEST_TIMEOUT:.0f}"
             )
-        if request.detached and not _ID.fullmatch(request.id):
+        if request.detached and not CALL_ID.fullmatch(request.id):
             raise CallRefusedError(f"{request.id[:80]!r} cannot be the id of a call")
         body = request.body
         if body.total > ARGUMENTS_LIMIT:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ from kubetorch.lib import backoff
 from kubetorch.lib.decoding import json_decoder
 from kubetorch.pod.calls.call import Call
 from kubetorch.wire import failures
-from kubetorch.wire.calls import Outcome, Raised, Returned, pack_outcome
+from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, pack_outcome
 from kubetorch.wire.messages import CallReport
 
 #: Seconds until a failed upload is tried again, doubled each time up to the second number.
@@ -36,7 +35,6 @@ RETRY_DELAYS = (0.5, 30.0)
 WAITING_BYTES = 1024**3
 
 _log = logging.getLogger(__name__)
-_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Results:
@@ -76,7 +74,7 @@ class Results:
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 _remove(path)
                 continue
-            if not _ID.fullmatch(report.id):
+            if not CALL_ID.fullmatch(report.id):
                 _remove(path)
             elif report.result is not None:
                 self._report(report)

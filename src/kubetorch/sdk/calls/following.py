@@ -93,6 +93,7 @@ class Following:
         self._call: PendingCall | None = None
         # As its caller said, or as is usual for one that was spawned elsewhere.
         self._options = CallOptions()
+        self._shows_logs: bool | None = None
         self._logging = LoggingConfig()
         self._lines: CallLines | None = None
         # What to send again, as long as nothing of the call can have run, and when.
@@ -141,6 +142,7 @@ class Following:
             KubetorchError: No pod can be reached.
         """
         self._options, self._logging = invocation.options, invocation.target.logging
+        self._shows_logs = invocation.shows_logs
         self._open(invocation)
 
     def search(self) -> Search:
@@ -353,7 +355,7 @@ class Following:
         self._lines = CallLines(route.screen, self._logging)
         self._stream = stream = route.connect()
         self._call = call = stream.prepare(self._put)
-        shows_logs = self._options.stream_logs is not False
+        shows_logs = route.screen.is_shown if self._shows_logs is None else self._shows_logs
         stream.start(call, frames.Attach(self.call_id, stream_logs=shows_logs))
 
     def _locate(self, view: CallView) -> Location:

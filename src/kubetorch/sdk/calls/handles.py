@@ -7,7 +7,12 @@ import time
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kubetorch.errors import CallCancelledError, ResultExpiredError, ServiceNotFoundError
+from kubetorch.errors import (
+    CallCancelledError,
+    ResultExpiredError,
+    ServiceNotFoundError,
+    SpecError,
+)
 from kubetorch.sdk.calls.following import Following, Search
 from kubetorch.sdk.calls.invocation import Invocation
 from kubetorch.sdk.calls.target import local_modules
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds that asking for a call may take, however little time there is: else it is never found.
 _ASKING = 2.0
+#: Characters that are shown of what is no id.
+_SHOWN = 80
 
 
 class CallHandle:
@@ -32,6 +39,9 @@ class CallHandle:
         name: What it calls, such as `Counter.add`.
         modules: Modules that have another name here, see `kubetorch.wire.codecs.decode`.
         session: The way to its controller; that of this process by default.
+
+    Raises:
+        SpecError: This cannot be the identity of a call.
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class CallHandle:
         modules: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> None:
+        _check_id(call_id)
         self._name = name
         self._modules = modules
         self._session = _session if session is None else lambda: session
@@ -48,10 +59,15 @@ class CallHandle:
 
     @classmethod
     def from_id(cls, call_id: str) -> CallHandle:
-        """The handle of a call that was spawned here or elsewhere."""
+        """The handle of a call that was spawned here or elsewhere.
+
+        Raises:
+            SpecError: This cannot be the identity of a call.
+        """
         from kubetorch.sdk.calls import handles_broadcast  # noqa: PLC0415  # it imports this module
 
-        if handles_broadcast.SEPARATOR in call_id:
+        given: object = call_id
+        if isinstance(given, str) and handles_broadcast.SEPARATOR in given:
             return handles_broadcast.BroadcastHandle(call_id)
         return cls(call_id)
 
@@ -243,6 +259,15 @@ class CallHandle:
     def done(self) -> bool:
         """Whether the call has ended."""
         return self._following.outcome is not None or self.status() != "running"
+
+
+def _check_id(call_id: object) -> None:
+    if not isinstance(call_id, str) or not calls.CALL_ID.fullmatch(call_id):
+        text = repr(call_id)
+        raise SpecError(
+            f"{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'} is not the id of a call",
+            hint="an id is the text that handle.id gives, such as 32 hexadecimal digits",
+        )
 
 
 def _left(timeout: float | None, waited: float, search: Search | None) -> float | None:

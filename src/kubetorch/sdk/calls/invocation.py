@@ -175,6 +175,9 @@ class Invocation:
         self.target = target
         self.route = route
         self.options = options
+        #: Whether lines that it prints are shown.
+        given = options.stream_logs
+        self.shows_logs = route.screen.is_shown if given is None else given
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._patient_from = time.monotonic()
@@ -229,7 +232,7 @@ class Invocation:
 
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         """Make an attempt; see `Stream.start`."""
-        options, target = self.options, self.target
+        target = self.target
         timeout = None
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
@@ -241,7 +244,7 @@ class Invocation:
             self.request_id,
             timeout,
             self._key,
-            options.stream_logs is not False,
+            self.shows_logs,
             target.logging.level,
             self.is_detached,
         )

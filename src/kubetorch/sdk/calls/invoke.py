@@ -11,6 +11,7 @@ caller.options(timeout=10)        a caller with other options
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.sdk.calls import broadcast, parallel
@@ -18,6 +19,7 @@ from kubetorch.sdk.calls.attempts import Attempts
 from kubetorch.sdk.calls.generators import RemoteIterator
 from kubetorch.sdk.calls.invocation import Invocation, Target, Yielded
 from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
 
 if TYPE_CHECKING:
@@ -33,14 +35,27 @@ class Caller:
         target: What is called.
         route: The way there.
         options: How, unless a call says otherwise.
+        of: The handle that it belongs to, and the method, for another process to find it by.
     """
 
-    __slots__ = ("_options", "_route", "_target")
+    __slots__ = ("_of", "_options", "_route", "_target")
 
-    def __init__(self, target: Target, route: Route, options: CallOptions | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        route: Route,
+        options: CallOptions | None = None,
+        of: tuple[Handle, str | None] | None = None,
+    ) -> None:
         self._target = target
         self._route = route
         self._options = options or CallOptions()
+        self._of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._of is None:
+            raise TypeError(f"the way to {self._target.name} is one of this process alone")
+        return Configured, (*self._of, replace(self._options, on_progress=None))
 
     def options(self, **changes: Any) -> Caller:  # noqa: ANN401  # values of several types
         """A caller with other options, see `CallOptions`.
@@ -49,7 +64,7 @@ class Caller:
             TypeError: There is no option of that name.
             SpecError: An option has an impossible value.
         """
-        return Caller(self._target, self._route, self._options.with_changes(changes))
+        return Caller(self._target, self._route, self._options.with_changes(changes), self._of)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
         """Call it.
@@ -198,7 +213,7 @@ class Caller:
 
     # --------------------------------------------------------------------------- spawned calls
 
-    def spawn(self, *args: Any, **kwargs: Any) -> CallHandle:  # noqa: ANN401  # the user's own
+    def spawn(self, /, *args: Any, **kwargs: Any) -> CallHandle:  # noqa: ANN401  # the user's own
         """Start a call that goes on without this program, and whose result is kept.
 
         Raises:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.handles import CallHandle
     from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.calls.options import CallOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,7 +88,7 @@ class AsyncStarMap(Protocol[R_co]):
 class Spawn(Protocol[P]):
     """See `kubetorch.sdk.calls.invoke.Caller.spawn`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CallHandle:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> CallHandle:
         """Start a call that goes on without this program."""
 
 
@@ -108,6 +110,15 @@ class Options(Protocol[P, R]):
         """The same with other options."""
 
 
+class Handle(Protocol):
+    """The handle of a service, as far as its callers are concerned."""
+
+    _callers: dict[str | None, Caller]
+
+    def _make_caller(self, method: str | None) -> Caller:
+        """The caller of a method, or of the callable itself, which looks the service up."""
+
+
 class RemoteCallable(ABC, Generic[P, R]):
     """Something of a service that can be called."""
 
@@ -116,20 +127,20 @@ class RemoteCallable(ABC, Generic[P, R]):
         """Who makes the calls."""
 
     @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def __call__(
-        self: RemoteCallable[..., Iterator[Y]], *args: Any, async_: Literal[True], **kwargs: Any
+        self: RemoteCallable[..., Iterator[Y]], /, *args: Any, async_: Literal[True], **kwargs: Any
     ) -> AsyncIterator[Y]: ...
     @overload
     def __call__(
-        self, *args: Any, async_: Literal[True], **kwargs: Any
+        self, /, *args: Any, async_: Literal[True], **kwargs: Any
     ) -> Coroutine[Any, Any, R]: ...
     @overload
-    def __call__(self, *args: Any, stream_logs: bool, **kwargs: Any) -> R: ...
+    def __call__(self, /, *args: Any, stream_logs: bool, **kwargs: Any) -> R: ...
     @overload
-    def __call__(self, *args: Any, serialization: Serialization, **kwargs: Any) -> R: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, serialization: Serialization, **kwargs: Any) -> R: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it; see `kubetorch.sdk.calls.invoke.Caller`."""
         return self._caller()(*args, **kwargs)
 
@@ -162,3 +173,24 @@ class RemoteCallable(ABC, Generic[P, R]):
     def spawn(self) -> Spawn[P]:
         """Start a call that goes on without this program: `handle = remote.spawn(...)`."""
         return self._caller().spawn
+
+
+class Configured(RemoteCallable[..., Any]):
+    """What `.options(...)` gave, in the process that it was sent to.
+
+    Args:
+        module: The handle.
+        method: Method of a class.
+        options: How it is called.
+    """
+
+    def __init__(self, module: Handle, method: str | None, options: CallOptions) -> None:
+        self._module = module
+        self._method = method
+        self._given = options
+
+    def _caller(self) -> Caller:
+        module, method = self._module, self._method
+        caller = module._callers.get(method) or module._make_caller(method)
+        given = {item.name: getattr(self._given, item.name) for item in fields(self._given)}
+        return caller.options(**given)
