@@ -18,7 +18,7 @@ FIGURES = (
         "100 MB there and back",
         "rate",
         "MB/s",
-        {TCP: Limit(0.6, at_least=True), peers.RAY: None, peers.EARLIER: None},
+        {TCP: Limit(0.8, at_least=True), peers.RAY: None, peers.EARLIER: None},
         scale=1e-6,
     ),
 )

@@ -1,4 +1,4 @@
-"""Small calls: latency of one caller, throughput of 32."""
+"""Small calls: latency of one caller, throughput of 32, and what spawning one takes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks.figures import Figure, Limit, Row
 from benchmarks.rounds import OURS, Measure, Side, compare
 
 ECHO = "HTTP echo"
+CALL = "a call"
 SECONDS = 1.0
 CALLERS = 32
 # 60 bytes, as a call has: `{"args": [1], "kwargs": {}}` and room for a name.
@@ -21,18 +22,19 @@ FIGURES = (
         "call, p50",
         "p50",
         "ms",
-        {ECHO: Limit(1.6), peers.RAY: Limit(0.4), peers.EARLIER: None},
+        {ECHO: Limit(1.3), peers.RAY: Limit(0.25), peers.EARLIER: None},
         scale=1e3,
     ),
     Figure("call, p99", "p99", "ms", {ECHO: None, peers.RAY: None, peers.EARLIER: None}, scale=1e3),
+    Figure("spawn, p50", "spawn", "ms", {CALL: Limit(2.5)}, scale=1e3),
     Figure(
         "calls per second, 32 threads",
         "threads",
         "/s",
         {
             ECHO: None,
-            peers.RAY: Limit(1.0, at_least=True),
-            peers.EARLIER: Limit(10.0, at_least=True),
+            peers.RAY: Limit(4.0, at_least=True),
+            peers.EARLIER: Limit(20.0, at_least=True),
         },
     ),
     Figure(
@@ -53,6 +55,7 @@ def run(rounds: int) -> list[Row]:
     sides = [
         Side(OURS, "ours", _ours),
         Side(ECHO, "floor", _echo),
+        Side(CALL, "floor", _call),
         Side(peers.RAY, "peer", _ray),
         Side(peers.EARLIER, "peer", _earlier),
     ]
@@ -63,6 +66,12 @@ def run(rounds: int) -> list[Row]:
 def _ours() -> Iterator[Measure]:
     with ours.program("kubetorch_calls") as client:
         yield _asking(client)
+
+
+@contextmanager
+def _call() -> Iterator[Measure]:
+    with ours.program("kubetorch_calls") as client:
+        yield lambda: {"spawn": client.ask("latency", seconds=SECONDS)["p50"]}
 
 
 @contextmanager

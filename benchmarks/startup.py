@@ -31,7 +31,7 @@ FIGURES = (
         difference=True,
     ),
     Figure("kt --help", "help", "ms", {TYPER: Limit(4.5), peers.EARLIER: None}, scale=1e3),
-    Figure("cold start, first result", "cold", "ms", {BARE: Limit(30.0)}, scale=1e3),
+    Figure("cold start, first result", "cold", "ms", {BARE: Limit(45.0)}, scale=1e3),
     Figure("warm start, first result", "warm", "ms", {BARE: None}, scale=1e3),
     Figure(
         "memory of a pod (agent, zygote, worker)",

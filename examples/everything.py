@@ -1,6 +1,6 @@
 """Every parameter of a compute, for every kind of object that it can become.
 
-`python -m kubetorch.manifests examples/everything.py` prints what a deploy would apply, and of each
+`python -m tools.goldens examples/everything.py` prints what a deploy would apply, and of each
 field where its meaning comes from.
 """
 

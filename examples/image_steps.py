@@ -7,14 +7,14 @@ import kubetorch as kt
 
 
 def table(sizes: dict[str, int]) -> str:
-    import humanize  # noqa: PLC0415  # only pods have it
-    import tabulate  # noqa: PLC0415
+    import humanize  # only pods have it
+    import tabulate
 
     return tabulate.tabulate([(name, humanize.naturalsize(size)) for name, size in sizes.items()])
 
 
 def slug(text: str) -> str:
-    import slugify  # noqa: PLC0415
+    import slugify
 
     return slugify.slugify(text)
 

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import zstandard
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import connections, websocket
+from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.lib.http_server import Refusal, Server
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
@@ -69,7 +67,6 @@ class FakeController:
         self._loop = asyncio.new_event_loop()
         self._link: _ServerLink | None = None
         self._connected = threading.Event()
-        self._state = ServerState()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._sock = socket.create_server((host, 0))
         self.port = self._sock.getsockname()[1]
@@ -81,20 +78,9 @@ class FakeController:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        config = Config(
-            self._app,
-            ws=connections.upgrade_class(self._accept, max_message=1 << 24),
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-        )
-        config.load()
-        factory = functools.partial(
-            HttpToolsProtocol, config=config, server_state=self._state, app_state={}
-        )
-        self._server = self._loop.run_until_complete(
-            self._loop.create_server(factory, sock=self._sock)
-        )
+        upgrade = websocket.upgrader(self._accept, max_message=1 << 24)
+        self._server = Server(self._app, upgrade=upgrade)
+        self._loop.run_until_complete(self._server.start(self._sock))
         self._ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(asyncio.sleep(0.05))
@@ -104,10 +90,8 @@ class FakeController:
         self.hangs = False
 
         def stop() -> None:
-            self._server.close()
-            for connection in list(self._state.connections):
-                connection.shutdown()
-            self._loop.call_later(0.05, self._loop.stop)
+            closing = self._loop.create_task(self._server.close(0.05))
+            closing.add_done_callback(lambda _: self._loop.stop())
 
         self._loop.call_soon_threadsafe(stop)
         self._thread.join(TIMEOUT)
@@ -124,7 +108,9 @@ class FakeController:
         link = self._link
         assert link is not None and link.connection is not None
         self._loop.call_soon_threadsafe(
-            functools.partial(link.connection.send, messages.encode(message), opcode=websocket.TEXT)
+            functools.partial(
+                link.connection.send, messages.encode(message), opcode=websocket_protocol.TEXT
+            )
         )
 
     def wait_for(self, kind: type[_M], condition: Callable[[_M], bool] = lambda _: True) -> _M:
@@ -137,9 +123,9 @@ class FakeController:
 
     # ----------------------------------------------------------------------------- protocol
 
-    def _accept(self, path: str, headers: Mapping[str, str]) -> connections.Endpoint:
+    def _accept(self, path: str, headers: Mapping[str, str]) -> websocket.Endpoint:
         if self.refuse_status is not None:
-            raise connections.Refusal(self.refuse_status, b'{"message":"no"}')
+            raise Refusal(self.refuse_status, b'{"message":"no"}')
         assert path == routes.SESSIONS
         assert self._is_known(headers["authorization"].removeprefix("Bearer "))
         assert headers[routes.PROTOCOL.lower()] == str(versions.PROTOCOL)
@@ -235,9 +221,9 @@ class FakeController:
 class _ServerLink:
     def __init__(self, controller: FakeController) -> None:
         self._controller = controller
-        self.connection: connections.Connection | None = None
+        self.connection: websocket.Connection | None = None
 
-    def on_open(self, connection: connections.Connection) -> None:
+    def on_open(self, connection: websocket.Connection) -> None:
         self.connection = connection
         self._controller._connected.set()
 
@@ -393,35 +379,31 @@ class StreamClient:
         }
         if resume is not None:
             sent[routes.RESUME] = resume
-        request, accept = websocket.upgrade_request(
+        handshake = websocket_protocol.ClientHandshake(
             f"127.0.0.1:{port}", routes.STREAM, sent.items()
         )
-        self.sock.sendall(request)
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            piece = self.sock.recv(1)
-            if not piece:
-                break
-            head += piece
-        self.status, answer = websocket.parse_response(head, accept)
+        self.sock.sendall(handshake.request)
+        self.status, self.refusal = 101, b""
+        try:
+            while not handshake.feed(self.sock.recv(1)):
+                pass
+        except websocket_protocol.UpgradeRefusedError as error:
+            self.status, self.refusal = error.status, error.body
         self.received = 0
         self.frames: list[tuple[Kind, int, Any, bytes]] = []
         self.close_code: int | None = None
-        self._parser = websocket.Parser(self, masked=False, max_message=1 << 30)
+        self._parser = websocket_protocol.Parser(self, masked=False, max_message=1 << 30)
         if self.status != 101:
-            self.refusal = b""
-            while len(self.refusal) < int(answer["content-length"]):
-                self.refusal += self.sock.recv(65536)
             self.sock.close()
             return
         kind, _, self.welcome, _ = self.next()
         assert kind == Kind.WELCOME
 
-    def close(self, code: int | None = websocket.NORMAL) -> None:
+    def close(self, code: int | None = websocket_protocol.NORMAL) -> None:
         if code is not None:
             self.send_raw(
-                websocket.frame_header(websocket.CLOSE, 2, masked=True)
-                + websocket.close_payload(code)
+                websocket_protocol.frame_header(websocket_protocol.CLOSE, 2, masked=True)
+                + websocket_protocol.close_payload(code)
             )
         self.sock.close()
 
@@ -433,7 +415,7 @@ class StreamClient:
     def send(self, kind: Kind, number: int, meta: Any = None, payload: bytes = b"") -> None:
         head = frames.encode(kind, number, meta)
         size = len(head) + len(payload)
-        header = websocket.frame_header(websocket.BINARY, size, masked=True)
+        header = websocket_protocol.frame_header(websocket_protocol.BINARY, size, masked=True)
         self.send_raw(header + head + payload)
 
     def open(
@@ -516,11 +498,12 @@ class StreamClient:
         self._take(head + bytes(rest))
 
     def on_control(self, opcode: int, payload: bytes) -> None:
-        if opcode == websocket.CLOSE:
-            self.close_code, self.close_reason = websocket.parse_close(payload)
-        elif opcode == websocket.PING:
+        if opcode == websocket_protocol.CLOSE:
+            self.close_code, self.close_reason = websocket_protocol.parse_close(payload)
+        elif opcode == websocket_protocol.PING:
             self.send_raw(
-                websocket.frame_header(websocket.PONG, len(payload), masked=True) + payload
+                websocket_protocol.frame_header(websocket_protocol.PONG, len(payload), masked=True)
+                + payload
             )
 
 

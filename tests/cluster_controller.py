@@ -14,27 +14,42 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kubetorch.controller import database
-from kubetorch.controller.access import Access
-from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
-from kubetorch.controller.backends.secret_files import SecretFiles
-from kubetorch.controller.backends.stores import Stores
-from kubetorch.controller.backends.volume_folders import VolumeFolders
-from kubetorch.controller.cluster.access import Clocks, ClusterAccess
-from kubetorch.controller.cluster.pods import KnownPods
-from kubetorch.controller.cluster.podtokens import PodTokens
+from kubetorch.controller.access import Access, PodIdentity
+from kubetorch.controller.app import Controller
+from kubetorch.controller.backends.base import (
+    Backend,
+    Listener,
+    Manifest,
+    News,
+    PodStatus,
+    Stores,
+    Trouble,
+)
+from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
+from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
+from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
+from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.cluster.access import Clocks, ClusterAccess, PodTokens, WorkloadPods
+from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.reviews import Reviews
-from kubetorch.controller.controller import Controller
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.state import Kept, SqliteState
+from kubetorch.controller.cluster.state import KubernetesState
+from kubetorch.controller.state import ControllerState, SqliteState, State
 from kubetorch.controller.workloads import Workloads
 from kubetorch.k8s.client import Client
+from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.clock import SystemClock
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
+from kubetorch.lib.websocket import Connection
+from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages, routes, versions
-from kubetorch.wire.messages import Deploy
+from kubetorch.wire.messages import Deploy, Hello
 
 SECRET = b"s" * 32
 _T = TypeVar("_T")
@@ -87,6 +102,9 @@ class MadeUp:
 
     def news(self, namespace: str, name: str) -> list[News]:
         return []
+
+    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+        return Mounted()
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass
@@ -147,6 +165,7 @@ class InCluster:
         # One thread, and from the start: the leak check looks at threads test by test.
         self._loop.set_default_executor(ThreadPoolExecutor(1))
         await asyncio.to_thread(int)
+        await self._prepare()
         client = self.client = self._new_client()
         clock = SystemClock()
         clocks = Clocks(clock.time, time.monotonic)
@@ -157,17 +176,18 @@ class InCluster:
         def new_access(workloads: Workloads) -> Access:
             return ClusterAccess(
                 Reviews(client),
-                pods=KnownPods(workloads),
-                tokens_of_namespaces=self.pod_tokens,
-                stores=self.backend.stores,
+                pods=WorkloadPods(workloads),
+                pod_tokens=self.pod_tokens,
+                stores=backend.stores,
                 secret=SECRET,
                 clocks=clocks,
             )
 
+        backend, state = await self._runner()
         self.controller = Controller(
-            backend=self.backend,
-            state=Kept(self._state, self._state),
-            depots=Depots(self.folder / "blobs"),
+            backend=backend,
+            state=ControllerState(state, self._state),
+            blob_stores=BlobStores(self.folder / "blobs"),
             clock=clock,
             secret=SECRET,
             new_access=new_access,
@@ -175,6 +195,13 @@ class InCluster:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         await self.controller.start(listener)
+
+    async def _prepare(self) -> None:
+        """What has to be there before the controller starts."""
+
+    async def _runner(self) -> tuple[Backend, State]:
+        """What runs workloads, and what keeps them."""
+        return self.backend, self._state
 
     async def _stop(self) -> None:
         await self.controller.close(pods=False)
@@ -229,6 +256,110 @@ class InCluster:
             for line in answer.iter_lines():
                 return answer.status, json.loads(line)
         raise AssertionError("a deploy without events")
+
+
+class OnKubernetes(InCluster):
+    """The same with the backend and the state of a cluster, in one namespace.
+
+    Args:
+        folder: For its files.
+        client: Makes what asks the API server.
+        namespace: Which; it is there when the controller starts.
+    """
+
+    def __init__(self, folder: Path, client: Callable[[], Client], namespace: str) -> None:
+        super().__init__(folder, client)
+        self.namespace = namespace
+
+    async def _runner(self) -> tuple[Backend, State]:
+        client, watched = self.client, (self.namespace,)
+        state = self.records = KubernetesState(client, namespaces=watched)
+        await state.load()
+        stores = Stores(SecretObjects(client, watched), VolumeClaims(client, watched))
+
+        def owner(namespace: str, name: str) -> Manifest | None:
+            uid = state.uid(namespace, name)
+            reference = {"apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.kind}
+            return {**reference, "metadata": {"name": name, "uid": uid}} if uid else None
+
+        backend = KubernetesBackend(
+            client,
+            runtime=Runtime("image", "image", "http://controller", "Never"),
+            stores=stores,
+            prerequisites=PodPrerequisites(Namespaces(client), stores, self.pod_tokens.ensure),
+            owner=owner,
+            watched=watched,
+        )
+        return backend, state
+
+    async def _stop(self) -> None:
+        await self.records.close()
+        await super()._stop()
+
+
+def say_hello(url: str, token: str, pod: PodIdentity, *, generation: int = 0) -> list[str]:
+    """What a pod is told that says hello: types of messages, or why it is sent away."""
+
+    async def main() -> list[str]:
+        endpoint = _Pod()
+        try:
+            await websocket.connect(
+                url + routes.SESSIONS,
+                endpoint,
+                headers={routes.AUTHORIZATION: f"Bearer {token}"},
+                max_message=1024**2,
+                timeout=20.0,
+            )
+        except websocket_protocol.UpgradeRefusedError as error:
+            return [str(error.status)]
+        hello = Hello(
+            namespace=pod.namespace,
+            workload=pod.workload,
+            pod=pod.pod,
+            incarnation="1",
+            url="http://127.0.0.1:9",
+            protocol=versions.PROTOCOL,
+            version="0",
+            generation=generation,
+        )
+        assert endpoint.connection is not None
+        endpoint.connection.send(messages.encode(hello), opcode=websocket_protocol.TEXT)
+        await asyncio.wait_for(endpoint.is_told.wait(), 20)
+        told = endpoint.told[:]
+        endpoint.connection.abort("the test has seen enough")
+        return told
+
+    return asyncio.run(main())
+
+
+class _Pod:
+    """The end of a pod, which is told something or sent away."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.is_told = asyncio.Event()
+        self.connection: Connection | None = None
+
+    def on_open(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        self.told.append(json.loads(bytes(payload))["type"])
+        if self.told[-1] == "members":  # what comes after the key
+            self.is_told.set()
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self.on_message(0, memoryview(head + rest))
+
+    def on_writable(self) -> None:
+        return None
+
+    def on_close(self, reason: str) -> None:
+        self.told.append(reason)
+        self.is_told.set()
 
 
 def open_session(url: str, token: str) -> int:

@@ -1,22 +1,29 @@
-"""Fixtures for every test: an environment of its own, homes for local services, the leak check."""
+"""Fixtures for every test: an environment of its own, homes for local services, the leak check.
+
+`pytest` runs several tests at once, each in a worker of pytest-xdist, as most of them wait for
+processes. A test that is marked `alone` measures the machine or loads it: no other runs beside it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import leaks
+import shared
 
 # How long an example takes says nothing on a machine that does other things too.
-settings.register_profile("kubetorch", deadline=None)
+settings.register_profile("kubetorch", deadline=None, max_examples=40)
 settings.load_profile("kubetorch")
 
 # A shell that starts this in the background has it ignore Ctrl-C, and all that it starts.
@@ -32,6 +39,103 @@ FOREIGN = (
     "KUBERNETES_SERVICE_HOST",
     "PYTHONPATH",
 )
+#: Twice as many workers as processors, as far as memory allows.
+WORKERS_PER_PROCESSOR, MAX_WORKERS = 2, 8
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Keep the tests of a cluster's file in one worker: they share much that takes long to make."""
+    if any("cluster" in Path(argument).parts for argument in config.args):
+        config.option.dist = "no" if hasattr(config, "workerinput") else "loadfile"
+        # In their order, not the file with the most tests first.
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give attacks and loops the time that they take whole."""
+    if shared.WHOLE:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(1800), append=False)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many workers `pytest` starts: none when single files or tests were named."""
+    paths = [argument.partition("::")[0] for argument in config.args]
+    if any(path.endswith(".py") for path in paths):
+        return 0
+    return min(WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0)), MAX_WORKERS)
+
+
+class _Room:
+    """Where the tests of all workers run: many at once, or those that are alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._door, self._room = (folder / "door").open("w"), (folder / "room").open("w")
+        self._is_mine = False
+
+    def enter(self, *, alone: bool) -> None:
+        """Wait until there is nobody who must not be there."""
+        if not self._is_mine:
+            # A test that waits for all others holds the door, so that no other goes in meanwhile.
+            fcntl.flock(self._door, fcntl.LOCK_EX)
+            fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self._door, fcntl.LOCK_UN)
+            self._is_mine = alone
+
+    def leave(self) -> None:
+        """Let others in; a process that the test forked may have the files, too."""
+        fcntl.flock(self._room, fcntl.LOCK_UN)
+        self._is_mine = False
+
+    def close(self) -> None:
+        """Forget the files."""
+        self._door.close()
+        self._room.close()
+
+
+_ROOM = pytest.StashKey[_Room]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of what the workers share."""
+    if (given := getattr(config, "workerinput", None)) is None:
+        shared.FOLDER = Path(tempfile.mkdtemp(prefix="kt-shared-", dir="/tmp"))
+    else:
+        shared.FOLDER = Path(given["shared"])
+        # Temporary files lie where `_environment` says, in a folder of each worker.
+        config.option.basetemp = None
+    config.stash[_ROOM] = _Room(shared.FOLDER)
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Name the folder to a worker that starts."""
+    node.workerinput["shared"] = str(shared.FOLDER)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder."""
+    config.stash[_ROOM].close()
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(shared.FOLDER, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Keep the tests of all workers waiting while tests run that are marked `alone`."""
+    room = item.config.stash[_ROOM]
+    is_alone, is_next = (
+        one is not None and one.get_closest_marker("alone") is not None for one in (item, nextitem)
+    )
+    room.enter(alone=is_alone)
+    try:
+        return (yield)
+    finally:
+        if not (is_alone and is_next):
+            room.leave()
 
 
 @pytest.fixture(scope="session", autouse=True)

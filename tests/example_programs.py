@@ -32,10 +32,33 @@ EXPECTED = {
     f"sum: {sum(n * n for n in range(200) if n != 13)}\n",
     "three_replicas.py": "thrown: [20000, 20000, 20000]\nthrown: [40000, 40000, 40000]\n"
     "pi is between 3.1 and 3.2: True\nfailed: the darts fell in pod 1\n",
+    "batch_size_search.py": "between 900 and 1100: True\ntoo much, on rank 0\n",
+    "spmd.py": "pi is 3.1416, from 4 ranks\n"
+    "node and local rank: [[0, 0], [0, 1], [1, 0], [1, 1]]\n"
+    "of the second pod: [[1, 0], [1, 1]]\n",
     "idle_stop.py": "a call of 7 s: done\n2 s later: slow is there\n"
     "stopped after 5 s without a call: True\n",
     "memory_limit.py": "within the limit: 10485760\ntoo much: 314572800 True\n"
     "a new worker serves: 10485760\n",
+}
+
+#: Of programs that need a framework: its module, and the last lines.
+FRAMEWORKS = {
+    "ddp.py": ("torch", ["ranks: 4 loss falls: True", "same as one process: True"]),
+    "elastic_ddp.py": (
+        "torch",
+        ["lost a pod: 1", "went on at step: 20 loss is small: True"],
+    ),
+    "jax_pmap.py": ("jax", ["processes and sum: [[2, 3.0], [2, 3.0]]"]),
+    "monarch_mesh.py": (
+        "monarch",
+        ["hosts and squares: [[0, 1], [0, 4], [1, 9], [1, 16]]"],
+    ),
+    "ray_tune.py": ("ray", ["best rate and nodes: [0.3, 2]"]),
+    "tf_multiworker.py": (
+        "tensorflow",
+        ["workers and whether the weight is right: [[2, True], [2, True]]"],
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of `docs/security.md`: which routes there are, and who may ask each of them.
+"""The lists of `docs/security.md`: which routes there are, and who may ask each of them.
 
 python tools/routes.py           # says whether the page is what the code says
 python tools/routes.py --write   # makes it so
@@ -7,20 +7,23 @@ python tools/routes.py --write   # makes it so
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from kubetorch.controller.routes import openapi
+from kubetorch.controller.routes import status
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
 from kubetorch.controller.routes.secrets import SecretRoutes
-from kubetorch.controller.routes.service import ServiceRoutes
+from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.table import Route
 from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.pod.http.table import TABLE
 from kubetorch.wire import routes
 
+#: Of a line in the page.
+WIDTH = 110
 PAGE = Path(__file__).parents[1] / "docs/security.md"
 _GROUPS = (ServiceRoutes, WorkloadRoutes, BlobRoutes, CallRoutes, SecretRoutes, VolumeRoutes)
 _BEGIN, _END = "<!-- {}: tools/routes.py -->", "<!-- end of {} -->"
@@ -32,23 +35,39 @@ def of_controller() -> list[Route]:
 
 
 def controller() -> str:
-    """The table of the controller."""
-    rows = [("Route", "Does", "Users need", "Pods", "Audited")]
+    """The list of the controller's routes."""
+    items = []
     for route in of_controller():
         if route.audience == "anybody":
-            who = "nothing, not even a token"
+            rights = "nothing, not even a token"
         elif route.is_local:
-            who = "only the local service has it"
+            rights = "only the local service has this route"
         else:
-            who = "; ".join(openapi.needed(route.needs)) or "a valid token"
-        pods = "yes" if route.audience == "pods" else ""
-        audited = "yes" if route.is_audited else ""
-        rows.append((f"`{route.method} {route.path}`", openapi.about(route), who, pods, audited))
-    sessions = "a pod's session: reloads, and what it reports"
-    rows.append((f"`WebSocket {routes.SESSIONS}`", sessions, "nobody", "yes", ""))
+            rights = "; ".join(status.needed(route.needs)) or "a valid token"
+        items.append(
+            _item(
+                f"{route.method} {route.path}",
+                status.summary_of(route),
+                users=rights,
+                is_for_pods=route.audience == "pods",
+                is_audited=route.is_audited,
+            )
+        )
+    sessions = "a pod's session: reloads, and what the pod reports"
+    items.append(_item(f"WebSocket {routes.SESSIONS}", sessions, users="nobody", is_for_pods=True))
     relayed = "passed on to a pod of the service, whose agent decides (below)"
-    rows.append(("`any /{namespace}/{service}/…`", relayed, "a token for the service", "", ""))
-    return _table(rows)
+    items.append(_item("any /{namespace}/{service}/…", relayed, users="a token for the service"))
+    return "\n".join(items)
+
+
+def _item(
+    route: str, about: str, *, users: str, is_for_pods: bool = False, is_audited: bool = False
+) -> str:
+    pods = " Pods may use this route." if is_for_pods else ""
+    audited = " Audited." if is_audited else ""
+    text = f"{about}. *Users need:* {users}.{pods}{audited}"
+    lines = textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join((f"- `{route}`:", *(f"  {line}" for line in lines)))
 
 
 def agent() -> str:
@@ -62,12 +81,12 @@ def agent() -> str:
 
 
 def filled(text: str) -> str:
-    """A page with the tables in it."""
-    for name, table in (("controller", controller()), ("agent", agent())):
+    """A page with the lists in it."""
+    for name, routes_of in (("controller", controller()), ("agent", agent())):
         begin, end = _BEGIN.format(name), _END.format(name)
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+        text = f"{before}{begin}\n\n{routes_of}\n\n{end}{after}"
     return text
 
 

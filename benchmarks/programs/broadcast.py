@@ -15,7 +15,7 @@ from benchmarks.programs.kubetorch_sessions import PODS
 from benchmarks.simulation.pods import DEADLINE, OPENING, Pods
 from benchmarks.simulation.servers import server
 from benchmarks.simulation.swarm import answer_of, reload_message
-from kubetorch.lib import websocket
+from kubetorch.lib import websocket_protocol
 
 
 class Listeners:
@@ -48,7 +48,7 @@ class Listeners:
         arrived = self._pods.expect(PODS)
         self._done = asyncio.get_running_loop().create_future()
         began = time.perf_counter()
-        self._control.ends[0].send(reload_message(), opcode=websocket.TEXT)
+        self._control.ends[0].send(reload_message(), opcode=websocket_protocol.TEXT)
         told = await asyncio.wait_for(arrived, DEADLINE)
         done = await asyncio.wait_for(self._done, DEADLINE)
         return {"told": told - began, "ready": done - began}

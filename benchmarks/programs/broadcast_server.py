@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 import uvloop
 
-from kubetorch.lib import websocket
+from kubetorch.lib import websocket_protocol
 from kubetorch.lib.asgi import Receive, Scope, Send
-from kubetorch.lib.connections import Connection, Endpoint, upgrade_class
-from kubetorch.lib.serving import Server
+from kubetorch.lib.http_server import Server
+from kubetorch.lib.websocket import Connection, Endpoint, upgrader
 
 
 class Hub:
@@ -32,7 +32,7 @@ class Hub:
         return _End(self, is_control=path == "/control")
 
 
-class _End:
+class _End(Endpoint):
     def __init__(self, hub: Hub, *, is_control: bool) -> None:
         self._hub = hub
         self._is_control = is_control
@@ -49,17 +49,17 @@ class _End:
             said = bytes(payload)
             hub.left = len(hub.others)
             for other in hub.others:
-                other.send(said, opcode=websocket.TEXT)
+                other.send(said, opcode=websocket_protocol.TEXT)
             return
         hub.left -= 1
         if hub.left == 0 and hub.control is not None:
-            hub.control.send(b"done", opcode=websocket.TEXT)
+            hub.control.send(b"done", opcode=websocket_protocol.TEXT)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
-        self.on_message(websocket.TEXT, memoryview(head + rest))
+        self.on_message(websocket_protocol.TEXT, memoryview(head + rest))
 
     def on_writable(self) -> None:
         return
@@ -72,7 +72,7 @@ async def main(listener: socket.socket) -> None:
     """Serve until it is told to stop."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    server = Server(_no_http, upgrade=upgrade_class(Hub().accept, max_message=2**24))
+    server = Server(_no_http, upgrade=upgrader(Hub().accept, max_message=2**24))
     await server.start(listener)
     await stopped.wait()
     await server.close(1.0)

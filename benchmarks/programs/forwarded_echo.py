@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks import port_stream
 from benchmarks.programs import driving
 from benchmarks.programs.answering import answer, arguments
-from kubetorch.k8s import locating, portforward
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 
@@ -21,8 +22,8 @@ def main() -> None:
 
     async def measure(seconds: float) -> dict[str, float]:
         async with (
-            Client(locating.find()) as client,
-            await portforward.connect(client, ref, int(port)) as stream,
+            Client(kubeconfig.find()) as client,
+            await port_stream.connect(client, ref, int(port)) as stream,
         ):
 
             async def call() -> None:

@@ -22,6 +22,11 @@ def main() -> None:
     def call() -> object:
         return add(1)
 
+    def spawn() -> None:
+        handles.append(add.spawn(1))
+
+    handles: list[kt.CallHandle] = []
+
     async def connect_async() -> driving.AsyncCall:
         async def call_async() -> object:
             return await add(1, async_=True)
@@ -29,11 +34,16 @@ def main() -> None:
         return call_async
 
     def calls(seconds: float, callers: int) -> dict[str, float]:
-        return {
+        found = {
             **driving.latency(call, seconds),
             "threads": driving.threads(lambda: call, callers, seconds),
             "tasks": driving.tasks(connect_async, callers, seconds),
+            # The last: outcomes are stored and delivered afterwards, too.
+            "spawn": driving.latency(spawn, seconds)["p50"],
         }
+        while handles:
+            handles.pop().result()
+        return found
 
     answer({"calls": calls, "latency": lambda seconds: driving.latency(call, seconds)})
     add.teardown()

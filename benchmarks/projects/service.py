@@ -17,6 +17,11 @@ def echo(array: Any) -> Any:  # noqa: ANN401  # whatever it is
     return array
 
 
+def size(data: bytes) -> int:
+    """How long the argument is."""
+    return len(data)
+
+
 def tick(count: int, interval: float) -> None:
     """Print the time, again and again."""
     for _ in range(count):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
-from kubetorch.controller.backends.secret_files import SecretFiles
-from kubetorch.controller.backends.stores import Stores
-from kubetorch.controller.backends.volume_folders import VolumeFolders
+from kubetorch.controller.backends.base import (
+    Listener,
+    Manifest,
+    News,
+    PodStatus,
+    PortsWanted,
+    Stores,
+    Trouble,
+)
+from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.errors import KubetorchError
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -59,6 +67,16 @@ class SimulatedBackend:
             ]
             self._listener(*key)
 
+    async def release(self, namespace: str, name: str) -> None:
+        """Have no pods of this one."""
+        self._pods.pop((namespace, name), None)
+
+    def lose(self, namespace: str, name: str, count: int) -> None:
+        """Have so many pods less: the last ones are gone at once."""
+        key = (namespace, name)
+        self._pods[key] = self.pods(*key)[:-count]
+        self._listener(*key)
+
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:
         """Have no pods of this one."""
         self._pods.pop((namespace, name), None)
@@ -103,6 +121,18 @@ class SimulatedBackend:
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()
+
+    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+        return Mounted()
+
+    def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
+        return None
+
+    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+        return (wanted.first,) * wanted.count
+
+    def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
+        return None
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         """Nothing was written."""

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from kubetorch.lib import upgrading, websocket
-from kubetorch.lib.connections import Connection
+from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.lib.websocket import Connection, Endpoint
 
 #: Connections that are opened at the same time.
 OPENING = 200
@@ -16,7 +16,7 @@ DEADLINE = 120.0
 #: Longest message that is taken.
 MESSAGE_LIMIT = 16 * 1024 * 1024
 
-#: What a pod answers to a message; nothing to most.
+#: What a pod answers to a message; nothing to most. An empty answer is counted and not sent.
 Answer = Callable[[memoryview], bytes | None]
 
 
@@ -44,10 +44,10 @@ class Pods:
 
     async def open(self, url: str, headers: Mapping[str, str], first: bytes) -> None:
         """Connect one more, which says this first."""
-        end = await upgrading.connect(
+        end = await websocket.connect(
             url, _Pod(self), headers=headers, max_message=MESSAGE_LIMIT, timeout=DEADLINE
         )
-        end.send(first, opcode=websocket.TEXT)
+        end.send(first, opcode=websocket_protocol.TEXT)
         self.ends.append(end)
 
     def take(self, connection: Connection, payload: memoryview) -> None:
@@ -55,13 +55,14 @@ class Pods:
         said = self._answer(payload)
         if said is None:
             return
-        connection.send(said, opcode=websocket.TEXT)
+        if said:
+            connection.send(said, opcode=websocket_protocol.TEXT)
         self._left -= 1
         if self._left == 0 and self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(time.perf_counter())
 
 
-class _Pod:
+class _Pod(Endpoint):
     """The endpoint of one connection."""
 
     def __init__(self, pods: Pods) -> None:

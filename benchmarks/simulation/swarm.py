@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
-from benchmarks.programs.simulated_controller import SECRET, USER_TOKEN
+from benchmarks.programs.simulated_controller import USER_TOKEN, session
 from benchmarks.simulation.backend import pod_name
-from benchmarks.simulation.pods import DEADLINE, OPENING, Pods
-from kubetorch.lib import deadlines, upgrading, websocket
+from benchmarks.simulation.pods import DEADLINE, OPENING, Answer, Pods
+from kubetorch.controller.access import PodIdentity
+from kubetorch.lib import deadlines, websocket_protocol
+from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import messages, routes, tokens, versions
+from kubetorch.wire import messages, routes, versions
 from kubetorch.wire.messages import Activity, Deploy, FromController, Hello, Observed, Reload
 
 NAMESPACE = "team"
@@ -31,14 +34,28 @@ class Swarm:
         port: Where the controller listens.
         name: The workload.
         pods: How many.
+        answer: What each says to a message.
+        distribution: How a call runs on them.
+        heartbeat: Seconds between two signs of life of each.
     """
 
-    def __init__(self, port: int, name: str, pods: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        pods: int,
+        *,
+        answer: Answer | None = None,
+        distribution: DistributionSpec | None = None,
+        heartbeat: float = _HEARTBEAT,
+    ) -> None:
         self._port = port
         self._name = name
         self._count = pods
         self._version = 0
-        self._pods = Pods(answer_of)
+        self._distribution = distribution
+        self._heartbeat = heartbeat
+        self._pods = Pods(answer or answer_of)
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -56,6 +73,13 @@ class Swarm:
             told = await asyncio.wait_for(arrived, DEADLINE)
         return {"told": told - began, "ready": time.perf_counter() - began}
 
+    async def heard_by(self, count: int, cause: Callable[[], object]) -> float:
+        """Seconds from what causes a message until so many pods have it."""
+        arrived = self._pods.expect(count)
+        began = time.perf_counter()
+        cause()
+        return await asyncio.wait_for(arrived, DEADLINE) - began
+
     async def close(self) -> None:
         """Open no more, and say nothing any more."""
         if self._beating is not None:
@@ -63,9 +87,8 @@ class Swarm:
             await asyncio.gather(self._beating, return_exceptions=True)
 
     async def _open(self, ordinal: int, gate: asyncio.Semaphore) -> None:
-        pod, audience = pod_name(self._name, ordinal), tokens.audience(NAMESPACE, self._name)
-        claims = tokens.Claims(audience, time.time() + 86400.0, f"pod:{pod}")
-        token = tokens.sign(tokens.workload_key(SECRET, audience), claims)
+        pod = pod_name(self._name, ordinal)
+        token = session(PodIdentity(NAMESPACE, self._name, pod))
         headers = {
             routes.AUTHORIZATION: f"Bearer {token}",
             routes.PROTOCOL: str(versions.PROTOCOL),
@@ -84,7 +107,7 @@ class Swarm:
             while True:
                 try:
                     await self._pods.open(url, headers, messages.encode(hello))
-                except upgrading.UpgradeRefusedError:
+                except UpgradeRefusedError:
                     await asyncio.sleep(_RETRY)  # its workload is not there yet
                 else:
                     return
@@ -95,9 +118,9 @@ class Swarm:
         while True:
             for turn in range(_TURNS):
                 for end in self._pods.ends[turn::_TURNS]:
-                    end.send(said, opcode=websocket.TEXT)
+                    end.send(said, opcode=websocket_protocol.TEXT)
                 # Agents were not all started at once, so they do not all beat at once.
-                await asyncio.sleep(_HEARTBEAT / _TURNS)
+                await asyncio.sleep(self._heartbeat / _TURNS)
 
     @contextlib.asynccontextmanager
     async def _deployed(self) -> AsyncIterator[None]:
@@ -105,7 +128,7 @@ class Swarm:
         self._version += 1
         deploy = Deploy(
             id=f"{self._name} {self._version}",
-            spec=_spec(self._name, self._count, self._version),
+            spec=_spec(self._name, self._count, self._version, self._distribution),
             protocol=versions.PROTOCOL,
             version="0",
         )
@@ -138,14 +161,18 @@ async def _ready(answer: asyncio.StreamReader) -> None:
             raise AssertionError(f"the deploy failed: {line!r} {await answer.read(2000)!r}")
 
 
-def _spec(name: str, pods: int, version: int) -> WorkloadSpec:
+def _spec(
+    name: str, pods: int, version: int, distribution: DistributionSpec | None = None
+) -> WorkloadSpec:
     """A workload as programs have them."""
     environment = tuple((f"VARIABLE_{number}", "x" * 40) for number in range(10))
     return WorkloadSpec(
         NAMESPACE,
         name,
         CallableRef("fn", "train", "package.module", "train", project="project"),
-        ComputeSpec(cpus="1", memory="1Gi", replicas=pods, env_vars=environment),
+        ComputeSpec(
+            cpus="1", memory="1Gi", replicas=pods, env_vars=environment, distribution=distribution
+        ),
         instance=f"version {version}",
     )
 

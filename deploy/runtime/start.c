@@ -18,7 +18,7 @@ static const char *const aside[] = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT",
 static const char *const programs[][2] = {
     {"kt-agent", "kubetorch.pod"},
     {"kt-controller", "kubetorch.controller"},
-    {"kt", "kubetorch.pod.joining"},
+    {"kt", "kubetorch.pod.server_start"},
     {NULL, NULL},
 };
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kubetorch.errors import ImagePullError as ImagePullError
     from kubetorch.errors import ImageStepError as ImageStepError
     from kubetorch.errors import InstallError as InstallError
+    from kubetorch.errors import InstanceReplacedError as InstanceReplacedError
+    from kubetorch.errors import InstanceReplacedWarning as InstanceReplacedWarning
     from kubetorch.errors import KnativeServiceConflictError as KnativeServiceConflictError
     from kubetorch.errors import KubernetesConflictError as KubernetesConflictError
     from kubetorch.errors import KubernetesCredentialsError as KubernetesCredentialsError
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ProjectTooLargeError as ProjectTooLargeError
     from kubetorch.errors import ProtocolError as ProtocolError
     from kubetorch.errors import QueueUnschedulableError as QueueUnschedulableError
+    from kubetorch.errors import QuorumError as QuorumError
     from kubetorch.errors import QuotaExceededError as QuotaExceededError
     from kubetorch.errors import RemoteError as RemoteError
     from kubetorch.errors import RemoteTraceback as RemoteTraceback
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import StartupError as StartupError
     from kubetorch.errors import StorageFullError as StorageFullError
     from kubetorch.errors import UnauthorizedError as UnauthorizedError
+    from kubetorch.errors import UnknownParameterError as UnknownParameterError
     from kubetorch.errors import UnschedulableError as UnschedulableError
     from kubetorch.errors import VersionMismatchError as VersionMismatchError
     from kubetorch.errors import VolumeInUseError as VolumeInUseError
@@ -75,10 +79,11 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
+    from kubetorch.sdk import distributed as distributed
     from kubetorch.sdk import images as images
     from kubetorch.sdk import services as globals
-    from kubetorch.sdk.apps.app import App as App
-    from kubetorch.sdk.apps.app import app as app
+    from kubetorch.sdk.app import App as App
+    from kubetorch.sdk.app import app as app
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
@@ -91,9 +96,10 @@ if TYPE_CHECKING:
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.module import Module as Module
+    from kubetorch.sdk.preemption import on_preempt as on_preempt
     from kubetorch.sdk.progress import progress as progress
-    from kubetorch.sdk.secrets.secret import Secret as Secret
-    from kubetorch.sdk.secrets.secret import secret as secret
+    from kubetorch.sdk.secret import Secret as Secret
+    from kubetorch.sdk.secret import secret as secret
     from kubetorch.sdk.volume import Volume as Volume
     from kubetorch.specs.endpoint import Endpoint as Endpoint
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
@@ -126,6 +132,8 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ImagePullError",
     "ImageStepError",
     "InstallError",
+    "InstanceReplacedError",
+    "InstanceReplacedWarning",
     "KnativeServiceConflictError",
     "KubernetesConflictError",
     "KubernetesCredentialsError",
@@ -147,6 +155,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ProjectTooLargeError",
     "ProtocolError",
     "QueueUnschedulableError",
+    "QuorumError",
     "QuotaExceededError",
     "RemoteError",
     "RemoteTraceback",
@@ -164,6 +173,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "StartupError",
     "StorageFullError",
     "UnauthorizedError",
+    "UnknownParameterError",
     "UnschedulableError",
     "VersionMismatchError",
     "Volume",
@@ -181,16 +191,18 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "compute",
     "config",
     "distribute",
+    "distributed",
     "fn",
     "globals",
     "images",
+    "on_preempt",
     "progress",
     "secret",
 ]
 
 #: Where each name is defined, but for the errors.
 _MODULES = {
-    "App": "kubetorch.sdk.apps.app",
+    "App": "kubetorch.sdk.app",
     "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
@@ -199,20 +211,22 @@ _MODULES = {
     "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
     "Module": "kubetorch.sdk.module",
-    "Secret": "kubetorch.sdk.secrets.secret",
+    "Secret": "kubetorch.sdk.secret",
     "Volume": "kubetorch.sdk.volume",
-    "app": "kubetorch.sdk.apps.app",
+    "app": "kubetorch.sdk.app",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
     "distribute": "kubetorch.sdk.decorators",
+    "distributed": "kubetorch.sdk.distributed",
     "fn": "kubetorch.sdk.fn",
     "globals": "kubetorch.sdk.services",
     "images": "kubetorch.sdk.images",
+    "on_preempt": "kubetorch.sdk.preemption",
     "progress": "kubetorch.sdk.progress",
-    "secret": "kubetorch.sdk.secrets.secret",
+    "secret": "kubetorch.sdk.secret",
 }
 
 if __path__[0].endswith("/kubetorch/site/kubetorch"):  # a pod's runtime; see its docs
@@ -225,7 +239,7 @@ if not TYPE_CHECKING:
 
     def _load(name):
         module = __import__(_MODULES.get(name, "kubetorch.errors"), fromlist=[name])
-        return module if name in ("globals", "images") else getattr(module, name)
+        return module if name in ("distributed", "globals", "images") else getattr(module, name)
 
     class _Package(type(sys)):
         """This package: its `config` is the settings, not the subpackage of that name."""
@@ -241,6 +255,19 @@ if not TYPE_CHECKING:
                 raise AttributeError("kt.config cannot be replaced; set its attributes")
 
     sys.modules[__name__].__class__ = _Package
+
+    class _EarlierModules:
+        """Finds what only pickles of an earlier version name; see `kubetorch._moved`."""
+
+        @staticmethod
+        def find_spec(name, _path=None, _target=None):
+            if not name.startswith("kubetorch."):
+                return None
+            from kubetorch import _moved  # noqa: PLC0415  # for such a pickle alone
+
+            return _moved.find_spec(name)
+
+    sys.meta_path.append(_EarlierModules)
 
     def __getattr__(name):
         if name not in __all__:

@@ -31,6 +31,7 @@ cannot be imported here.
     │   ├── ServiceNotFoundError (LookupError)
     │   ├── StartupError
     │   │   ├── ServiceTimeoutError (TimeoutError)
+    │   │   │   └── QuorumError
     │   │   ├── ResourceNotAvailableError
     │   │   │   ├── UnschedulableError
     │   │   │   │   └── QueueUnschedulableError
@@ -48,6 +49,7 @@ cannot be imported here.
     │   ├── WorkerDiedError
     │   │   ├── OutOfMemoryError (MemoryError)
     │   │   └── WorkerRecycledError
+    │   ├── InstanceReplacedError           with a warning beside it, InstanceReplacedWarning
     │   └── WorkerMembershipChanged
     ├── CallError                           one call
     │   ├── CallTimeoutError (TimeoutError)
@@ -74,6 +76,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 
@@ -89,7 +92,7 @@ class KubetorchError(Exception):
     #: HTTP status of a response that carries this error.
     status: ClassVar[int] = 500
 
-    hint: str | None
+    hint: str | None = None
     remote_traceback: str | None = None
     pod_name: str | None = None
     rank: int | None = None
@@ -100,6 +103,11 @@ class KubetorchError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @cached_property
+    def message(self) -> str:
+        """What is wrong; of a subclass that does not call this constructor, its arguments."""
+        return Exception.__str__(self)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -162,6 +170,12 @@ class SpecError(KubetorchError, ValueError):
 
     code = "spec"
     status = 400
+
+
+class UnknownParameterError(SpecError, TypeError):
+    """There is no parameter of that name."""
+
+    code = "unknown_parameter"
 
 
 class AutoScalingError(SpecError):
@@ -374,6 +388,12 @@ class ServiceTimeoutError(StartupError, TimeoutError):
     status = 504
 
 
+class QuorumError(ServiceTimeoutError):
+    """Fewer pods of a distributed service than its quorum came within `quorum_timeout`."""
+
+    code = "quorum"
+
+
 class ResourceNotAvailableError(StartupError):
     """No node can give what the workload asks for."""
 
@@ -489,13 +509,17 @@ class PodTerminatedError(WorkloadError):
         *,
         hint: str | None = None,
     ) -> None:
-        text = f"pod {pod_name} was terminated (reason: {reason}, status: {status_code})"
+        text = self._describe(pod_name, reason, status_code)
         recent = [f"  {e.get('reason', '')}: {e.get('message', '')}" for e in (events or [])[-5:]]
         super().__init__("\n".join([text, *recent]), hint=hint)
         self.pod_name = pod_name
         self.reason = reason
         self.status_code = status_code
         self.events = list(events or [])
+
+    @staticmethod
+    def _describe(pod_name: str, reason: str, status_code: int) -> str:
+        return f"pod {pod_name} was terminated (reason: {reason}, status: {status_code})"
 
     @property
     def evicted(self) -> bool:
@@ -522,6 +546,14 @@ class AgentDiedError(PodTerminatedError):
     """The agent of a pod ended while a call ran on it; whether it had an effect is unknown."""
 
     code = "agent_died"
+
+    @staticmethod
+    def _describe(pod_name: str, reason: str, status_code: int) -> str:
+        ends = {
+            "AgentDied": f"the agent of pod {pod_name} ended",
+            "AgentRestarted": f"the agent of pod {pod_name} was started again and lost its calls",
+        }
+        return ends.get(reason, f"the agent of pod {pod_name} ended: {reason}")
 
 
 class WorkerDiedError(WorkloadError):
@@ -564,11 +596,36 @@ class WorkerRecycledError(WorkerDiedError):
     code = "worker_recycled"
 
 
+class InstanceReplacedError(WorkloadError):
+    """The instance of a class was made anew without a deploy: what it had kept is gone.
+
+    Nothing of this call ran. The next one runs on the new instance.
+
+    Attributes:
+        instance: Identity of the new instance.
+    """
+
+    code = "instance_replaced"
+    status = 409
+    instance: str | None = None
+
+    def __init__(
+        self, message: str = "", *, instance: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.instance = instance
+
+
+class InstanceReplacedWarning(UserWarning):
+    """The instance of a class was made anew without a deploy: what it had kept is gone."""
+
+
 class WorkerMembershipChanged(WorkloadError):
     """The set of pods that a distributed call runs on changed while it ran.
 
     Attributes:
         added_ips, removed_ips, previous_ips, current_ips: Sets of addresses.
+        reasons: Why pods are gone, by pod: `Deleted`, `OOMKilled`, `AgentDied`, `unreachable`, ….
     """
 
     code = "membership_changed"
@@ -580,6 +637,9 @@ class WorkerMembershipChanged(WorkloadError):
         previous_ips: Iterable[str] | None = None,
         current_ips: Iterable[str] | None = None,
         message: str | None = None,
+        *,
+        reasons: Mapping[str, str] | None = None,
+        hint: str | None = None,
     ) -> None:
         if message is not None and added_ips is None and removed_ips is None:
             added_ips, removed_ips = _addresses_in(message)
@@ -587,12 +647,15 @@ class WorkerMembershipChanged(WorkloadError):
         self.removed_ips = set(removed_ips or ())
         self.previous_ips = set(previous_ips or ())
         self.current_ips = set(current_ips or ())
-        super().__init__(message or self._describe())
+        self.reasons = dict(reasons or {})
+        super().__init__(message or self._describe(), hint=hint)
 
     def _describe(self) -> str:
         if self.removed_ips:
             count, which = len(self.removed_ips), sorted(self.removed_ips)
-            return f"Critical: {count} worker(s) removed during execution: {which}"
+            text = f"Critical: {count} worker(s) removed during execution: {which}"
+            why = "; ".join(f"{pod}: {reason}" for pod, reason in self.reasons.items())
+            return f"{text} ({why})" if why else text
         return (
             f"Warning: {len(self.added_ips)} worker(s) added during execution: "
             f"{sorted(self.added_ips)}"
@@ -606,12 +669,19 @@ class WorkerMembershipChanged(WorkloadError):
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> WorkerMembershipChanged:
         """The error that a response body describes."""
-        names = ("added_ips", "removed_ips", "previous_ips", "current_ips", "message")
-        return cls(**{name: state[name] for name in names if name in state})
+        names = ("added_ips", "removed_ips", "previous_ips", "current_ips", "message", "reasons")
+        return cls(**{name: state[name] for name in (*names, "hint") if name in state})
 
-    def to_state(self) -> dict[str, Any]:  # noqa: D102  # sets become sorted lists
+    @classmethod
+    def from_state(cls, message: str, state: Mapping[str, Any]) -> KubetorchError:
         names = ("added_ips", "removed_ips", "previous_ips", "current_ips")
-        return super().to_state() | {name: sorted(getattr(self, name)) for name in names}
+        sets = {name: set(state.get(name) or ()) for name in names}
+        return super().from_state(message, {"reasons": {}, **state, **sets})
+
+    def to_state(self) -> dict[str, Any]:  # sets become sorted lists
+        names = ("added_ips", "removed_ips", "previous_ips", "current_ips")
+        found = {name: sorted(getattr(self, name)) for name in names}
+        return super().to_state() | found | {"reasons": self.reasons}
 
 
 def _addresses_in(message: str) -> tuple[set[str], set[str]]:
@@ -761,7 +831,11 @@ class SecretNotFound(DataStoreError, LookupError):
     status = 404
 
     def __init__(self, secret_name: str, namespace: str) -> None:
-        super().__init__(f"secret {secret_name!r} not found in namespace {namespace!r}")
+        super().__init__(
+            f"secret {secret_name!r} not found in namespace {namespace!r}",
+            hint=f"kt secrets -n {namespace} shows those that are there, kt secrets create makes "
+            "one",
+        )
         self.secret_name = secret_name
         self.namespace = namespace
 

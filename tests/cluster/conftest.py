@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import example_programs
+import shared
 from cluster import byo, definitions, faults
 
 #: What is installed; read now, since tests see no variables of ours.
@@ -56,6 +57,14 @@ KNATIVE_FEATURES = (
     "kubernetes.containerspec-addcapabilities",
 )
 _FEATURES = ("configmap/config-features", "--namespace", "knative-serving")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the tests that are `alone` run last."""
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    last = {item for item in here if item.get_closest_marker("alone") is not None}
+    items.sort(key=lambda item: item in last)
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +138,8 @@ def _install(*options: str) -> None:
     kt = str(Path(sys.executable).parent / "kt")
     images = ("--image", IMAGE, "--pod-image", POD_IMAGE)
     command = [kt, "install", *images, "--timeout", "120s", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    with shared.turn("install"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
 
 
@@ -199,9 +209,39 @@ def kit() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+def leave(kubectl: Kubectl, node: str, namespace: str) -> None:
+    """Have what other tests need somewhere else: operators, and the controller.
+
+    The controller is what knows that a node is not heard of. Deployments of tests, in their
+    namespace, are left as they are.
+    """
+    timeout = "--timeout=80s"
+    others = f"--field-selector=metadata.namespace!={namespace}"
+    try:
+        kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout)
+        kubectl("wait", "deployments", "-A", others, "--for=condition=Available", timeout)
+    finally:
+        kubectl("uncordon", node)
+
+
+@pytest.fixture
+def second(kubectl: Kubectl, installed: Installed) -> str:
+    """The name of the second node, on which nothing runs that is needed."""
+    name = "node2"
+    if f"node/{name}" not in kubectl("get", "nodes", "-o", "name").split():
+        pytest.skip("the first node is the machine that the cluster runs on")
+    leave(kubectl, name, installed.namespace)
+    return name
+
+
+@pytest.fixture(scope="module")
 def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
     """The kinds that the API server has, `Kind.group`, the test definitions among them."""
+    with shared.made_once("kinds", lambda: _make_kinds(kubectl), _remove_kinds(kubectl)):
+        yield _kinds(kubectl)
+
+
+def _make_kinds(kubectl: Kubectl) -> dict[str, Any]:
     there = _kinds(kubectl)
     before: dict[str, str | None] = {}
     made = [
@@ -221,10 +261,17 @@ def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
         found = json.loads(kubectl("get", *_FEATURES, "-o", "json")).get("data") or {}
         before = {name: found.get(name) for name in KNATIVE_FEATURES}
         _allow(kubectl, dict.fromkeys(KNATIVE_FEATURES, "enabled"))
-    yield _kinds(kubectl)
-    kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=required)
-    if "Service.serving.knative.dev" in there:
-        _allow(kubectl, before)
+    return {"required": required, "features": before}
+
+
+def _remove_kinds(kubectl: Kubectl) -> Callable[[dict[str, Any]], None]:
+    def remove(made: dict[str, Any]) -> None:
+        given = made["required"]
+        kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=given)
+        if made["features"]:
+            _allow(kubectl, made["features"])
+
+    return remove
 
 
 def _allow(kubectl: Kubectl, features: dict[str, str | None]) -> None:

@@ -9,10 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from kubetorch.controller.backends.kubernetes.dooms import judging
-from kubetorch.controller.backends.kubernetes.dooms.verdicts import NOTHING, Verdict, worst
-from kubetorch.controller.backends.kubernetes.judgements import Judgements
-from kubetorch.controller.backends.kubernetes.surveying import Survey
+from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
+    NOTHING,
+    Verdict,
+    worst,
+)
+from kubetorch.controller.backends.kubernetes.launch_watch import ClusterWatch, LaunchVerdicts
 from kubetorch.errors import KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -41,21 +44,21 @@ class Court:
         self.client = client
         self.namespace = namespace
         self._changes = Changes()
-        self._survey = Survey(client, time=time.time, on_change=self._changed)
-        self._judgements = Judgements(client, self._survey, self._changed)
+        self._cluster_watch = ClusterWatch(client, time=time.time, on_change=self._changed)
+        self._verdicts = LaunchVerdicts(client, self._cluster_watch, self._changed)
         self.pods = Informer(client, Selection(PODS, namespace), self._changed)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Court:
-        await self._survey.start()
+        await self._cluster_watch.start()
         await self._stack.enter_async_context(self.pods)
         await self.pods.listed(timeout=20)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._judgements.close()
+        self._verdicts.close()
         await self._stack.aclose()
-        await self._survey.close()
+        await self._cluster_watch.close()
 
     async def apply(self, name: str, manifests: list[Object]) -> Verdict:
         """Apply objects of one launch; a verdict if the API server refuses one."""
@@ -64,22 +67,22 @@ class Court:
             metadata.setdefault("namespace", self.namespace)
             metadata.setdefault("labels", {})[labels.SERVICE] = name
             try:
-                await self._survey.look_at(manifest)
+                await self._cluster_watch.look_at(manifest)
                 await self.client.apply(manifest, field_manager="kubetorch")
             except KubetorchError as error:
-                return judging.judge_refusal(error, manifest, now=time.time())
+                return diagnosis.judge_refusal(error, manifest, now=time.time())
         return NOTHING
 
     def judge(self, name: str, main: Object) -> Verdict:
         """The verdict at this moment."""
         key = (self.namespace, name)
         found = [
-            self._judgements.of_pod(key, one)
+            self._verdicts.of_pod(key, one)
             for one in self.pods.objects.values()
             if (one["metadata"].get("labels") or {}).get(labels.SERVICE) == name
         ]
         if main["kind"] != "Pod":
-            found.append(self._judgements.of_owner(key, main))
+            found.append(self._verdicts.of_owner(key, main))
         return worst(found)
 
     async def until_doomed(self, name: str, main: Object, *, timeout: float) -> Judgement:

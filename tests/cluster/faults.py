@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from kubetorch.wire import podenv
+
 #: Calls that take a while, and say which pod they ran in; and a wait of the program for the test.
 SERVICE = """
-import os, time
+import os, socket, time
 
 def slow(seconds):
     time.sleep(seconds)
@@ -37,6 +39,20 @@ def fill_disk(mebibytes):
 
 def echo(value):
     return value
+
+def ray_nodes():
+    import ray
+    ray.init(address="auto", ignore_reinit_error=True)
+    where = ray.remote(num_cpus=0.01, scheduling_strategy="SPREAD")(host)
+    return os.environ["POD_NAME"], sorted(set(ray.get([where.remote() for _ in range(20)])))
+
+def host():
+    time.sleep(0.2)
+    return socket.gethostname()
+
+def rank():
+    names = ("RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    return {name: os.environ.get(name) for name in (*names, "POD_NAME", "POD_IP", "POD_IPS")}
 
 def until(is_so, seconds=60):
     end = time.monotonic() + seconds
@@ -128,6 +144,16 @@ def processes(*words: str) -> list[psutil.Process]:
         command = process.info["cmdline"] or []
         if all(any(word in part for part in command) for word in words):
             found.append(process)
+    return found
+
+
+def agents(pod: str) -> list[psutil.Process]:
+    """The processes of a pod's agent; others may end while they are looked at."""
+    found = []
+    for process in processes("kubetorch.pod"):
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(podenv.POD) == pod:
+                found.append(process)
     return found
 
 

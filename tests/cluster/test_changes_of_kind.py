@@ -224,6 +224,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
     assert remaining(kubectl, installed, "jobs", pod) == [pod]
 
 
+@pytest.mark.alone
 def test_gpus_of_the_old_kind_are_free_for_the_new_one_though_the_controller_restarts_meanwhile(
     client: Start, installed: Installed, kubectl: Kubectl, kill_controllers: Callable[[], None]
 ) -> None:
@@ -261,6 +262,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
     assert remaining(kubectl, installed, "gpus", pod) == [pod]
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("_knative")
 @pytest.mark.parametrize("kind", ["Unserved", "Refused"])
 def test_what_cannot_be_made_leaves_the_old_kind_serving(

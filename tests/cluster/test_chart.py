@@ -17,9 +17,9 @@ from cluster import remains
 from cluster.conftest import Kubectl
 from cluster.images import has_image
 from contract.chart import goldens
-from kubetorch.sdk.installing.chart import FOLDER, Chart
-from kubetorch.sdk.installing.releases import DEFINITION
-from unit.sdk.installing.test_gotemplates import CASES, VALUES
+from kubetorch.install.chart import FOLDER, Chart
+from kubetorch.install.releases import DEFINITION
+from unit.install.test_templates import CASES, VALUES
 
 RELEASE, SPACE, TEAM = "kt-release", "kt-helm", "kt-helm-team"
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
@@ -113,6 +113,7 @@ def spaces(kubectl: Kubectl, apart: str) -> Iterator[None]:
     kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found")
 
 
+@pytest.mark.alone
 def test_a_release_works_is_upgraded_and_leaves_nothing(
     spaces: None, kubectl: Kubectl, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_release_works_is_upgraded_and_leaves_nothing(
     assert remains.of_installation(kubectl, SPACE, TEAM) == []
 
 
+@pytest.mark.alone
 def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
     spaces: None, kubectl: Kubectl
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
     assert remains.of_installation(kubectl, SPACE, TEAM) == []
 
 
+@pytest.mark.alone
 def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubectl) -> None:
     done = kt("install", "-n", SPACE, "--image", IMAGE, "--set", BESIDE, "--no-wait")
     assert done.returncode == 0, done.stderr
@@ -167,6 +170,7 @@ def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubect
     assert "cannot be imported into the current release" in refused.stderr
 
 
+@pytest.mark.alone
 def test_helm_leaves_the_kind_to_services_of_others(
     spaces: None, kubectl: Kubectl, apart: str
 ) -> None:

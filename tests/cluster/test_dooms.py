@@ -20,7 +20,7 @@ import pytest
 from cluster import refusing
 from cluster.court import Court, Judgement
 from kubetorch import errors
-from kubetorch.k8s import locating
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 
@@ -422,7 +422,7 @@ def found() -> Iterator[Found]:
 async def _make() -> Found:
     made, room = Found(), asyncio.Semaphore(AT_ONCE)
     name = f"dooms-{uuid.uuid4().hex[:8]}"
-    access = dataclasses.replace(locating.find(), namespace=name)
+    access = dataclasses.replace(kubeconfig.find(), namespace=name)
     async with (
         Client(access) as client,
         refusing.namespace(client, name),

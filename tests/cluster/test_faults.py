@@ -16,9 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.conftest import Kubectl
-from cluster.faults import Client, controllers, pods, processes, stopped, until
-from kubetorch.wire import podenv
+from cluster.faults import Client, agents, controllers, pods, processes, stopped, until
 
 MIB = 1024 * 1024
 
@@ -70,7 +68,7 @@ def test_a_spawned_call_whose_pod_is_killed_without_a_word_has_failed(client, ku
 
     assert state() == "running"
     [pod] = pods(kubectl, installed.namespace, "spawned")
-    agent = [one for one in processes("kubetorch.pod") if one.environ().get(podenv.POD) == pod]
+    agent = agents(pod)
     assert agent
     with contextlib.suppress(psutil.NoSuchProcess), stopped(agent):
         kubectl("delete", "pod", "-n", installed.namespace, pod, "--force", "--grace-period=0")
@@ -196,6 +194,7 @@ def test_two_clients_that_deploy_one_name_end_in_one_generation(client, kubectl,
 # --------------------------------------------------------------------------------- the controller
 
 
+@pytest.mark.alone
 def test_calls_go_on_while_the_controller_is_away(client):
     program = client("""
         import time
@@ -217,6 +216,7 @@ def test_calls_go_on_while_the_controller_is_away(client):
     assert int(program.line("calls").split()[1]) > 50
 
 
+@pytest.mark.alone
 def test_a_controller_that_is_killed_in_a_deploy_goes_on_with_it(client, kill_controllers):
     program = client("""
         print("begins", flush=True)
@@ -230,6 +230,7 @@ def test_a_controller_that_is_killed_in_a_deploy_goes_on_with_it(client, kill_co
     assert program.line("result") == "result 7"
 
 
+@pytest.mark.alone
 def test_a_controller_that_comes_back_knows_everything_again(installed, client, kill_controllers):
     client("""
         print("result", kt.fn(service.echo, name="known").to(kt.Compute(cpus="0.01"))(1))
@@ -252,6 +253,7 @@ def test_a_controller_that_comes_back_knows_everything_again(installed, client, 
 # ------------------------------------------------------------------------------------ the cluster
 
 
+@pytest.mark.alone
 def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(client, kit):
     calling = client("""
         import time
@@ -281,6 +283,7 @@ def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(clie
     assert int(calling.line("calls").split()[1]) > 20
 
 
+@pytest.mark.alone
 def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, kit):
     client("""
         print("result", kt.fn(service.echo, name="before").to(kt.Compute(cpus="0.01"))(1))
@@ -304,31 +307,6 @@ def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, 
         print("result", kt.fn(service.echo, name="after").to(kt.Compute(cpus="0.01"))(2))
     """)
     assert after.line("result") == "result 2"
-
-
-def leave(kubectl: Kubectl, node: str, namespace: str) -> None:
-    """Have what other tests need somewhere else: operators, and the controller.
-
-    The controller is what knows that a node is not heard of. Deployments of tests, in their
-    namespace, are left as they are.
-    """
-    timeout = "--timeout=80s"
-    others = f"--field-selector=metadata.namespace!={namespace}"
-    try:
-        kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout)
-        kubectl("wait", "deployments", "-A", others, "--for=condition=Available", timeout)
-    finally:
-        kubectl("uncordon", node)
-
-
-@pytest.fixture
-def second(kubectl, installed):
-    """The name of the second node, on which nothing runs that is needed."""
-    name = "node2"
-    if f"node/{name}" not in kubectl("get", "nodes", "-o", "name").split():
-        pytest.skip("the first node is the machine that the cluster runs on")
-    leave(kubectl, name, installed.namespace)
-    return name
 
 
 def calling(client: Callable[[str], Client], name: str, node: str) -> Client:
@@ -372,6 +350,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.alone
 def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_is_back(
     client, second, kit
 ):
@@ -390,6 +369,7 @@ def test_a_node_that_stops_ends_its_calls_with_a_typed_error_and_serves_when_it_
     assert program.line("after").startswith("after stopped-")
 
 
+@pytest.mark.alone
 def test_a_node_that_is_cut_off_ends_its_calls_with_a_typed_error(client, second, kit):
     program = calling(client, "far", second)
     link = "kt-n2"

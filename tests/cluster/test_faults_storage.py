@@ -18,7 +18,8 @@ from cluster import images
 from cluster.conftest import IMAGE, POD_IMAGE, Installed, Kubectl
 from cluster.faults import Client, pods
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+#: Both install the controller anew.
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(180)]
 
 STORE = "/var/lib/kubetorch"
 #: Writes to the controller's volume until nothing more goes on it.

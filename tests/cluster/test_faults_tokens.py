@@ -15,7 +15,7 @@ import pytest
 
 from cluster.conftest import Installed, Kubectl
 from cluster.faults import Client, pods, replace_controllers
-from kubetorch.manifests.container import SERVICE_ACCOUNT
+from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.wire import tokens
 from kubetorch.wire.tokens import SKEW, Claims
 
@@ -78,15 +78,15 @@ def test_a_token_of_a_clock_that_is_off_is_refused_by_more_than_a_minute(
         claims = Claims(audience, now + HOUR, issued=now)
         return tokens.sign(tokens.workload_key(secret, audience), claims)
 
-    for way, url in ways.items():
+    for transport, url in ways.items():
         for ahead in (0.0, SKEW - 10, 10 - SKEW - HOUR):
-            assert ask(url, of_clock(ahead)) == (200, "5"), (way, ahead)
+            assert ask(url, of_clock(ahead)) == (200, "5"), (transport, ahead)
         for ahead, words in (
             (SKEW + 60, "not valid yet: it was issued 1"),
             (-HOUR - SKEW - 60, "expired 1"),
         ):
             status, text = ask(url, of_clock(ahead))
-            assert status == 401, (way, text)
+            assert status == 401, (transport, text)
             assert "UnauthorizedError" in text
             assert words in text
             assert "clock" in text and "NTP" in text
@@ -122,6 +122,7 @@ class Mounted:
         self._file.resolve().write_text(token.strip())
 
 
+@pytest.mark.alone
 def test_a_pod_reads_its_token_again_when_its_account_was_made_anew(
     client: Start, kubectl: Kubectl, installed: Installed, kit: Path
 ) -> None:

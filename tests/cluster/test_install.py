@@ -18,6 +18,9 @@ from cluster import remains
 from cluster.conftest import Kubectl
 from cluster.images import has_image
 
+#: They take the installation of all other tests for themselves.
+pytestmark = pytest.mark.alone
+
 SPACE, TEAM = "kt-install", "kt-install-team"
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
 POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")

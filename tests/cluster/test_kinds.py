@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,19 +41,16 @@ def called(printed: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[None]:
+def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> None:
     """Skips a kind that the cluster does not have, and has what it refers to."""
     manifest, _ = byo.KINDS[request.getfixturevalue("kind")]
     group = manifest["apiVersion"].rpartition("/")[0]
     served = kubectl("api-resources", "--api-group", group, "--no-headers")
     if manifest["kind"] not in [line.split()[-1] for line in served.splitlines() if line]:
         pytest.skip(f"the cluster has no {manifest['kind']} of {group or 'v1'}")
-    if manifest["kind"] != "TrainJob":
-        yield
-        return
-    kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
-    yield
-    kubectl("delete", "--wait=false", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    if manifest["kind"] == "TrainJob":
+        # It is of the whole cluster, and tests beside this one use it: nobody deletes it.
+        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
 
 
 def bring(kind: str, folder: Path) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,15 +15,15 @@ import pytest
 
 from cluster import byo
 from kubetorch import errors
-from kubetorch.controller.backends.kubernetes import runtimes
-from kubetorch.controller.backends.kubernetes.applying import Applier
-from kubetorch.k8s import execs, locating
-from kubetorch.k8s.access import Access
+from kubetorch.controller.backends.kubernetes import prepare
+from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, WantedObjects
+from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.kubeconfig import Access
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
-from kubetorch.manifests import agent, container, reading, rendering, services
-from kubetorch.manifests import locating as places
+from kubetorch.manifests import agent, agent_container, parameters, rendering, services
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 pytestmark = pytest.mark.cluster
 
@@ -55,20 +55,17 @@ def access() -> Iterator[Access]:
     """A namespace of its own, gone afterwards."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
-    found = replace(locating.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
+    found = replace(kubeconfig.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
     name = found.namespace
 
     async def make() -> None:
         async with Client(found) as client:
             await client.create(_object(NAMESPACES, name))
-            await client.create(_object(ACCOUNTS, container.SERVICE_ACCOUNT))
+            await client.create(_object(ACCOUNTS, agent_container.SERVICE_ACCOUNT))
 
     async def remove() -> None:
         async with Client(found) as client:
             await client.delete(Ref(NAMESPACES, name))
-            with contextlib.suppress(errors.KubernetesNotFoundError):
-                kind = await client.discovery.resource_of(byo.TRAIN_RUNTIME)
-                await client.delete(Ref(kind, byo.TRAIN_RUNTIME["metadata"]["name"]))
 
     asyncio.run(make())
     yield found
@@ -92,9 +89,11 @@ async def _run(access: Access, manifest: Object, pods: int) -> None:
         await _needs(client, manifest)
         main, found = await _apply(client, manifest)
         name = main["metadata"]["name"]
-        compute = reading.declared(manifest)
-        pool = services.pool(compute, main, name=name)
-        called = services.called(compute, main, name=name)
+        compute = parameters.read_manifest(manifest)
+        behind = services.KubernetesServices(
+            compute, main, namespace=str(access.namespace), name=name
+        )
+        pool, called = behind.pool, behind.called
         one = Selection(PODS, access.namespace, labels=_selector(pool))
         async with Informer(client, one) as informer:
             try:
@@ -132,7 +131,9 @@ def test_another_template_is_that_of_all_pods(kind: str, access: Access) -> None
             await _needs(client, manifest)
             main, _ = await _apply(client, copy.deepcopy(manifest), STAGE="one")
             name = main["metadata"]["name"]
-            pool = services.pool(reading.declared(manifest), main, name=name)
+            pool = services.KubernetesServices(
+                parameters.read_manifest(manifest), main, namespace=str(access.namespace), name=name
+            ).pool
             one = Selection(PODS, access.namespace, labels=_selector(pool))
             async with Informer(client, one) as informer:
                 await informer.until(lambda o: _all_say(o, pods, "one"), timeout=PATIENCE)
@@ -165,28 +166,28 @@ async def _needs(client: Client, manifest: Object) -> None:
     except errors.KubernetesNotFoundError:
         pytest.skip(f"the cluster has no {manifest['kind']}")
     if manifest["kind"] == "TrainJob":
+        # It is of the whole cluster, and tests beside this one use it: nobody deletes it.
         await client.apply(byo.TRAIN_RUNTIME)
 
 
 async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Object, list[Object]]:
     """The objects of a workload, as the backend applies them; its own one, and its Services."""
     namespace = str(client.access.namespace)
-    compute = replace(reading.declared(manifest), env_vars=tuple(variables.items()))
+    compute = replace(parameters.read_manifest(manifest), env_vars=tuple(variables.items()))
     name = manifest["metadata"]["name"]
     main = rendering.render(compute, namespace=namespace, name=name, default_image=byo.IMAGE)
     agent.equip(main, workload=name, runtime=RUNTIME)
-    kind = places.kind_of(main)
-    beside = await runtimes.beside(client, main, RUNTIME)
+    beside = await prepare.beside(client, main, RUNTIME)
     for one in beside:
         job = one["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
         job["spec"]["template"]["spec"]["initContainers"][0]["command"] = ["true"]
         main["spec"]["trainer"]["command"] = ["python3", "-c", ANSWERING]
-    for place in places.places(main, kind):
-        place.container["command"] = ["python3", "-c", ANSWERING]
-    found = services.render(compute, main, namespace=namespace, name=name)
-    applier = Applier(client)
-    for one in (*found, *beside, main):
-        await applier.apply(one)
+    for template in WorkloadManifest.parse(main).templates:
+        template.container["command"] = ["python3", "-c", ANSWERING]
+    found = services.KubernetesServices(compute, main, namespace=namespace, name=name).render()
+    objects = WantedObjects((*found, *beside, main), taken=None, owner=None, known={}, timeout=60)
+    applier = ApplyRetry(Applier(client), now=time.monotonic, on_wait=lambda _: None)
+    await applier.apply((namespace, name), objects)
     return main, found
 
 
@@ -211,7 +212,7 @@ def _check_agent(pod: Object, kind: str) -> None:
     assert agents[0]["command"] == ["python3", "-c", ANSWERING]
     assert not agents[0].get("args")
     assert expected in (None, agents[0]["name"])
-    assert pod["spec"]["serviceAccountName"] == container.SERVICE_ACCOUNT
+    assert pod["spec"]["serviceAccountName"] == agent_container.SERVICE_ACCOUNT
     assert "kubetorch.com/template-digest" in pod["metadata"]["annotations"]
     assert pod["metadata"]["labels"]["kubetorch.com/service"] == f"my-{kind.lower()}"
 
@@ -258,7 +259,7 @@ print(*names)
 """
     ref = Ref(PODS, pod["metadata"]["name"], client.access.namespace)
     main = next(one for one in pod["spec"]["containers"] if one["command"][-1] == ANSWERING)
-    done = await execs.run(
+    done = await pod_streams.run(
         client, ref, ["python3", "-c", program], container=main["name"], timeout=40
     )
     assert done.exit_code == 0, done.stderr.decode()

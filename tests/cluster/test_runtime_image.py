@@ -20,7 +20,7 @@ import kubetorch
 from agent_harness import SECRET, WORKLOAD, FakeController
 from cluster.conftest import Kubectl
 from cluster.images import BASE, KIT, build, has_image
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.manifests import agent
 from kubetorch.specs.image import EnvStep, ImageSpec, PipStep, RunStep
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec

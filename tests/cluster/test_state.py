@@ -17,18 +17,17 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.conftest import Kubectl
-from kubetorch.controller.cluster import definition
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.state import KubernetesState
-from kubetorch.controller.state import Generation, WorkloadRecord
-from kubetorch.controller.summary import Summary
+from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import KubernetesNotFoundError
-from kubetorch.k8s import locating
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import EnvStep, ImageSpec, PipStep
 from kubetorch.specs.workload import WorkloadSpec
+from tools import crd
 
 CANDIDATE = Path(__file__).parents[1] / "local/candidate.py"
 
@@ -45,11 +44,9 @@ class Watcher:
 
 
 @pytest.fixture
-def namespace(kubectl: Kubectl) -> Iterator[str]:
-    """A namespace in a cluster that has the definition, which stays."""
-    kubectl(
-        "apply", "--server-side", "--force-conflicts", "-f", "-", given=[definition.definition()]
-    )
+def namespace(kubectl: Kubectl, apart: str) -> Iterator[str]:
+    """A namespace that the installed controller leaves alone: a test is the controller of it."""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=[crd.definition()])
     kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{WORKLOADS}")
     name = f"state-{secrets.token_hex(3)}"
     kubectl("create", "namespace", name)
@@ -66,13 +63,13 @@ def spec_in(namespace: str) -> WorkloadSpec:
 
 def run(body: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with Client(locating.find()) as client:
+        async with Client(kubeconfig.find()) as client:
             await body(client)
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -90,6 +87,7 @@ async def opened(client: Client, watcher: Watcher) -> AsyncIterator[KubernetesSt
         await state.close()
 
 
+@pytest.mark.alone
 def test_a_workload_is_an_object_that_people_can_read_and_delete(
     kubectl: Kubectl, namespace: str
 ) -> None:
@@ -139,11 +137,12 @@ def test_a_workload_is_an_object_that_people_can_read_and_delete(
             await until(lambda: found()["spec"]["compute"]["replicas"] == 2)
             assert "gpus" not in found()["spec"]["compute"]
             kubectl("delete", "ktworkload", "f", "-n", namespace)
-            await until(lambda: watcher.deleted == [(namespace, "f")], 1.0)
+            await until(lambda: watcher.deleted == [(namespace, "f")])
 
     run(body)
 
 
+@pytest.mark.alone
 def test_a_namespace_that_is_not_there_is_named(kubectl: Kubectl, namespace: str) -> None:
     async def body(client: Client) -> None:
         missing = f"{namespace}-missing"
@@ -169,6 +168,7 @@ async def _says(process: asyncio.subprocess.Process, what: str) -> float:
     return float(moment)
 
 
+@pytest.mark.alone
 def test_of_two_controllers_one_leads_and_is_followed(kubectl: Kubectl, namespace: str) -> None:
     async def body(_: Client) -> None:
         processes = [await _start(namespace, "a")]

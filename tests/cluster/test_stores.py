@@ -13,21 +13,20 @@ from typing import Any
 import pytest
 
 from kubetorch import errors
-from kubetorch.controller.backends.kubernetes.attaching import Attaching
+from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites, check_attached
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import CLAIMS, VolumeClaims
-from kubetorch.controller.cluster.access import Clocks
-from kubetorch.controller.cluster.podtokens import PodTokens
-from kubetorch.k8s import locating
-from kubetorch.k8s.access import Access
+from kubetorch.controller.cluster.access import Clocks, PodTokens
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.kubeconfig import Access
 from kubetorch.k8s.resources import PODS, Ref, Resource, Selection
 from kubetorch.manifests import rendering
-from kubetorch.manifests.attached import Attached, ClaimMount, SecretVariables
-from kubetorch.manifests.container import SERVICE_ACCOUNT
+from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
+from kubetorch.manifests.desired_pods import Attached, ClaimMount, SecretVariables
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
 from kubetorch.specs.volume import VolumeSpec
@@ -52,7 +51,7 @@ def run() -> Iterator[Run]:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
     name = f"kt-stores-{uuid.uuid4().hex[:8]}"
-    access = dataclasses.replace(locating.find(), namespace=name)
+    access = dataclasses.replace(kubeconfig.find(), namespace=name)
 
     def run(scenario: Scenario) -> None:
         asyncio.run(_within(access, scenario))
@@ -368,21 +367,21 @@ def test_what_pods_could_not_be_given_is_refused_and_other_values_are_another_ve
         return Attached((variable, maybe), claims=(ClaimMount(claim, "/data"),))
 
     async def scenario(client: Client, where: str) -> None:
-        attaching = Attaching(SecretObjects(client), VolumeClaims(client))
-        secrets, volumes = attaching.stores
+        stores = Stores(SecretObjects(client), VolumeClaims(client))
+        secrets, volumes = stores
         await secrets.put(where, OBJECT, _put(A="1"))
         await volumes.create(where, _volume())
-        first = await attaching.check(where, reading(OBJECT, "A"))
-        assert first == await attaching.check(where, reading(OBJECT, "A"))
+        first = await check_attached(stores, where, reading(OBJECT, "A"))
+        assert first == await check_attached(stores, where, reading(OBJECT, "A"))
         with pytest.raises(errors.SecretNotFound, match="'other'"):
-            await attaching.check(where, reading("other", "A"))
+            await check_attached(stores, where, reading("other", "A"))
         with pytest.raises(errors.SpecError, match="has no 'B'; it has A"):
-            await attaching.check(where, reading(OBJECT, "B"))
+            await check_attached(stores, where, reading(OBJECT, "B"))
         with pytest.raises(errors.VolumeNotFoundError, match="'elsewhere'"):
-            await attaching.check(where, reading(OBJECT, "A", "elsewhere"))
+            await check_attached(stores, where, reading(OBJECT, "A", "elsewhere"))
         await secrets.put(where, OBJECT, _put("replace", A="2"))
-        assert first != await attaching.check(where, reading(OBJECT, "A"))
-        assert await attaching.check(where, Attached()) == ""
+        assert first != await check_attached(stores, where, reading(OBJECT, "A"))
+        assert await check_attached(stores, where, Attached()) == ""
 
     run(scenario)
 
@@ -446,18 +445,18 @@ def test_an_object_is_prepared_with_its_namespace(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         secrets = SecretObjects(client, watched=(where,))
         tokens = PodTokens(client, secret=b"s" * 32, clocks=Clocks(time.time, time.monotonic))
-        attaching = Attaching(secrets, VolumeClaims(client))
-        preparing = Preparing(Namespaces(client), attaching, tokens.ensure)
+        stores = Stores(secrets, VolumeClaims(client))
+        prerequisites = PodPrerequisites(Namespaces(client), stores, tokens.ensure)
         secret = SecretRef("tokens", OBJECT, "env", keys=("A",))
         compute = ComputeSpec(secrets=(secret,), service_account_name="default")
         with pytest.raises(errors.SecretNotFound):
-            await preparing.prepare(rendering.render(compute, namespace=where, name="web"))
+            await prerequisites.prepare(rendering.render(compute, namespace=where, name="web"))
         stored = await secrets.put(where, OBJECT, _put(A="1"))
         assert [one.object_name for one in await secrets.list(None)] == [OBJECT]
         one, other = (rendering.render(compute, namespace=where, name="web") for _ in range(2))
-        await preparing.prepare(one)
+        await prerequisites.prepare(one)
         await secrets.put(where, OBJECT, _put("replace", A="2"))
-        await preparing.prepare(other)
+        await prerequisites.prepare(other)
         versions = [
             found["spec"]["template"]["metadata"]["annotations"]["kubetorch.com/secrets-version"]
             for found in (one, other)
@@ -465,7 +464,7 @@ def test_an_object_is_prepared_with_its_namespace(run: Run) -> None:
         assert len(set(versions)) == 2 and stored.secret.version not in versions
         with pytest.raises(errors.KubernetesNotFoundError):
             await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
-        await preparing.prepare(rendering.render(ComputeSpec(), namespace=where, name="web"))
+        await prerequisites.prepare(rendering.render(ComputeSpec(), namespace=where, name="web"))
         await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
 
     run(scenario)

@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import dataclasses, sys, threading
-from kubetorch.lib.decoding import json_decoder
+from kubetorch.lib.decoders import json_decoder
 
 sys.setswitchinterval(1e-6)
 THREADS = 4

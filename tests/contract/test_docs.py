@@ -14,6 +14,9 @@ from kubetorch.cli.main import COMMANDS, app, load
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")})
 CLI_PAGE = ROOT / "docs/cli.md"
+#: The pages, and those that only people read.
+DOCUMENTS = sorted({*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"})
+WIDEST = 140
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -22,6 +25,16 @@ def blocks(page, language):
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
+
+
+def test_no_line_of_a_document_is_too_long():
+    too_long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in DOCUMENTS
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > WIDEST
+    ]
+    assert not too_long
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
@@ -109,7 +122,7 @@ def test_the_page_of_computes_has_all_parameters_and_properties():
     ]
     documented = set(re.findall(r"`([a-z_]+)(?:\([^`]*)?`", text))
     missing = {*inspect.signature(kubetorch.Compute).parameters, *attributes} - documented
-    assert missing == {"chosen_name"}
+    assert missing == {"chosen_name", "unknown"}
 
 
 def options(command):
@@ -160,12 +173,12 @@ def test_the_reference_of_kt_has_the_options_of_each_command(words):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_what_the_help_of_each_says(name):
     command = load(name)
-    assert (command.help or "").splitlines()[0] == COMMANDS[name]
+    assert (command.help or "").splitlines()[0] == COMMANDS[name][1]
 
 
 def test_the_reference_of_errors_has_every_error_once_with_its_bases_code_and_status():
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)`(?: \(`(\w+)`\))? \| (\w+) · (\d+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^- \*\*`(\w+)`\*\*(?: \(`(\w+)`\))? · (\w+) · (\d+)\.$", text, re.MULTILINE)
     documented = {name: (base or None, code, int(status)) for name, base, code, status in rows}
     assert len(documented) == len(rows)
     assert documented == {
@@ -182,3 +195,59 @@ def builtin_base(cls):
         if base.__module__ == "builtins" and base not in (Exception, BaseException, object)
     ]
     return found[0] if found else None
+
+
+# --------------------------------------------------------------------- names of modules and files
+
+SOURCES = ROOT / "src/kubetorch"
+PACKAGES = {path.parent.name for path in SOURCES.glob("*/__init__.py")}
+FOLDERS = PACKAGES | {"benchmarks", "deploy", "docs", "examples", "src", "tests", "tools"}
+#: Looks like a module of the package `pod`, and is a field of Kubernetes.
+FIELDS = {"pod.metadata.name"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: In the runtime's folder, not in the repository.
+BUILT = {"lib/loader"}
+OF_CODE = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", OF_CODE, ids=[str(page.relative_to(ROOT)) for page in OF_CODE])
+def test_a_module_or_file_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    drawn = [code for language, code in FENCE.findall(text) if not language]
+    drawn += re.findall(r"^ {4}\S.*$", text, re.MULTILINE)
+    words = {*re.findall(r"`([^`\s]+)`", text), *re.findall(r"[a-z_.]+\w", " ".join(drawn))}
+    words -= FIELDS | BUILT
+    modules = {word for word in words if is_dotted_name(word) and not has_module(word)}
+    files = {word for word in words if is_path(word) and not has_file(word)}
+    assert not modules | files
+
+
+def is_dotted_name(word):
+    """A name such as `wire.calls.pack_outcome`, with or without `kubetorch.` before it."""
+    parts = word.removeprefix("kubetorch.").split(".")
+    return len(parts) > 1 and parts[0] in PACKAGES and all(part.isidentifier() for part in parts)
+
+
+def has_module(word):
+    """A module that exists and, if the name goes on after the module, says the next part."""
+    parts = word.removeprefix("kubetorch.").split(".")
+    path = SOURCES
+    while parts and (path / parts[0]).is_dir():
+        path /= parts.pop(0)
+    if parts and (path / f"{parts[0]}.py").exists():
+        path /= f"{parts.pop(0)}.py"
+    if not parts:
+        return True
+    text = (path / "__init__.py" if path.is_dir() else path).read_text(encoding="utf-8")
+    return all(re.search(rf"\b{part}\b", text) for part in parts)
+
+
+def is_path(word):
+    """A name such as `sdk/image`, `pod/http/` or `src/kubetorch/chart`."""
+    first, slash, rest = word.removeprefix("kubetorch/").partition("/")
+    return bool(slash and rest) and first in FOLDERS and re.fullmatch(r"[\w./-]+", rest) is not None
+
+
+def has_file(word):
+    own = word.removeprefix("kubetorch/").rstrip("/")
+    return any((base / f"{own}{end}").exists() for base in (ROOT, SOURCES) for end in ("", ".py"))

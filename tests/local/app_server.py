@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from kubetorch.lib import ports, serving
-from kubetorch.lib.connections import upgrade_class
+from kubetorch.lib import http_server, sockets
+from kubetorch.lib.websocket import upgrader
 
 VERSION = "one"
 #: Bytes of the flood that were taken.
@@ -99,9 +99,9 @@ class Echo:
 
 
 async def main(port):
-    upgrade = upgrade_class(lambda path, headers: Echo(), max_message=1 << 24)
-    server = serving.Server(app, upgrade=upgrade)
-    await server.start(ports.listen("127.0.0.1", port))
+    upgrade = upgrader(lambda path, headers: Echo(), max_message=1 << 24)
+    server = http_server.Server(app, upgrade=upgrade)
+    await server.start(sockets.listen("127.0.0.1", port))
     print("listening", flush=True)
     await asyncio.Event().wait()
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kubetorch.sdk.calls.invocation import Target
-from kubetorch.sdk.calls.invoke import Caller
+from kubetorch.sdk.calls.attempts import Target
+from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.options import CallOptions
-from kubetorch.sdk.calls.route import Route
-from kubetorch.sdk.streams.connecting import Resolver
+from kubetorch.sdk.calls.route import Resolver, Route
 from kubetorch.specs.logging import LoggingConfig
 
 

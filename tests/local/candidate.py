@@ -9,9 +9,9 @@ import time
 
 from kubetorch.controller.cluster.leader import Election
 from kubetorch.controller.cluster.lease import Times
-from kubetorch.k8s import locating
-from kubetorch.k8s.access import Access, Cluster, User
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
+from kubetorch.k8s.kubeconfig import Access, Cluster, User
 
 #: So that tests need not wait for long.
 TIMES = Times(duration=3.0, tenure=2.0, period=0.5)
@@ -29,7 +29,7 @@ async def main(url: str, namespace: str, place: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     access = Access(Cluster(url), User(), namespace=namespace, origin="test")
     async with (
-        Client(access if url else locating.find(), patience=0.0) as client,
+        Client(access if url else kubeconfig.find(), patience=0.0) as client,
         Election(client, namespace=namespace, place=place, times=TIMES) as election,
     ):
         waits = [asyncio.ensure_future(one) for one in (election.won(), stopped.wait())]

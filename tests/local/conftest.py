@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
+
+from tests.local.user_project import UserProject
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[UserProject]:
+    """A user's project, whose modules this process forgets at the end."""
+    project = UserProject(tmp_path / "shop")
+    yield project
+    project.forget()
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

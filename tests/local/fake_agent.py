@@ -8,21 +8,27 @@ What it does is chosen by variables of its container:
     FAKE_CHILD=1            it leaves a process behind in a session of its own
     FAKE_STUBBORN=1         it does not end when it is told to
     FAKE_LOGS=1             it reports a line for each generation that it loads
+    FAKE_PRESENT=<number>   of all agents only so many connect
+
+What it is told of its world is in `members.jsonl` of its folder, with the time. SIGUSR1 has it ask
+for a new world, SIGUSR2 for one of those that are there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
-from kubetorch.lib import connections, upgrading, websocket
-from kubetorch.wire import failures, messages, routes, versions
+from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.wire import exceptions, messages, routes, versions
 from kubetorch.wire.messages import (
     Activity,
     CallReport,
@@ -30,7 +36,12 @@ from kubetorch.wire.messages import (
     FromController,
     Hello,
     LogReport,
+    Members,
     Observed,
+    Probe,
+    Probed,
+    Regroup,
+    RegroupFailed,
     Reload,
     StageReport,
     Terminate,
@@ -46,19 +57,30 @@ class Agent:
 
     def __init__(self) -> None:
         self.serving = 0
-        self.connection: connections.Connection | None = None
+        self.epoch = 0
+        self.connection: websocket.Connection | None = None
         self.closed = asyncio.Event()
+        self.probes: set[asyncio.Task[None]] = set()
 
     def send(self, message: object) -> None:
         if self.connection is not None:
-            self.connection.send(messages.encode(message), opcode=websocket.TEXT)
+            self.connection.send(messages.encode(message), opcode=websocket_protocol.TEXT)
 
-    def on_open(self, connection: connections.Connection) -> None:
+    def on_open(self, connection: websocket.Connection) -> None:
         self.connection = connection
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         message = messages.decode(FromController, bytes(payload))
         log("got", type(message).__name__)
+        if isinstance(message, Members | RegroupFailed):
+            if isinstance(message, Members) and message.world is not None:
+                self.epoch = message.world.epoch
+            with (ROOT / "members.jsonl").open("ab") as file:
+                file.write(b"%f %b\n" % (time.time(), messages.encode(message)))
+        if isinstance(message, Probe):
+            probe = asyncio.create_task(self.probe(message))
+            self.probes.add(probe)
+            probe.add_done_callback(self.probes.discard)
         if isinstance(message, Reload):
             self.reload(message)
         elif isinstance(message, Terminate) and not os.environ.get("FAKE_STUBBORN"):
@@ -71,6 +93,22 @@ class Agent:
                 )
             )
 
+    async def probe(self, message: Probe) -> None:
+        host, _, port = message.url.rpartition("/")[2].rpartition(":")
+        is_reached = False
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+            is_reached = bool(await asyncio.wait_for(reader.read(1), 1.0))
+            writer.close()
+        self.send(Probed(id=message.id, is_reached=is_reached))
+
+    def regroup(self, *, is_quorum_awaited: bool) -> None:
+        request = Regroup(
+            id=uuid.uuid4().hex, epoch=self.epoch, is_quorum_awaited=is_quorum_awaited
+        )
+        self.send(request)
+
     def reload(self, message: Reload) -> None:
         number = message.generation
         self.send(StageReport(generation=number, stage="importing"))
@@ -80,7 +118,7 @@ class Agent:
         if environment.get("FAKE_SLOW") == str(number):
             return
         if environment.get("FAKE_FAIL") == str(number):
-            failure = failures.describe(ImportError("no module named nonsense")).to_dict()
+            failure = exceptions.describe(ImportError("no module named nonsense")).to_dict()
             self.send(Observed(generation=number, serving=self.serving, failure=failure))
             return
         self.serving = number
@@ -90,7 +128,7 @@ class Agent:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
-        self.on_message(websocket.TEXT, memoryview(head + rest))
+        self.on_message(websocket_protocol.TEXT, memoryview(head + rest))
 
     def on_writable(self) -> None:
         return
@@ -113,13 +151,18 @@ async def main() -> None:
     if os.environ.get("FAKE_CHILD"):
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     write_log()
+    if not is_present():
+        await asyncio.Event().wait()
     server = await asyncio.start_server(answer, POD.host, POD.port)
     async with server:
         agent = Agent()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: agent.regroup(is_quorum_awaited=True))
+        loop.add_signal_handler(signal.SIGUSR2, lambda: agent.regroup(is_quorum_awaited=False))
         while True:
             try:
                 await session(agent)
-            except (OSError, upgrading.UpgradeRefusedError) as error:
+            except (OSError, websocket_protocol.UpgradeRefusedError) as error:
                 log("no session", error)
             await asyncio.sleep(0.05)
 
@@ -128,7 +171,7 @@ async def session(agent: Agent) -> None:
     credentials = json.loads(Path(POD.credentials_file).read_bytes())
     url = Path(POD.controller_file).read_text().strip()
     agent.closed.clear()
-    await upgrading.connect(
+    await websocket.connect(
         url + routes.SESSIONS,
         agent,
         headers={routes.AUTHORIZATION: f"Bearer {credentials['session']}"},
@@ -147,10 +190,24 @@ async def session(agent: Agent) -> None:
             calls=tuple(path.stem.removeprefix("call-") for path in ROOT.glob("call-*.json")),
         )
     )
-    agent.send(Activity(calls=0, last=time.time()))
     for path in ROOT.glob("call-*.json"):
         agent.send(messages.decode(CallReport, path.read_bytes()))
-    await agent.closed.wait()
+    while not agent.closed.is_set():
+        agent.send(Activity(calls=0, last=0.0))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(agent.closed.wait(), 0.5)
+
+
+def is_present() -> bool:
+    """Whether it is one of those that connect."""
+    count = os.environ.get("FAKE_PRESENT")
+    if count is None:
+        return True
+    for number in range(int(count)):
+        with contextlib.suppress(FileExistsError):
+            (ROOT.parent / f"present-{POD.workload}-{number}").mkdir()
+            return True
+    return False
 
 
 def write_log() -> None:

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
-from kubetorch.k8s.access import Access, Cluster, Pem, User
-from kubetorch.lib import websocket
+from kubetorch.k8s.kubeconfig import Access, Cluster, Pem, User
+from kubetorch.lib import websocket_protocol
 
 Handler = Callable[["Exchange"], Awaitable[None]]
 
@@ -150,7 +150,7 @@ class FakeApiServer:
         self._handler = handler
         self._context = context
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def __aenter__(self) -> FakeApiServer:
         await self.start()
@@ -168,9 +168,13 @@ class FakeApiServer:
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        tasks = list(self._tasks)
-        for task in tasks:
+        # A connection that was accepted in this pass of the loop has its task in one of the next.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        tasks = dict(self._tasks)
+        for task, writer in tasks.items():
             task.cancel()
+            writer.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
@@ -184,8 +188,8 @@ class FakeApiServer:
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = writer
+        task.add_done_callback(self._tasks.pop)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -243,7 +247,7 @@ class ServerChannels:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._parser = websocket.Parser(self, masked=True, max_message=1024**2)
+        self._parser = websocket_protocol.Parser(self, masked=True, max_message=1024**2)
 
     @classmethod
     async def accept(cls, exchange: Exchange, subprotocol: str) -> ServerChannels:
@@ -252,14 +256,16 @@ class ServerChannels:
         exchange.writer.write(
             b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             + f"Sec-WebSocket-Protocol: {subprotocol}\r\n".encode()
-            + f"Sec-WebSocket-Accept: {websocket.accept_key(key)}\r\n\r\n".encode()
+            + f"Sec-WebSocket-Accept: {websocket_protocol.accept_key(key)}\r\n\r\n".encode()
         )
         await exchange.writer.drain()
         return cls(exchange)
 
     async def send(self, channel: int, data: bytes) -> None:
         payload = bytes([channel]) + data
-        header = websocket.frame_header(websocket.BINARY, len(payload), masked=False)
+        header = websocket_protocol.frame_header(
+            websocket_protocol.BINARY, len(payload), masked=False
+        )
         self._exchange.writer.write(header + payload)
         await self._exchange.writer.drain()
 
@@ -273,8 +279,10 @@ class ServerChannels:
         return self._messages.get_nowait()
 
     def end(self) -> None:
-        header = websocket.frame_header(websocket.CLOSE, 2, masked=False)
-        self._exchange.writer.write(header + websocket.close_payload(websocket.NORMAL))
+        header = websocket_protocol.frame_header(websocket_protocol.CLOSE, 2, masked=False)
+        self._exchange.writer.write(
+            header + websocket_protocol.close_payload(websocket_protocol.NORMAL)
+        )
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         self._messages.put_nowait(bytes(payload))
@@ -286,5 +294,5 @@ class ServerChannels:
         self._messages.put_nowait(head + bytes(rest))
 
     def on_control(self, opcode: int, payload: bytes) -> None:
-        if opcode == websocket.CLOSE:
+        if opcode == websocket_protocol.CLOSE:
             self._messages.put_nowait(None)

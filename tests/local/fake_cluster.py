@@ -64,6 +64,7 @@ class FakeCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._run(asyncio.sleep(0.05))  # transports that were aborted close in a later pass
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
@@ -165,6 +166,9 @@ class FakeCluster:
             while (message := await channels.receive()) is not None:
                 writer.write(message[1:])
                 await writer.drain()
+        except asyncio.CancelledError:
+            writer.transport.abort()  # nobody will be there to see the rest off
+            raise
         finally:
             down.cancel()
             writer.close()

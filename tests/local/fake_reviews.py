@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.local.fake_apiserver import Exchange
+from kubetorch.k8s.client import Client
+from tests.cluster_controller import InCluster
+from tests.local.fake_apiserver import Exchange, FakeApiServer
 
 _DISCOVERY = {
     "/apis/authentication.k8s.io/v1": ("TokenReview", "tokenreviews", False),
@@ -91,3 +94,19 @@ class FakeReviews:
             exchange.answer(200, self.secrets[key])
         else:
             exchange.refuse(404, "NotFound")
+
+
+class ReviewedController(InCluster):
+    """A controller as it is in a cluster, and the API server that it asks."""
+
+    def __init__(self, folder: Path, reviews: FakeReviews) -> None:
+        self.server = FakeApiServer(reviews.answer)
+        super().__init__(folder, lambda: Client(self.server.access(), patience=0.5, timeout=20))
+
+    async def _start(self) -> None:
+        await self.server.start()
+        await super()._start()
+
+    async def _stop(self) -> None:
+        await super()._stop()
+        await self.server.stop()

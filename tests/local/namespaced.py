@@ -26,7 +26,7 @@ def skip_without_namespaces(folder: Path) -> Path:
     probe = folder / "probe"
     probe.mkdir()
     command = [sys.executable, "-m", "kubetorch.lib.mounts", str(probe)]
-    if subprocess.run(command, capture_output=True, timeout=20).returncode != 0:
+    if subprocess.run(command, capture_output=True, timeout=60).returncode != 0:
         pytest.skip("this machine allows no mount namespaces")
     return folder
 
@@ -41,7 +41,7 @@ def in_namespace(folder: Path, program: str, *, before: str = "") -> Any:
     """
     text = before + _BEGIN + textwrap.dedent(program)
     done = subprocess.run(
-        [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

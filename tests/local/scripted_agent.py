@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from kubetorch.errors import KubetorchError, UnauthorizedError
-from kubetorch.lib import connections, websocket
-from kubetorch.sdk.streams.connecting import Location
-from kubetorch.wire import codecs, failures, frames, routes, versions
-from kubetorch.wire.channel import Inbox, Outbox
-from kubetorch.wire.frames import Kind
+from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.lib.http_server import Refusal, Server
+from kubetorch.sdk.calls.route import Location
+from kubetorch.wire import codecs, exceptions, frames, routes, versions
+from kubetorch.wire.frames import Inbox, Kind, Outbox
 from tests.decoding import decode
 
 
@@ -71,7 +71,7 @@ class Call:
         self.client.calls.pop(self.number, None)
 
     def error(self, error: BaseException, *, started: bool = True) -> None:
-        failure = failures.describe(error, pod_name=self.client.agent.pod, started=started)
+        failure = exceptions.describe(error, pod_name=self.client.agent.pod, started=started)
         self.client.send(frames.pack_header(Kind.ERROR, self.number) + failure.to_json())
         self.client.calls.pop(self.number, None)
 
@@ -109,7 +109,7 @@ class Client:
         self.outbox = Outbox()
         self.inbox = Inbox()
         self.calls: dict[int, Call] = {}
-        self.connection: connections.Connection | None = None
+        self.connection: websocket.Connection | None = None
         self.resume_at: int | None = None
 
     def send(self, *parts: bytes | memoryview) -> None:
@@ -117,7 +117,7 @@ class Client:
         if self.connection is not None:
             self.connection.send(*parts)
 
-    def on_open(self, connection: connections.Connection) -> None:
+    def on_open(self, connection: websocket.Connection) -> None:
         self.connection = connection
         is_resumed, resume_at = self.resume_at is not None, self.resume_at or 0
         welcome = frames.Welcome(
@@ -127,6 +127,7 @@ class Client:
             protocol=versions.PROTOCOL,
             received=self.inbox.received,
             resumed=is_resumed,
+            confirms=self.agent.confirms,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if is_resumed:
@@ -166,16 +167,23 @@ class Client:
         call.taken += len(data)
         if call.filled == len(call.body):
             handler = self.agent.handlers[call.opened.method or call.opened.callable]
-            call.task = asyncio.get_running_loop().create_task(handler(call))
+            loop = asyncio.get_running_loop()
+            call.task = loop.create_task(handler(call))
+            if call.opened.confirm and self.agent.confirms and self.agent.accepts:
+                loop.call_soon(self.accept, call)  # unless the handler refuses it at once
         elif call.taken >= frames.WINDOW // 4:
             self.send(frames.encode(Kind.CREDIT, call.number, frames.Credit(call.taken)))
             call.taken = 0
+
+    def accept(self, call: Call) -> None:
+        if self.calls.get(call.number) is call:
+            call.send(Kind.ACCEPTED)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
         return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
-        self.on_message(websocket.BINARY, memoryview(head + bytes(rest)))
+        self.on_message(websocket_protocol.BINARY, memoryview(head + bytes(rest)))
 
     def on_writable(self) -> None:
         pass
@@ -208,6 +216,8 @@ class ScriptedAgent:
         closed: Some connection was closed.
         tokens: Tokens that are taken; `None`: all.
         refusal: Answers every upgrade, if there is one.
+        confirms: It says that it will say that it has a detached call, as older ones do not.
+        accepts: It says so.
     """
 
     pod = "fake-0"
@@ -223,9 +233,9 @@ class ScriptedAgent:
         self.closed = threading.Event()
         self.tokens: set[str] | None = None
         self.refusal: KubetorchError | None = None
+        self.confirms = self.accepts = True
         self.incarnation = os.urandom(4).hex()
         self.clients: dict[str, Client] = {}
-        self.transports: set[asyncio.Transport] = set()
         self.port = port
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
@@ -262,23 +272,28 @@ class ScriptedAgent:
 
     def cut(self) -> None:
         """Break all connections, as a network does."""
-        self.do(lambda: [transport.abort() for transport in list(self.transports)])
+        self.do(self._abort_connections)
 
     def die(self) -> None:
         """Forget everything, as an agent that was killed and started again."""
 
-        def die() -> None:
-            for client in self.clients.values():
-                client.connection = None
-                for call in client.calls.values():
-                    if call.task is not None:
-                        call.task.cancel()
-            self.clients.clear()
-            self.incarnation = os.urandom(4).hex()
-            for transport in list(self.transports):
-                transport.abort()
+        self.do(self.die_now)
 
-        self.do(die)
+    def die_now(self) -> None:
+        """As `die`, in the agent's loop."""
+        for client in self.clients.values():
+            client.connection = None
+            for call in client.calls.values():
+                if call.task is not None:
+                    call.task.cancel()
+        self.clients.clear()
+        self.incarnation = os.urandom(4).hex()
+        self._abort_connections()
+
+    def _abort_connections(self) -> None:
+        for connection in list(self._server.connections):
+            if isinstance(connection, websocket.Connection):
+                connection.abort("cut")
 
     def send_all(self, frame: bytes) -> None:
         """Send a frame on every connection, uncounted."""
@@ -291,7 +306,7 @@ class ScriptedAgent:
         if self.tokens is not None and token not in self.tokens:
             refusal = UnauthorizedError("the token expired 3 s ago")
         if refusal is not None:
-            raise connections.Refusal(refusal.status, failures.describe(refusal).to_json())
+            raise Refusal(refusal.status, exceptions.describe(refusal).to_json())
         name = headers[routes.CLIENT.lower()]
         incarnation, _, received = headers.get(routes.RESUME.lower(), "").partition(":")
         is_known = incarnation == self.incarnation and name in self.clients
@@ -306,39 +321,36 @@ class ScriptedAgent:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        upgrade = connections.upgrade_class(self._accept, max_message=8 << 20)
-        agent = self
-
-        class Request(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                assert isinstance(transport, asyncio.Transport)
-                self.transport = transport
-                agent.transports.add(transport)
-
-            def data_received(self, data: bytes) -> None:
-                state = SimpleNamespace(connections=set())
-                protocol: Any = upgrade(None, state, {})  # type: ignore[call-arg]
-                protocol.connection_made(self.transport)
-                self.transport.set_protocol(protocol)
-                protocol.data_received(data)
-
-        server = await self._loop.create_server(Request, "127.0.0.1", self.port)
-        self.port = server.sockets[0].getsockname()[1]
+        upgrade = websocket.upgrader(self._accept, max_message=8 << 20)
+        self._server = Server(_no_requests, upgrade=upgrade)
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        await self._server.start(listener)
         self._listening.set()
         await self._stop.wait()
-        server.close()
-        for transport in self.transports:
-            transport.abort()
+        # asyncio leaks a connection that was accepted in the very pass of the loop that closes its
+        # server (`Server._attach` asserts): no more are accepted a pass before.
+        self._loop.remove_reader(listener)
+        await asyncio.sleep(0)
+        self._abort_connections()
         for client in self.clients.values():
             for call in client.calls.values():
                 if call.task is not None:
                     call.task.cancel()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
-        while any(
-            transport.get_extra_info("socket").fileno() >= 0 for transport in self.transports
-        ):
-            await asyncio.sleep(0)
+        await self._server.close(1.0)
+        # A client that connected again meanwhile may be about to be accepted.
+        late = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*late, return_exceptions=True)
+        for connection in list(self._server.connections):
+            connection.shutdown()
+        self._abort_connections()
+        await asyncio.sleep(0)
+
+
+async def _no_requests(scope: Any, receive: Any, send: Any) -> None:
+    raise NotImplementedError  # only upgrades come
 
 
 async def echo(call: Call) -> None:

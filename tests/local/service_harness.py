@@ -17,7 +17,7 @@ from typing import Any
 
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec

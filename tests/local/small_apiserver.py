@@ -11,8 +11,8 @@ import itertools
 from typing import Any
 from urllib.parse import unquote
 
+from kubetorch.install.releases import DEFINITION
 from kubetorch.k8s.client import Client
-from kubetorch.sdk.installing.releases import DEFINITION
 from local.fake_apiserver import Exchange, FakeApiServer, listing
 
 Object = dict[str, Any]

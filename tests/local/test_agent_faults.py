@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
-from kubetorch.lib import websocket
+from kubetorch.lib import websocket_protocol
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Raised, unpack_outcome
 from kubetorch.wire.frames import Kind
@@ -98,7 +98,10 @@ def worker_pid(agent) -> int:
 
 
 def binary(payload: bytes) -> bytes:
-    return websocket.frame_header(websocket.BINARY, len(payload), masked=True) + payload
+    return (
+        websocket_protocol.frame_header(websocket_protocol.BINARY, len(payload), masked=True)
+        + payload
+    )
 
 
 BROKEN = {
@@ -110,8 +113,8 @@ BROKEN = {
     "meta_beyond_the_end": binary(struct.pack("!BBHIQ", Kind.OPEN, 0, 0, 1000, 1) + b"x"),
     "meta_that_is_no_msgpack": binary(struct.pack("!BBHIQ", Kind.OPEN, 0, 0, 4, 1) + b"\xc1" * 4),
     "meta_of_another_kind": binary(frames.encode(Kind.OPEN, 1, frames.Credit(7))),
-    "text": websocket.frame_header(websocket.TEXT, 2, masked=True) + b"hi",
-    "unmasked": websocket.frame_header(websocket.BINARY, 2, masked=False) + b"hi",
+    "text": websocket_protocol.frame_header(websocket_protocol.TEXT, 2, masked=True) + b"hi",
+    "unmasked": websocket_protocol.frame_header(websocket_protocol.BINARY, 2, masked=False) + b"hi",
     "oversized": struct.pack("!BBQ", 0x82, 0xFF, 1 << 40) + bytes(4),
     "reserved_bits": b"\xf2\x80\0\0\0\0",
     "acknowledges_what_was_not_sent": binary(frames.encode(Kind.ACK, 0, frames.Ack(999))),
@@ -141,7 +144,10 @@ def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent
             with pytest.raises(EOFError):
                 while True:
                     bad.next()
-            assert bad.close_code in (websocket.PROTOCOL_ERROR, websocket.TOO_BIG), name
+            assert bad.close_code in (
+                websocket_protocol.PROTOCOL_ERROR,
+                websocket_protocol.TOO_BIG,
+            ), name
         except ConnectionResetError:
             pass
         bad.close(None)
@@ -177,7 +183,9 @@ def test_a_truncated_upload_holds_nobody_up(agent):
     )
     client.send(Kind.OPEN, 1, opening)
     client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
-    client.send_raw(websocket.frame_header(websocket.BINARY, 1000, masked=True) + b"xyz")
+    client.send_raw(
+        websocket_protocol.frame_header(websocket_protocol.BINARY, 1000, masked=True) + b"xyz"
+    )
     client.sock.close()
     other = agent.client(client="other")
     assert call(other, 1, "echo", 1) == 1
@@ -204,6 +212,7 @@ def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(ag
     client = agent.client(client="lossy")
     client.open(1, 60, name="Service", method="count")
     seen = [client.next()[3] for _ in range(5)]
+    seen += [payload for *_, payload in client.frames]  # that came with the fifth
     received = client.received
     time.sleep(0.1)
     client.sock.close()  # what is on its way is lost
@@ -223,7 +232,7 @@ def test_an_upload_goes_on_where_the_connection_broke(agent):
     client.send(Kind.OPEN, 1, opening)
     client.send(Kind.DATA, 1, None, payload[: frames.CHUNK])
     half = frames.encode(Kind.DATA, 1) + payload[frames.CHUNK : 2 * frames.CHUNK]
-    header = websocket.frame_header(websocket.BINARY, len(half), masked=True)
+    header = websocket_protocol.frame_header(websocket_protocol.BINARY, len(half), masked=True)
     client.send_raw(header + half[: len(half) // 2])
     time.sleep(0.2)
     client.sock.close()
@@ -399,7 +408,7 @@ def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent)
     assert client.result(1) == "slept"
     with pytest.raises(EOFError):
         client.next()
-    assert client.close_code == websocket.GOING_AWAY
+    assert client.close_code == websocket_protocol.GOING_AWAY
     assert agent.process.wait(10) == 0
     client.close(None)
 

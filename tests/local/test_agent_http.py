@@ -67,6 +67,8 @@ class Answer:
             raise
         return "slept"
 
+    def dwell(self, seconds): time.sleep(seconds)
+
     def naps_begun(self): return self.begun
 
     def naps_cancelled(self): return self.cancelled
@@ -155,7 +157,7 @@ def test_a_pickled_array_comes_back_in_one_ordinary_pickle(agent):
         (b"[" * 100_000, 400),
         (b'{"args": [1], "kwargs": {"nothing": 2}}', 422),
         (b'{"args": []}', 422),
-        (b'{"args": [1], "workers": "any"}', 200),
+        (b'{"args": [1], "workers": "any"}', 400),  # of distributed services alone
     ],
 )
 def test_bodies_are_checked(agent, body, status):
@@ -363,6 +365,21 @@ def test_the_log_is_followed(agent):
     connection.close()
 
 
+def test_what_the_workers_do_can_be_read(agent):
+    call = threading.Thread(target=agent.post, args=["/Answer/dwell", 2])
+    call.start()
+    wait_until(lambda: "in dwell" in stacks(agent)["text"])
+    assert (stacks(agent)["pod"], stacks(agent)["generation"]) == (POD, 1)
+    call.join()
+    assert json.loads(agent.http("GET", "/v1/stacks?rank=3")[2]) == []
+    assert agent.http("GET", "/v1/stacks?rank=x")[0] == 400
+
+
+def stacks(agent):
+    (found,) = json.loads(agent.http("GET", "/v1/stacks")[2])
+    return found
+
+
 # ------------------------------------------------------------------------- what is refused
 
 ROUTES = [
@@ -371,6 +388,7 @@ ROUTES = [
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
     ("GET", "/v1/logs"),
+    ("GET", "/v1/stacks"),
     ("GET", "/nothing"),
     ("POST", "/Answer/nothing"),
     ("POST", "/Other"),

@@ -27,7 +27,7 @@ from agent_harness import (
     free_port,
     wait_until,
 )
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.specs.image import ImageSpec
 from kubetorch.wire import messages, tokens
 from kubetorch.wire.podenv import PodEnv
@@ -291,7 +291,7 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
 
 def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KT_", "POD_"))}
-    for module in (["kubetorch"], ["kubetorch.pod.joining"]):
+    for module in (["kubetorch"], ["kubetorch.pod.server_start"]):
         done = subprocess.run(
             [sys.executable, "-m", *module, "server", "start", "-n", "train"],
             env={**env, "POD_NAMESPACE": "team", "POD_IP": "10.0.0.7"},

@@ -1,5 +1,6 @@
 """Generations on a real agent: what is served, what fails, what is reported."""
 
+import contextlib
 import os
 import signal
 import time
@@ -323,5 +324,8 @@ def test_an_interpreter_that_is_not_there_fails_the_reload(agent, controller):
 
 def processes(agent: AgentProcess) -> int:
     """How many processes live below the agent: its zygote, and workers."""
-    children = psutil.Process(agent.pid).children(recursive=True)
-    return sum(child.status() != psutil.STATUS_ZOMBIE for child in children)
+    alive = 0
+    for child in psutil.Process(agent.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            alive += child.status() != psutil.STATUS_ZOMBIE
+    return alive

@@ -1,12 +1,13 @@
 """What becomes of spawned calls: on disk, and in the controller."""
 
 import asyncio
+import shutil
 
 import msgspec
 import pytest
 
 from kubetorch.errors import CallRefusedError, ControllerUnavailableError
-from kubetorch.pod.calls.results import Results
+from kubetorch.pod.results import Results
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
 from kubetorch.wire.messages import CallReport
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec
@@ -21,12 +22,12 @@ class Controller:
         self.failures = 0
         self.arrived = asyncio.Event()
 
-    async def upload(self, data: bytes) -> str:
+    async def upload(self, made) -> list[str]:
         if self.failures:
             self.failures -= 1
             raise ControllerUnavailableError("not now")
-        self.blobs.append(data)
-        return f"digest-{len(self.blobs)}"
+        self.blobs += [b"".join(pieces()) for pieces in made]
+        return [f"digest-{number + 1}" for number in range(len(self.blobs))][-len(made) :]
 
     def report(self, report: CallReport) -> None:
         self.reports.append(report)
@@ -45,8 +46,22 @@ def make(folder, controller, **more) -> Results:
     )
 
 
+def recovered(folder) -> list[CallReport]:
+    """What the next agent says of the calls in a folder, which it leaves as it is."""
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    controller = Controller()
+    make(copy, controller).recover()
+    shutil.rmtree(copy)
+    return controller.reports
+
+
+def outcome_files(folder) -> int:
+    return len(list(folder.glob("outcomes-*")))
+
+
 def spawn(results: Results):
-    calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+    calls, runner = make_calls(results), FakeRunner()
     calls.serve(spec(), runner)
     call = begin(calls, opening(id="call-0001", detached=True, method="m"), FakeCaller())
     return runner, call
@@ -66,9 +81,10 @@ def test_a_spawned_call_is_reported_when_it_begins_and_when_it_ends(tmp_path):
         assert ended.started == begun.started
         assert unpack_outcome(controller.blobs[0]) == Returned("json", (2,), b"42", False, 1)
         await results.close(1)
-        assert [path.name for path in tmp_path.iterdir()] == ["call-0001.json"]
+        assert [report.id for report in recovered(tmp_path)] == ["call-0001"]
         results.forget("call-0001")
-        assert list(tmp_path.iterdir()) == []
+        assert recovered(tmp_path) == []
+        assert outcome_files(tmp_path) <= 1
 
     asyncio.run(scenario())
 
@@ -77,19 +93,19 @@ def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_pat
     class Stalling(Controller):
         """Its first answer comes late."""
 
-        async def upload(self, data: bytes) -> str:
-            digest = await super().upload(data)
+        async def upload(self, made) -> list[str]:
+            digests = await super().upload(made)
             began.set()
-            if digest == "digest-1":
+            if digests == ["digest-1"]:
                 await goes_on.wait()
-            return digest
+            return digests
 
     began, goes_on = asyncio.Event(), asyncio.Event()
 
     async def scenario():
         controller = Stalling()
         results = make(tmp_path, controller)
-        calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+        calls, runner = make_calls(results), FakeRunner()
         calls.hold(spec())
         request = opening(id="call-0001", detached=True)
         begin(calls, request, FakeCaller())
@@ -106,7 +122,7 @@ def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_pat
         assert states == ["running", "running", "succeeded"]
         assert unpack_outcome(controller.blobs[-1]) == Returned("json", (2,), b"42", False, 1)
         await results.close(1)
-        assert [path.name for path in tmp_path.iterdir()] == ["call-0001.json"]
+        assert [report.id for report in recovered(tmp_path)] == ["call-0001"]
 
     asyncio.run(scenario())
 
@@ -185,7 +201,7 @@ def test_an_end_that_may_not_have_arrived_is_reported_again(tmp_path):
         report = CallReport(
             id="call-0001", callable="f", state="succeeded", started=1, ended=2, result="digest"
         )
-        (tmp_path / "call-0001.json").write_bytes(msgspec.json.encode(report))
+        (tmp_path / "calls").write_bytes(msgspec.json.encode({"report": report}) + b"\n")
         controller = Controller()
         results = make(tmp_path, controller)
         results.recover()
@@ -195,16 +211,17 @@ def test_an_end_that_may_not_have_arrived_is_reported_again(tmp_path):
     asyncio.run(scenario())
 
 
-def test_records_that_cannot_be_read_are_removed(tmp_path):
+def test_records_that_cannot_be_read_are_ignored(tmp_path):
     async def scenario():
-        (tmp_path / "broken.json").write_bytes(b"{")
         report = CallReport(id="../../evil", callable="f", state="running", started=1)
-        (tmp_path / "evil.json").write_bytes(msgspec.json.encode(report))
+        evil = msgspec.json.encode({"report": report})
+        lost = CallReport(id="call-0002", callable="f", state="succeeded", started=1, ended=2)
+        gone = msgspec.json.encode({"report": lost, "outcome": ["../calls", 0, 10]})
+        (tmp_path / "calls").write_bytes(evil + b"\n\xff\n" + gone + b'\n{"report": {"id')
         controller = Controller()
         results = make(tmp_path, controller)
         results.recover()
-        assert controller.reports == []
-        assert list(tmp_path.iterdir()) == []
+        assert controller.reports == [lost]
         await results.close(1)
 
     asyncio.run(scenario())
@@ -215,15 +232,15 @@ def test_outcomes_that_wait_for_the_controller_are_bounded(tmp_path):
         controller = Controller()
         controller.failures = 1_000_000
         results = make(tmp_path, controller, waiting_bytes=5000)
-        calls, runner = make_calls(results), FakeRunner()  # type: ignore[arg-type]
+        calls, runner = make_calls(results), FakeRunner()
         calls.serve(spec(), runner)
         for number in range(1, 6):
             begin(calls, opening(id=f"call-000{number}", detached=True), FakeCaller())
             runner.give(number, bytes(2000))
             await asyncio.sleep(0.1)
         await results.close(0)
-        kept = sorted(path.stem for path in tmp_path.glob("*.blob"))
-        assert kept == ["call-0004", "call-0005"]
+        waiting = [one.id for one in recovered(tmp_path) if one.state == "running"]
+        assert waiting == ["call-0004", "call-0005"]
         ended = {report.id: report for report in controller.reports if report.ended is not None}
         assert sorted(ended) == ["call-0001", "call-0002", "call-0003"]
         assert {(report.state, report.result) for report in ended.values()} == {("succeeded", None)}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import ports
+from kubetorch.lib import sockets
 from tests.local.user_project import UserProject
 
 KT = str(Path(sys.executable).with_name("kt"))
@@ -29,11 +29,9 @@ def service(shared_service_home):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    project = UserProject(tmp_path / "shop")
+def project(project, monkeypatch):
     monkeypatch.chdir(project.folder)
-    yield project
-    project.forget()
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +130,7 @@ def test_interrupting_run_leaves_the_app_alone(project):
 
 
 def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
-    port = ports.choose(())
+    port = sockets.choose(())
     project.write(
         "serve.py",
         f"""
@@ -220,7 +218,7 @@ def test_calls_go_to_a_url_of_the_users_own(served, project):
 
 
 def test_port_forward_leads_to_the_pod_until_interrupted(served):
-    port = ports.choose(())
+    port = sockets.choose(())
     running = subprocess.Popen(
         [KT, "port-forward", served.service_name, str(port)], stdout=subprocess.PIPE, text=True
     )
@@ -239,7 +237,7 @@ def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
         done = kt_("port-forward", served.service_name, port)
         assert done.returncode == 1
         assert "is taken" in done.stderr
-    done = kt_("port-forward", served.service_name, str(ports.choose(())), "9999")
+    done = kt_("port-forward", served.service_name, str(sockets.choose(())), "9999")
     assert done.returncode == 1
     assert "nothing answers at port 9999" in done.stderr
 

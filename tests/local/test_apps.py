@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import ports, websocket
+from kubetorch.lib import sockets, websocket_protocol
 from kubetorch.local import lifetime
-from tests.local.user_project import UserProject
 
 TIMEOUT = 20.0
 SERVER = Path(__file__).with_name("app_server.py")
@@ -31,17 +30,15 @@ def service(shared_service_home):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    project = UserProject(tmp_path / "shop")
+def project(project, monkeypatch):
     shutil.copy(SERVER, project.folder / "server.py")
     monkeypatch.chdir(project.folder)
-    yield project
-    project.forget()
+    return project
 
 
 @pytest.fixture
 def port():
-    return ports.choose(())
+    return sockets.choose(())
 
 
 class Deployed:
@@ -332,18 +329,20 @@ class Socket:
         sent.update(headers)
         self.sock = socket.create_connection((web.agent.hostname, web.agent.port), TIMEOUT)
         host = f"127.0.0.1:{web.agent.port}"
-        request, accept = websocket.upgrade_request(host, "/http/ws", sent.items())
-        self.sock.sendall(request)
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += self.sock.recv(1)
-        self.status, _ = websocket.parse_response(head, accept)
+        handshake = websocket_protocol.ClientHandshake(host, "/http/ws", sent.items())
+        self.sock.sendall(handshake.request)
+        self.status = 101
+        try:
+            while not handshake.feed(self.sock.recv(1)):
+                pass
+        except websocket_protocol.UpgradeRefusedError as error:
+            self.status = error.status
         self.messages = []
         self.closed = None
-        self.parser = websocket.Parser(self, masked=False, max_message=1 << 24)
+        self.parser = websocket_protocol.Parser(self, masked=False, max_message=1 << 24)
 
-    def send(self, data, opcode=websocket.BINARY):
-        header = websocket.frame_header(opcode, len(data), masked=True)
+    def send(self, data, opcode=websocket_protocol.BINARY):
+        header = websocket_protocol.frame_header(opcode, len(data), masked=True)
         self.sock.sendall(header + data)
 
     def next(self):
@@ -361,22 +360,22 @@ class Socket:
         return None
 
     def on_placed(self, head, rest):
-        self.messages.append((websocket.BINARY, head + bytes(rest)))
+        self.messages.append((websocket_protocol.BINARY, head + bytes(rest)))
 
     def on_control(self, opcode, payload):
-        if opcode == websocket.CLOSE:
-            self.closed = websocket.parse_close(payload)[0]
+        if opcode == websocket_protocol.CLOSE:
+            self.closed = websocket_protocol.parse_close(payload)[0]
 
 
 def test_a_websocket_reaches_the_app(web):
     echo = Socket(web)
     assert echo.status == 101
-    echo.send(b"hello", websocket.TEXT)
-    assert echo.next() == (websocket.TEXT, b"hello")
+    echo.send(b"hello", websocket_protocol.TEXT)
+    assert echo.next() == (websocket_protocol.TEXT, b"hello")
     large = os.urandom(3_000_000)
     threading.Thread(target=echo.send, args=(large,), daemon=True).start()
-    assert echo.next() == (websocket.BINARY, large)
-    echo.send(websocket.close_payload(1000), websocket.CLOSE)
+    assert echo.next() == (websocket_protocol.BINARY, large)
+    echo.send(websocket_protocol.close_payload(1000), websocket_protocol.CLOSE)
     assert echo.next() is None
     assert echo.closed == 1000
     echo.sock.close()
@@ -385,7 +384,7 @@ def test_a_websocket_reaches_the_app(web):
 def test_a_websocket_that_vanishes_is_gone_for_the_app_too(web):
     echo = Socket(web)
     echo.send(b"hello")
-    assert echo.next() == (websocket.BINARY, b"hello")
+    assert echo.next() == (websocket_protocol.BINARY, b"hello")
     echo.sock.close()
     wait_until(lambda: "socket closed" in log(web.app))
 
@@ -507,6 +506,7 @@ def test_a_failing_version_is_told_with_its_last_lines_and_the_one_before_comes_
     assert web.ask()[2] == b"one"
 
 
+@pytest.mark.alone
 def test_a_health_check_that_never_passes_fails_the_deploy_in_time(project, port):
     started = time.monotonic()
     with pytest.raises(

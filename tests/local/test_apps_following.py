@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kubetorch.errors import ControllerRequestError, ControllerUnavailableError, UnauthorizedError
-from kubetorch.lib.http import HttpClient
-from kubetorch.sdk.apps import following
+from kubetorch.lib.http_client import HttpClient
+from kubetorch.sdk import app_output
 from kubetorch.sdk.controller import Controller
-from kubetorch.sdk.session import Session
+from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, messages
+from kubetorch.wire import exceptions, messages
 from kubetorch.wire.messages import PodView, WorkloadView
-from tests.local.test_http import CHUNKED, Connection, serving
+from tests.local.test_http_client import CHUNKED, Connection, serving
 
 EXIT_CODE = 3
 #: Seconds; the first pause between attempts is shorter, and two are longer.
@@ -88,7 +88,7 @@ def running(pod: Pod) -> Iterator[Session]:
 
 def follow(pod: Pod, on_line: Callable[[str], None] = lambda text: None) -> int:
     with running(pod) as session:
-        return following.follow(session, pod.view(), on_line, patience=PATIENCE)
+        return app_output.follow(session, pod.view(), on_line, patience=PATIENCE)
 
 
 def test_an_app_that_says_something_now_and_then_is_followed_past_any_number_of_breaks() -> None:
@@ -110,7 +110,7 @@ def test_a_pod_that_has_no_address_for_too_long_is_given_up() -> None:
     pod = Pod(lambda asked: b"")
     with running(pod) as session, pytest.raises(ControllerUnavailableError, match="job-0"):
         pod.url = ""
-        following.follow(session, pod.view(), print, patience=PATIENCE)
+        app_output.follow(session, pod.view(), print, patience=PATIENCE)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -135,14 +135,14 @@ def test_what_no_agent_says_is_never_taken_for_success(status: int) -> None:
 def test_an_app_that_runs_for_longer_than_a_token_is_good_for_is_followed_to_its_end() -> None:
     late = Pod(lambda asked: CHUNKED + b"0\r\n\r\n")
     told = late.status
-    expired = failures.describe(UnauthorizedError("the token expired")).to_json()
+    expired = exceptions.describe(UnauthorizedError("the token expired")).to_json()
     late.status = lambda asked: told(asked) if asked else answer(401, expired)
     assert follow(late) == EXIT_CODE
     assert late.asked["logs"] == 1
 
 
 def test_a_pod_that_takes_no_token_at_all_is_an_error_at_once() -> None:
-    expired = failures.describe(UnauthorizedError("no")).to_json()
+    expired = exceptions.describe(UnauthorizedError("no")).to_json()
     pod = Pod(lambda asked: answer(401, expired))
     with pytest.raises(UnauthorizedError):
         follow(pod)

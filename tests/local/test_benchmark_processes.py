@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import ours, processes
 from benchmarks.venvs import Environment, UnavailableError
-from kubetorch.lib import identity
+from kubetorch.lib.processes import start_time
 from kubetorch.local.home import Home, Running
 
 SILENT = "import time; time.sleep(600)"
@@ -33,8 +33,8 @@ time.sleep(600)
 """
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def children(pid: int | None = None) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
 
 
 def wait_until(is_so) -> None:
@@ -85,11 +85,12 @@ def test_an_interrupted_run_ends_its_command_at_once() -> None:
         [sys.executable, "-c", code], cwd=processes.ROOT, stderr=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: psutil.Process(running.pid).children())
+        wait_until(lambda: [SILENT in one.cmdline() for one in children(running.pid)] == [True])
         [child] = psutil.Process(running.pid).children()
         running.send_signal(signal.SIGINT)
         running.wait(20)
-        assert not child.is_running()
+        # An orphan that has ended stays a zombie until the machine's first process reaps it.
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     finally:
         running.kill()
         running.wait(20)
@@ -141,11 +142,11 @@ def test_a_service_that_does_not_stop_is_killed_and_hides_no_error(
         place = Home(Path(env["KT_LOCAL_DIR"]))
         place.create()
         place.token.touch(0o600)
-        began = identity.start_time(running.pid)
+        began = start_time(running.pid)
         assert began is not None
         # It runs, and nobody answers where it says that it does.
         place.write_running(Running(running.pid, began, 0.0, "http://127.0.0.1:9", "0"))
         raise KeyError
     running.wait(20)
-    assert identity.start_time(running.pid) is None
+    assert start_time(running.pid) is None
     assert "127.0.0.1:9" in capsys.readouterr().err

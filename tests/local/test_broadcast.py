@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
+import psutil
 import pytest
 
 import kubetorch as kt
@@ -287,7 +288,7 @@ def test_a_spawned_call_is_cancelled_on_all_pods(deployed):
 def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
     remote = deployed("fail_or_sleep")
     names = pod_names(remote)
-    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         remote([], names, str(tmp_path))
     deadline = time.monotonic() + 5
@@ -364,10 +365,14 @@ def test_a_post_fails_when_an_agent_is_killed(deployed):
     remote = deployed("sleep")
     remote(0)
     pod = kt.fn(name=remote.service_name).service_config["pods"][2]
-    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
+    agent = psutil.Process(pod["pid"])
+    killer = threading.Timer(0.5, agent.kill)
     killer.start()
     status, body = post(remote, 20)
     killer.join()
     assert (status, json.loads(body)["pod_name"]) == (503, pod["name"])
+    # Until it has ended it may take a call still, which nobody can tell from one that it began.
+    psutil.wait_procs([agent], timeout=10)
+
     status, body = post(remote, 0)
     assert (status, len(set(json.loads(body)))) == (200, 3)

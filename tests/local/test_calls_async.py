@@ -15,8 +15,8 @@ from kubetorch.errors import (
     ControllerUnavailableError,
     ServiceNotFoundError,
 )
-from kubetorch.sdk.calls.invoke import Caller, Target
-from kubetorch.sdk.streams.connecting import Location
+from kubetorch.sdk.calls.caller import Caller, Target
+from kubetorch.sdk.calls.route import Location
 from tests.local.calling import caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 

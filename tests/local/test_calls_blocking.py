@@ -23,7 +23,7 @@ from kubetorch.errors import (
     SpecError,
     WorkerDiedError,
 )
-from kubetorch.sdk.calls.invoke import Caller, Target
+from kubetorch.sdk.calls.caller import Caller, Target
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 
@@ -102,7 +102,7 @@ def test_the_users_exception_is_raised_as_itself_with_the_remote_traceback() -> 
         assert "Remote traceback in fake-0" in str(error.__cause__)
         # What the user sees of this package are two frames.
         files = [Path(entry.path).name for entry in raised.traceback]
-        assert files == ["test_calls_blocking.py", "invoke.py"]
+        assert files == ["test_calls_blocking.py", "caller.py"]
 
 
 def test_an_exception_that_ends_processes_arrives_as_a_remote_error() -> None:
@@ -360,8 +360,8 @@ def test_500_calls_at_once_with_a_slow_reader_all_end() -> None:
 
 SCRIPT = """
 import signal, sys, time
-from kubetorch.sdk.streams.connecting import Location
-from kubetorch.sdk.calls.invoke import Caller, Target
+from kubetorch.sdk.calls.route import Location
+from kubetorch.sdk.calls.caller import Caller, Target
 from kubetorch.sdk.calls.route import Route
 
 url = sys.argv[1]

@@ -20,11 +20,11 @@ from kubetorch.errors import (
     UnauthorizedError,
     VersionMismatchError,
 )
-from kubetorch.sdk.streams.connecting import Location
+from kubetorch.sdk.calls.route import Location
 from kubetorch.wire import frames
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import Ending
+from kubetorch.wire.messages import Ending, PodView
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
@@ -114,13 +114,14 @@ def test_a_pod_that_is_gone_for_good_fails_its_calls_at_once() -> None:
 
 
 def test_what_ended_a_pod_is_the_reason_of_its_calls_once_that_is_known() -> None:
-    ended: dict[str, Ending] = {}
+    pods: dict[str, PodView] = {}
     agent = ScriptedAgent(never=never)
-    with agent, route_to(lambda: agent.locate()._replace(ended=ended)) as route:
+    with agent, route_to(lambda: agent.locate()._replace(pods=pods)) as route:
         call = InThread(caller(route, "never"))
         until(lambda: agent.opened)
         agent.__exit__()
-        ended[agent.pod] = Ending(reason="Evicted", message="make room")
+        ending = Ending(reason="Evicted", message="make room")
+        pods[agent.pod] = PodView(name=agent.pod, ordinal=0, phase="Gone", ended=ending)
         error = call.join().error
     assert isinstance(error, PodTerminatedError)
     assert (error.pod_name, error.evicted) == (agent.pod, True)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from kubetorch.errors import CallRefusedError, CallTimeoutError, PodTerminatedError
-from kubetorch.lib import ports
-from kubetorch.sdk.calls.route import Route
-from kubetorch.sdk.streams.connecting import Location, Scaler
+from kubetorch.lib import sockets
+from kubetorch.sdk.calls.route import Location, Route, Scaler
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
@@ -39,6 +38,7 @@ def test_a_connection_lasts_as_long_as_its_call() -> None:
         for number in range(3):
             assert caller(route, "echo")(number) == [number]
             until(lambda: not connections(agent))
+        until(lambda: len(agent.close_codes) == 3)
         assert agent.connects == scaler.accepted == 3
         assert agent.close_codes == [1000] * 3
 
@@ -142,7 +142,7 @@ def test_a_call_waits_while_the_scaler_has_no_pod() -> None:
 
 
 def test_a_pod_that_cannot_start_fails_the_call() -> None:
-    nobody = f"http://127.0.0.1:{ports.choose(())}"
+    nobody = f"http://127.0.0.1:{sockets.choose(())}"
     location = Location((), "token", (), Scaler(nobody, {}, 30, "the image is gone"))
     begun = time.monotonic()
     with (

@@ -21,15 +21,14 @@ from kubetorch.errors import (
     SerializationError,
     SpecError,
 )
-from kubetorch.sdk.calls.following import KEPT_BYTES, Following
-from kubetorch.sdk.calls.handles import CallHandle
-from kubetorch.sdk.calls.invocation import Target
-from kubetorch.sdk.calls.invoke import Caller
+from kubetorch.sdk.calls.attempts import Target
+from kubetorch.sdk.calls.caller import Caller
+from kubetorch.sdk.calls.handles import KEPT_BYTES, CallHandle, SpawnedCall
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
-from kubetorch.sdk.session import Session
+from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, failures
+from kubetorch.wire import calls, codecs, exceptions
 from kubetorch.wire.messages import CallView, PodView, WorkloadView
 from tests.local.calling import InThread, route_to, until
 from tests.local.fake_controller import view
@@ -154,10 +153,14 @@ def test_a_refused_call_with_long_arguments_is_sent_again() -> None:
 
 
 def test_arguments_that_are_too_long_to_be_kept_are_not_sent_again() -> None:
-    handler = refusing(1, CallRefusedError("the pod is being stopped"))
-    with ScriptedAgent(f=handler) as agent, spawning(agent, Controller(agent)) as to:
+    async def refuse_later(call: Call) -> None:
+        await asyncio.sleep(0.05)
+        call.error(CallRefusedError("the pod is being stopped"), started=False)
+
+    with ScriptedAgent(f=refuse_later) as agent, spawning(agent, Controller(agent)) as to:
+        handle = to("f").spawn("x" * (KEPT_BYTES + 1))
         with pytest.raises(CallRefusedError):
-            to("f").spawn("x" * (KEPT_BYTES + 1)).get(timeout=20)
+            handle.get(timeout=20)
         assert len(agent.opened) == 1
 
 
@@ -198,26 +201,25 @@ def test_streams_that_are_lost_have_nobody_asked_about_calls_that_nobody_waits_f
 def test_a_call_that_no_pod_will_ever_take_is_not_sent_again() -> None:
     handler = refusing(9, SerializationError("pickle is not allowed"))
     with ScriptedAgent(f=handler) as agent, spawning(agent, Controller(agent)) as to:
-        handle = to("f").spawn(7)
-
         with pytest.raises(SerializationError):
-            handle.get(timeout=20)
+            to("f").spawn(7)
         assert len(agent.opened) == 1
 
 
 def test_a_call_that_is_refused_for_as_long_as_it_may_wait_raises_the_refusal() -> None:
     handler = refusing(10_000, CallRefusedError("the pod is being stopped"))
-    with ScriptedAgent(f=handler) as agent, spawning(agent, Controller(agent)) as to:
-        handle = to("f", timeout=0.3).spawn(7)
-
-        with pytest.raises(CallRefusedError, match="being stopped"):
-            handle.get(timeout=20)
+    with (
+        ScriptedAgent(f=handler) as agent,
+        spawning(agent, Controller(agent)) as to,
+        pytest.raises(CallRefusedError, match="being stopped"),
+    ):
+        to("f", timeout=0.3).spawn(7)
 
 
 def test_a_call_that_is_refused_again_and_again_can_be_cancelled() -> None:
     handler = refusing(10_000, CallRefusedError("the pod is being stopped"))
     with ScriptedAgent(f=handler) as agent, spawning(agent, Controller(agent)) as to:
-        handle = to("f").spawn(7)
+        handle = to("f", async_=True).spawn(7)
         until(lambda: len(agent.opened) > 2)
 
         handle.cancel()
@@ -237,7 +239,7 @@ def test_a_call_whose_pod_went_before_it_was_sent_goes_to_another() -> None:
             first.refusal = CallRefusedError("not now")
             first.cut()
             until(lambda: first.connects == 2)  # its stream is being resumed
-            handle = _caller(route, "echo", "info", {}).spawn(2)
+            handle = _caller(route, "echo", "info", {"async_": True}).spawn(2)
             first.__exit__()
 
             assert handle.get(timeout=20) == [2]
@@ -251,7 +253,7 @@ def test_a_call_that_may_have_run_is_never_sent_again() -> None:
         with spawning(agent, controller) as to:
             handle = to("never").spawn()
             until(lambda: agent.opened)
-            failure = failures.describe(AgentDiedError(agent.pod, "AgentDied"))
+            failure = exceptions.describe(AgentDiedError(agent.pod, "AgentDied"))
             controller.outcome = calls.Raised(failure)
             agent.die()
 
@@ -260,13 +262,54 @@ def test_a_call_that_may_have_run_is_never_sent_again() -> None:
             assert len(agent.opened) == 1
 
 
+def test_an_older_agent_says_nothing_and_the_controller_is_asked_for_the_call() -> None:
+    with ScriptedAgent(never=never) as agent:
+        agent.confirms = False
+        controller = Controller(agent)
+        with spawning(agent, controller) as to:
+            to("never").spawn("x" * 3_000_000)
+            assert controller.asked.is_set()
+            assert len(agent.opened) == 1
+
+
+def test_a_call_that_nobody_knows_and_whose_agent_died_is_not_spawned() -> None:
+    class Forgetful(Controller):
+        def get_call(self, call_id: str) -> CallView:
+            super().get_call(call_id)
+            raise ResultExpiredError("there is no such call")
+
+    async def die(call: Call) -> None:
+        asyncio.get_running_loop().call_soon(agent.die_now)
+        await never(call)
+
+    with ScriptedAgent(f=die) as agent, spawning(agent, Forgetful(agent)) as to:
+        agent.accepts = False
+        with pytest.raises(AgentDiedError):
+            to("f").spawn()
+
+
+def test_a_call_whose_confirmation_is_lost_with_its_agent_is_spawned_if_it_is_known() -> None:
+    async def die(call: Call) -> None:
+        asyncio.get_running_loop().call_soon(agent.die_now)
+        await never(call)
+
+    with ScriptedAgent(f=die) as agent:
+        agent.accepts = False
+        controller = Controller(agent)
+        with spawning(agent, controller) as to:
+            handle = to("f").spawn()
+            assert controller.asked.is_set()
+            controller.outcome = returned("done")
+            assert handle.get(timeout=20) == "done"
+
+
 # ------------------------------------------------------------------- following it elsewhere
 
 
 def test_a_handle_follows_its_call_however_often_its_connection_is_lost() -> None:
     with ScriptedAgent(never=never) as agent:
         session = Session(lambda: lambda: Controller(agent))  # type: ignore[arg-type,return-value]
-        following = Following("0" * 32, lambda: session, agreement=0.0)
+        following = SpawnedCall("0" * 32, lambda: session, agreement=0.0)
         attached: list[Call] = []
         agent.on_attach = attached.append
         for count in range(1, 4):
@@ -283,7 +326,7 @@ def test_a_handle_follows_its_call_however_often_its_connection_is_lost() -> Non
 def test_a_pod_that_does_not_know_a_call_that_is_said_to_run_in_it_is_asked_for_a_while() -> None:
     with ScriptedAgent() as agent:
         session = Session(lambda: lambda: Controller(agent))  # type: ignore[arg-type,return-value]
-        following = Following("0" * 32, lambda: session, agreement=0.1)
+        following = SpawnedCall("0" * 32, lambda: session, agreement=0.1)
         agent.on_attach = lambda call: call.error(ResultExpiredError("no call"))
 
         def search() -> CallLostError | None:
@@ -372,6 +415,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_those_who_wait() -> None
 
 def test_progress_may_ask_how_its_call_is() -> None:
     async def finish(call: Call) -> None:
+        await asyncio.sleep(0.05)  # it is accepted first
         call.progress(1, 2, "half")
         await call.result("end")
 

@@ -1,7 +1,9 @@
 """`kt` against a real local service: what a user sees in a second terminal."""
 
+import contextlib
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -434,6 +436,7 @@ def test_a_spawned_call_can_be_cancelled(project):
     assert "✓ Cancelled slow" in ok("calls", "cancel", call_id).stdout
     done = kt("calls", "result", call_id)
     assert done.returncode == 1 and "cancel" in done.stderr
+    assert "had ended already: cancelled" in ok("calls", "cancel", call_id).stdout
 
 
 def test_calls_are_listed_by_the_name_of_a_service_that_is_gone(project):
@@ -443,6 +446,22 @@ def test_calls_are_listed_by_the_name_of_a_service_that_is_gone(project):
     ok("teardown", "brief", "-y")
     assert [one["id"] for one in shown("calls", "list", "Brief")] == [call_id]
     assert "Failed to load service never" in kt("calls", "list", "never").stderr
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"\x03", 130), (b"n\n", 1)])
+def test_ctrl_c_at_a_question_is_no_answer(project, answer, status):
+    child, screen = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "kubetorch", "teardown", "-a"])
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(screen, 65536)
+    os.write(screen, answer)
+    with contextlib.suppress(OSError):  # the other end was closed
+        while os.read(screen, 65536):
+            pass
+    os.close(screen)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_waiting_for_a_call_can_be_given_up(project):

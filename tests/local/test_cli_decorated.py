@@ -17,6 +17,9 @@ def factorial(n):
     return 1 if n < 2 else n * factorial(n - 1)
 
 
+OUTSIDE = kt.Endpoint(url="https://outside")
+
+
 @kt.async_
 @kt.compute(cpus="0.1", env_vars={"STAGE": "test"})
 @kt.autoscale(min_scale=1, max_scale=2)
@@ -35,8 +38,7 @@ class Counter:
         return self.n
 
 
-@kt.compute(cpus="0.1")
-@kt.distribute("pytorch", workers=2)
+@kt.compute(cpus="0.1", endpoint=OUTSIDE)
 def train():
     pass
 
@@ -75,7 +77,7 @@ def project(shared_service_home, tmp_path_factory):
     """A folder whose `work.py` is deployed."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "pyproject.toml").touch()
-    (folder / "work.py").write_text(SOURCE.replace("@kt.distribute", "# @kt.distribute"))
+    (folder / "work.py").write_text(SOURCE.replace("endpoint=OUTSIDE", "endpoint=None"))
     done = kt("deploy", "work.py", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[:4] == ["• fact", "• stage", "• counter", "• train"]
@@ -134,7 +136,7 @@ def test_the_others_are_deployed_when_one_cannot_be(project):
     assert done.returncode == 1
     assert "Successfully deployed fact." in done.stdout
     assert "train cannot be launched" in done.stderr
-    assert "still to come" in done.stderr
+    assert "https://outside" in done.stderr
 
 
 def test_a_wrong_decorator_is_shown_at_its_line(project):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kubetorch._version import __version__
-from kubetorch.sdk.installing import releases
+from kubetorch.install import releases
 from local.fake_apiserver import FakeApiServer
 from local.object_server import ObjectServer
 

@@ -13,12 +13,10 @@ import pytest
 
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.k8s.client import Client
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.wire import routes, tokens
-from tests.cluster_controller import SECRET, InCluster, open_session
-from tests.local.fake_apiserver import FakeApiServer
-from tests.local.fake_reviews import FakeReviews
+from tests.cluster_controller import SECRET, open_session
+from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import pack
 
 KIND = "kubetorchworkloads"
@@ -26,13 +24,12 @@ KIND = "kubetorchworkloads"
 POD = "eyJ.eyJhdWQiOiBbImt1YmV0b3JjaCJdfQ.c2ln"
 
 
-class World(InCluster):
+class World(ReviewedController):
     """A controller, and the API server that it asks."""
 
     def __init__(self, folder: Path) -> None:
         self.reviews = FakeReviews()
-        self.server = FakeApiServer(self.reviews.answer)
-        super().__init__(folder, lambda: Client(self.server.access(), patience=0.5, timeout=20))
+        super().__init__(folder, self.reviews)
         self.reviews.users = {
             "ann's": ("ann", "", ""),
             "bob's": ("bob", "", ""),
@@ -44,14 +41,6 @@ class World(InCluster):
             self.reviews.allow(user, "get list create update delete", KIND, namespace)
             self.reviews.allow(user, "create", f"{KIND}/call", namespace)
             self.reviews.allow(user, "get", f"{KIND}/logs", namespace)
-
-    async def _start(self) -> None:
-        await self.server.start()
-        await super()._start()
-
-    async def _stop(self) -> None:
-        await super()._stop()
-        await self.server.stop()
 
 
 @pytest.fixture(scope="module")

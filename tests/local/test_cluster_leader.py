@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from kubetorch.controller.cluster import lease
 from local.candidate import TIMES
 from local.fake_apiserver import FakeApiServer
@@ -64,6 +66,7 @@ async def hands_over(first: Candidate, second: Candidate) -> None:
     assert await second.says("leads") - stopped < 1.0
 
 
+@pytest.mark.alone
 def test_one_that_stops_is_followed_within_a_second() -> None:
     async def body(url: str, _: ObjectServer) -> None:
         async with candidate(url, "a") as first:
@@ -75,6 +78,7 @@ def test_one_that_stops_is_followed_within_a_second() -> None:
     run(body)
 
 
+@pytest.mark.alone
 def test_one_that_stops_is_followed_although_its_lease_has_another_version() -> None:
     async def body(url: str, server: ObjectServer) -> None:
         async with candidate(url, "a") as first:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kubetorch.controller.cluster import lease
-from kubetorch.controller.cluster.leading import PODS_OF_CONTROLLER
+from kubetorch.controller.cluster.leader import PODS_OF_CONTROLLER
 from kubetorch.controller.cluster.resource import WORKLOADS
-from kubetorch.controller.cluster.settings import NAME
-from kubetorch.lib import ports
+from kubetorch.controller.cluster.service import NAME
+from kubetorch.lib import sockets
 from kubetorch.manifests import labels
 from kubetorch.wire import routes
 from local.fake_apiserver import Exchange, FakeApiServer
@@ -87,13 +87,13 @@ class Process:
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process = process
-        self._port = port
+        self.port = port
 
     async def answers(self, path: str, token: str = "") -> tuple[int, Any]:
         """Status and body of the answer to a GET."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{self._port}"]
+            lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}"]
             lines += [f"Authorization: Bearer {token}"] if token else []
             writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -113,7 +113,7 @@ async def controller(url: str, folder: Path, **more: str) -> AsyncIterator[Proce
         "users": [{**named, "user": {}}],
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
-    port = ports.choose(())
+    port = sockets.choose(())
     variables = {
         "KUBECONFIG": str(folder / "kubeconfig"),
         "POD_NAME": "here-0",

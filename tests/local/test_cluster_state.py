@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kubetorch.controller.cluster.resource import WORKLOADS
+from kubetorch.controller.access import Grant, User
+from kubetorch.controller.cluster import resource
+from kubetorch.controller.cluster.resource import WORKLOADS, Content
 from kubetorch.controller.cluster.state import KubernetesState
-from kubetorch.controller.state import Generation, WorkloadRecord
-from kubetorch.controller.summary import Summary
+from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import (
     KubernetesForbiddenError,
     KubernetesNotFoundError,
@@ -26,7 +27,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.compute import ComputeSpec, freeze
 from kubetorch.specs.workload import WorkloadSpec
 from local.fake_apiserver import FakeApiServer
 from local.object_server import ObjectServer
@@ -355,5 +356,94 @@ def test_nothing_is_written_by_one_that_does_not_lead() -> None:
             leads.append(True)
             await deploying
             assert world.server.names() == ["f"]
+
+    run(body)
+
+
+def test_nothing_lost_19_an_object_that_cannot_be_taken_up_keeps_no_other_from_it() -> None:
+    async def body(world: World) -> None:
+        async with world.state() as state:
+            await deploy(state)
+        large = {**world.object["spec"], "compute": {"manifest": "x" * 1_100_000}}
+        odd = {**world.object["spec"], "deployedAt": "99999-01-01T00:00:00Z", "generation": 10**30}
+        for name, spec in (("a", large), ("b", odd), ("c", {"previous": 7}), ("d", None)):
+            metadata = {"name": name, "namespace": "team"}
+            world.server.put(TEAM, {**world.object, "metadata": metadata, "spec": spec})
+        async with world.state() as state:
+            assert [one.name for one in state.contents().workloads] == ["f"]
+            await deploy(state, 2)
+        assert sorted(world.server.names()) == ["a", "b", "c", "d", "f"]
+
+    run(body)
+
+
+MANIFEST = freeze(
+    {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "victim"},
+        "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}},
+    },
+    parameter="manifest",
+)
+BEYOND = [
+    ComputeSpec(manifest=MANIFEST),
+    ComputeSpec(service_template='{"spec":{"replicas":3}}'),
+    ComputeSpec(service_account_name="root"),
+    ComputeSpec(selector=(("app", "victim"),)),
+    ComputeSpec(selector=(("app", "victim"),), cpus="1"),
+]
+
+
+@pytest.mark.parametrize("compute", BEYOND, ids=str)
+def test_nothing_lost_19_what_is_written_by_hand_is_taken_up_only_if_it_needs_no_right(
+    compute: ComputeSpec,
+) -> None:
+    async def body(world: World) -> None:
+        spec = changed(SPEC, compute=compute)
+        grant = Grant(User("ann"))
+        async with world.state() as state:
+            record = replace(RECORD, generation=1)
+            state.put_workload(record, generation=Generation(1, spec, grant), keep=[1])
+            await state.flush(*KEY)
+            await until(lambda: "grants" in (world.object.get("status") or {}))
+        deployed = world.object
+        async with world.state() as state:  # as it was deployed
+            assert state.contents().generations[KEY] == (Generation(1, spec, grant),)
+        by_hand = {name: part for name, part in deployed.items() if name != "status"}
+        world.server.put(TEAM, by_hand)
+        async with world.state() as state:
+            assert state.contents().workloads == ()
+            assert state.uid(*KEY) == ""
+        assert "status" not in world.object
+        # An earlier generation, to which pods could go back, is nobody's either.
+        plain = resource.spec(Content(RECORD, (Generation(1, SPEC),)))
+        earlier = {**by_hand["spec"], "generation": 0}
+        world.server.put(TEAM, {**by_hand, "spec": {**plain, "previous": [earlier]}})
+        async with world.state() as state:
+            assert state.contents().workloads == ()
+        world.server.put(TEAM, {**by_hand, "spec": plain})
+        for _ in range(2):  # by then the controller has written a status
+            async with world.state() as state:
+                assert state.contents().generations[KEY] == (Generation(1, SPEC, Grant()),)
+                await until(lambda: "grants" in (world.object.get("status") or {}))
+
+    run(body)
+
+
+def test_nothing_lost_19_what_was_edited_while_no_controller_looked_is_nobodys() -> None:
+    async def body(world: World) -> None:
+        grant = Grant(User("ann"), secrets=(("s", "1"),))
+        async with world.state() as state:
+            record = replace(RECORD, generation=1)
+            state.put_workload(record, generation=Generation(1, SPEC, grant), keep=[1])
+            await state.flush(*KEY)
+            await until(lambda: "grants" in (world.object.get("status") or {}))
+        before = world.object
+        for compute, is_taken in (({"cpus": "2"}, True), ({"serviceAccountName": "root"}, False)):
+            world.server.put(TEAM, {**before, "spec": {**before["spec"], "compute": compute}})
+            async with world.state() as state:
+                found = state.contents().generations
+                assert [one.grant for one in found.get(KEY, ())] == [Grant()] * is_taken
 
     run(body)

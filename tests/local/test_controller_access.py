@@ -11,7 +11,7 @@ import pytest
 
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.service import ServiceRoutes
+from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.wire import routes, tokens
@@ -143,6 +143,20 @@ def test_the_token_of_a_pod_ends_with_it(service: Service) -> None:
     assert upgrade(service, token) == 401
 
 
+@pytest.mark.parametrize("subject", ["pod:{pod}", "pod:f-1", "user"])
+def test_nothing_lost_20_what_a_pod_signs_with_its_key_opens_nothing_of_the_controller(
+    service: Service, subject: str
+) -> None:
+    (pod,) = service.get("f").pods
+    file = service.home / "pods" / "default" / pod.name / "credentials.json"
+    key = bytes.fromhex(json.loads(file.read_bytes())["key"])
+    for audience in ("default/f", "default/g", "default/*"):
+        claims = tokens.Claims(audience, 1e12, subject.format(pod=pod.name), tokens.VERBS)
+        token = tokens.sign(key, claims)
+        assert upgrade(service, token) == 401
+        assert service.request("POST", routes.BLOBS_FETCH, b'{"blobs": []}', token=token)[0] == 401
+
+
 def test_a_token_of_another_installation_is_refused(service: Service) -> None:
     key = tokens.workload_key(b"another secret", "default/f")
     (pod,) = service.get("f").pods
@@ -214,7 +228,7 @@ def test_a_body_that_is_too_long_answers_413(service: Service) -> None:
 def test_a_deploy_whose_head_never_ends_is_refused(service: Service) -> None:
     path = routes.workload("default", "f", "deploy")
     status, answer = service.request("POST", path, b"x" * (3 * 1024 * 1024))
-    assert (status, answer["error_type"]) == (400, "ProtocolError")
+    assert (status, answer["error_type"]) == (400, "SpecError")
     assert service.request("GET", routes.STATUS)[0] == 200
 
 

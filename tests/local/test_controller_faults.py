@@ -14,7 +14,7 @@ import pytest
 
 import leaks
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import identity
+from kubetorch.lib import processes
 from kubetorch.wire.messages import Failed, PodView, Ready
 from kubetorch.wire.podenv import MARK
 from tests.local.service_harness import FAKE, Service, deploy, is_ready, spec
@@ -35,7 +35,7 @@ def kill(pod: PodView) -> None:
 def marked(service: Service) -> set[int]:
     """The processes of all pods."""
     found = psutil.process_iter()
-    return {p.pid for p in found if p.pid in identity.processes_with(MARK)} & {
+    return {p.pid for p in found if p.pid in processes.processes_with(MARK)} & {
         p.pid for p in leaks.processes_of(service.home)
     }
 

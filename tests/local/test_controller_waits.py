@@ -11,13 +11,13 @@ from typing import TypeVar
 import pytest
 
 from kubetorch.errors import ControllerUnavailableError, WorkloadError
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.service_logs import ServiceLogs
-from kubetorch.sdk.session import Session
-from kubetorch.wire import failures, messages
+from kubetorch.sdk.transport.session import Session
+from kubetorch.wire import exceptions, messages
 from kubetorch.wire.messages import DeployLog
-from tests.local.test_http import CHUNKED, Connection, serving
+from tests.local.test_http_client import CHUNKED, Connection, serving
 
 T = TypeVar("T")
 LINE = DeployLog(text="at last", pod="quiet-0", source="stdout", time=2e9)
@@ -80,7 +80,7 @@ def test_a_volume_is_waited_for_longer_than_the_controller_does() -> None:
 
 @pytest.mark.parametrize("grace", [None, 0.0])
 def test_a_teardown_hears_from_the_controller_which_pods_are_stuck(grace: float | None) -> None:
-    late = answer(500, failures.describe(STUCK).to_json())
+    late = answer(500, exceptions.describe(STUCK).to_json())
     with pytest.raises(WorkloadError, match="stuck-0"):
         given_late(lambda asked: asked.delete_workload("team", "stuck", grace=grace), late=late)
 

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from benchmarks import wheels
-from example_programs import EDITS, EXAMPLES, EXPECTED, run
+from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,6 +25,7 @@ def folder(tmp_path):
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         *EXPECTED,
+        *FRAMEWORKS,
         "notebook.ipynb",
         "curl.sh",
         "edit_loop.py",

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from kubetorch.lib import deadlines
-from kubetorch.lib.processes import ExitWatch, exit_status
+from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.lib.processes import exit_status
 
 
 @pytest.fixture(params=["pidfd of Python", "pidfd of the kernel"], autouse=True)

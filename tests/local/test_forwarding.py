@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
-from kubetorch.sdk.forwarding import Forwarding
-from kubetorch.sdk.reach.relayed import Relayed
-from tests.local.test_http import Connection, Server, serving
+from kubetorch.sdk.transport.ingress import IngressTransport
+from kubetorch.sdk.transport.local_port import LocalPort
+from tests.local.test_http_client import Connection, Server, serving
 
 POD = "web-0"
 APP = "/team/web/http"
@@ -43,11 +43,13 @@ def answer(status: int, body: bytes = b"", *headers: bytes) -> bytes:
 
 
 @contextmanager
-def forwarded(ingress: Ingress) -> Iterator[Forwarding]:
-    with serving(ingress.serve) as server, closing(Relayed(url_of(server))) as way:
+def forwarded(ingress: Ingress) -> Iterator[LocalPort]:
+    with serving(ingress.serve) as server, closing(IngressTransport(url_of(server))) as transport:
         ingress.host = f"localhost:{urlsplit(server.url).port}"
         url = f"{url_of(server)}/team/web#{POD}"
-        with closing(Forwarding(lambda: url, way, inside="/http", service=("team", "web"))) as made:
+        with closing(
+            LocalPort(lambda: url, transport, inside="/http", service=("team", "web"))
+        ) as made:
             yield made
 
 
@@ -56,7 +58,7 @@ def url_of(server: Server) -> str:
     return f"http://localhost:{urlsplit(server.url).port}"
 
 
-def get(forwarding: Forwarding, path: str, **headers: str) -> http.client.HTTPResponse:
+def get(forwarding: LocalPort, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", forwarding.port, timeout=10)
     with closing(connection):
         connection.request("GET", path, headers=headers)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,21 +23,26 @@ from hypothesis import strategies as st
 
 from agent_harness import SECRET as AGENT_SECRET
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
+from kubetorch.controller.audit import STRANGERS
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.k8s.client import Client
 from kubetorch.pod.http.table import TABLE
 from kubetorch.wire import messages, routes, tokens, versions
-from tests.cluster_controller import SECRET, InCluster
-from tests.local.fake_apiserver import FakeApiServer
-from tests.local.fake_reviews import FakeReviews
+from shared import WHOLE
+from tests.cluster_controller import SECRET
+from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import FAKE, Service, deploy, pack, spec
 from tools.routes import of_controller
 
 PATIENCE = 15.0
+# Read here: a test has no such variable.
 CONTROLLER = [(route.method, route.path) for route in of_controller()]
 # Stopping the service ends the test; pods and their apps have tests of their own.
 CONTROLLER_SAFE = [one for one in CONTROLLER if one[1] not in (routes.STOP, routes.HEALTH)]
 AGENT = [(one.method, one.path) for one in TABLE if one.method in ("GET", "POST")]
+AGENT_ALL = sorted(
+    {(method, one.path) for one in TABLE for method in ("GET", "POST", "PUT")}
+    - {("GET", "/{callable}"), ("GET", "/{callable}/{method}")}
+)
 SOCKETS = [routes.SESSIONS, routes.STREAM, routes.SHELL, "/a/f/v1/stream", "/a/f/v1/shell", "/x"]
 KNOWN = {"namespace": "a", "name": "f", "call_id": "0" * 32, "claim": "data"}
 
@@ -52,9 +58,24 @@ class Target:
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
         self.address = (host, int(port))
+        self.token = ""
+        #: Bytes of its log.
+        self.log_size: Callable[[], int] = lambda: 0
 
     def ask(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> int:
         """Status of the answer; 0 when the connection ended without one."""
+        return self.answer(method, target, headers, body, is_whole=False)[0]
+
+    def answer(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        body: bytes = b"",
+        *,
+        is_whole: bool = True,
+    ) -> tuple[int, bytes]:
+        """Status and, if it is to be read whole, body of the answer."""
         lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if "Content-Length" not in headers and "Transfer-Encoding" not in headers:
@@ -67,9 +88,10 @@ class Target:
             answer = b""
             # A timeout here is what this test is for: something hangs.
             with contextlib.suppress(ConnectionError):
-                while b"\r\n" not in answer and (piece := sock.recv(4096)):
+                while (is_whole or b"\r\n" not in answer) and (piece := sock.recv(4096)):
                     answer += piece
-        return int(answer.split(b" ")[1]) if answer else 0
+        status = int(answer.split(b" ")[1]) if answer else 0
+        return status, answer.partition(b"\r\n\r\n")[2]
 
     def upgrade(self, target: str, headers: dict[str, str]) -> int:
         asked = {
@@ -92,6 +114,19 @@ def jwt(**claims: object) -> str:
 def signed(secret: bytes, audience: str, subject: str, *, seconds: float, signer: str = "") -> str:
     key = tokens.workload_key(secret, signer or audience)
     return tokens.sign(key, tokens.Claims(audience, time.time() + seconds, subject))
+
+
+NO_CLAIMS = [
+    b"[]",
+    b"null",
+    b'"aud"',
+    b"[" * 20_000,
+    b'{"aud": "a/f", "sub": "pod:f-0", "exp": ' + b"9" * 400 + b"}",
+    b'{"aud": "\\ud800/f", "sub": "pod:f-0", "exp": 9e9}',
+    b'{"aud": "a/f", "sub": "pod:f-0", "exp": [], "verbs": 5}',
+    b'{"aud": {"a/f": []}, "sub": null, "exp": "Infinity", "iat": "-Infinity"}',
+    b'{"aud": "a/*", "sub": "namespace-pods", "exp": 9e9, "iat": -1e999}',
+]
 
 
 def wrong_tokens() -> list[str]:
@@ -123,6 +158,7 @@ def wrong_tokens() -> list[str]:
         ),
         "kt1..",
         "kt1.e30.c2ln",
+        *(f"kt1.{base64.urlsafe_b64encode(body).rstrip(b'=').decode()}.c2ln" for body in NO_CLAIMS),
         "x" * 40_000,
     ]
 
@@ -216,22 +252,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     kinds = ("", "/call", "/exec", "/logs", "/secrets", "/volumes", "/status")
     for kind in kinds:
         reviews.allow("admin", "get list create update delete", f"kubetorchworkloads{kind}", "*")
-    server = FakeApiServer(reviews.answer)
-
-    class Controller(InCluster):
-        async def _start(self) -> None:
-            await server.start()
-            await super()._start()
-
-        async def _stop(self) -> None:
-            await super()._stop()
-            await server.stop()
-
-    folder = tmp_path_factory.mktemp("controller")
-    with Controller(folder, lambda: Client(server.access(), patience=0.5)) as controller:
+    with ReviewedController(tmp_path_factory.mktemp("controller"), reviews) as controller:
         controller.backend.named["a", "f"] = [PodStatus("f-0", 0, "Running", "")]
         assert controller.deploy("admin's", "a", "f")[0] == 200
-        yield Target(controller.url)
+        target = Target(controller.url)
+        target.token = "admin's"
+        yield target
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +266,8 @@ def local(shared_service_home: Path) -> Iterator[Target]:
     service = Service(shared_service_home, FAKE).start()
     service.deploy("f")
     target = Target(service.url)
-    target.token = service.token  # type: ignore[attr-defined]
+    target.token = service.token
+    target.log_size = lambda: len(service.log())
     yield target
     service.delete("f")
     service.terminate()
@@ -253,7 +280,10 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     fake = FakeController(folder)
     process = AgentProcess(folder, fake)
     fake.deploy(1, "def f(x=None):\n    return x\n", "f")
-    yield Target(f"http://127.0.0.1:{process.port}")
+    target = Target(f"http://127.0.0.1:{process.port}")
+    target.token = USER_TOKEN
+    target.log_size = lambda: process.log_file.stat().st_size
+    yield target
     process.stop()
     fake.close()
 
@@ -327,6 +357,38 @@ def test_the_agent_answers_nobody_but_about_its_health(
     check()
 
 
+def test_nothing_lost_12_every_wrong_token_is_refused_in_one_sentence(
+    server: Target, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    is_agent = request.node.callspec.params["server"] == "agent"
+    where = AGENT_ALL if is_agent else CONTROLLER
+    is_open = {(one.method, one.path) for one in TABLE if one.is_open}
+    pairs = [(route, token) for route in where for token in wrong_tokens()]
+    # All routes and all tokens, though not all pairs, unless all of it is wanted.
+    pairs = pairs if WHOLE else pairs[::7]
+    metrics = {"Authorization": f"Bearer {server.token}"}
+    measured = server.answer("GET", routes.METRICS, metrics)[1], server.log_size()
+    for (method, path), token in pairs:
+        target = place(path, [])
+        bearer = {"Authorization": f"Bearer {token}"}
+        status, body = server.answer(method, target, bearer)
+        if path == routes.HEALTH or (is_agent and (method, path) in is_open):
+            assert status in ((200, 503) if method == "GET" else (401,)), (status, method, path)
+            continue
+        assert status == 401, (status, method, path, token, body)
+        failure = json.loads(body)
+        assert re.fullmatch(r"[^\n]{5,300}", failure["message"]), failure
+        assert ". " not in failure["message"], failure
+        assert (failure["error_type"], failure["traceback"]) == ("UnauthorizedError", "")
+        assert failure["cause"] is None and b".py" not in body and b"Traceback" not in body
+    lines = len(caplog.records)
+    grown = server.log_size() - measured[1]
+    count = len(server.answer("GET", routes.METRICS, metrics)[1].splitlines())
+    print(f"  {len(pairs)} requests: log {grown:+d} bytes, {lines} lines, {count} figures")
+    assert count == len(measured[0].splitlines()) and grown < 1000 and lines <= 2 * STRANGERS + 10
+
+
 @pytest.mark.parametrize("path", SOCKETS)
 def test_no_websocket_opens_for_strangers(server: Target, path: str) -> None:
 
@@ -374,7 +436,7 @@ def test_what_is_no_request_ends(server: Target, data: bytes) -> None:
 def test_nothing_that_a_user_sends_is_an_internal_error(
     controller: Target, method: str, path: str
 ) -> None:
-    token = getattr(controller, "token", "admin's")
+    token = controller.token
     complete = {"Content-Length": "1000000000"}
 
     @few
@@ -420,7 +482,7 @@ def test_a_spec_that_is_none_is_refused(local: Target, value: object, field: str
     head = json.loads(messages.encode(deploy(spec("fuzz"))))
     head["spec"][field] = value
     body = json.dumps(head).encode() + b"\n" + pack([b"x"])
-    token = {"Authorization": f"Bearer {local.token}"}  # type: ignore[attr-defined]
+    token = {"Authorization": f"Bearer {local.token}"}
     status = local.ask("POST", routes.workload("default", "fuzz", "deploy"), token, body)
     path = f"{routes.workload('default', 'fuzz')}?grace=0"
     assert local.ask("DELETE", path, token) in (200, 404)

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from kubetorch.errors import InstallError
-from kubetorch.sdk.installing import applying
-from kubetorch.sdk.installing.chart import Chart
+from kubetorch.install import apply
+from kubetorch.install.chart import Chart
 from local.small_apiserver import SmallApiServer
 
 DEFINITION = "kubetorchworkloads.kubetorch.com"
@@ -19,9 +19,7 @@ GOING = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
 async def install(server, namespace="kubetorch", **values):
     said = []
     async with server.client() as client:
-        done = await applying.apply(
-            client, Chart(), values, namespace=namespace, report=said.append
-        )
+        done = await apply.apply(client, Chart(), values, namespace=namespace, report=said.append)
     return done, said
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from kubetorch import errors
-from kubetorch.k8s.access import Impersonation, Pem, Plugin, User
 from kubetorch.k8s.client import Client
+from kubetorch.k8s.kubeconfig import Impersonation, Pem, Plugin, User
 from kubetorch.k8s.resources import PODS, Ref, Selection
 from kubetorch.k8s.session import CONCURRENCY
 from local.fake_apiserver import Authority, FakeApiServer, failure, listing, pod, script
@@ -149,6 +149,7 @@ def test_a_kind_that_the_cluster_lacks_is_told_from_an_object_that_is_missing():
                 with pytest.raises(errors.KubernetesNotFoundError, match=kind) as caught:
                     await client.discovery.find(version, kind)
                 assert caught.value.reason == "NoKindMatch"
+                assert caught.value.resource == f"{kind}.{version}"
                 assert "operator" in caught.value.hint
             await client.discovery.find("apps/v1", "Deployment")
             assert len(server.requests) == 2, "what was learned on the way is kept"

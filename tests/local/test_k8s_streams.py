@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+import port_forward
 from kubetorch import errors
-from kubetorch.k8s import execs, podlogs, portforward
-from kubetorch.k8s.access import Pem, User
+from kubetorch.k8s import pod_streams, podlogs
 from kubetorch.k8s.client import Client
+from kubetorch.k8s.kubeconfig import Pem, User
 from kubetorch.k8s.resources import PODS, Ref
 from local.fake_apiserver import Authority, FakeApiServer, ServerChannels, failure
 
@@ -52,8 +53,10 @@ def test_a_program_runs_to_its_end(runs, code):
 
     async def scenario():
         async with client_of(handler) as (client, server):
-            done = await execs.run(client, WEB, ["ls", "-l", "a b"], container="main", timeout=5)
-            assert done == execs.Completed(code, b"out", b"err")
+            done = await pod_streams.run(
+                client, WEB, ["ls", "-l", "a b"], container="main", timeout=5
+            )
+            assert done == pod_streams.Completed(code, b"out", b"err")
             target = server.requests[0].target
             assert target.startswith("/api/v1/namespaces/team/pods/web/exec?")
             assert "command=ls&command=-l&command=a+b&container=main&stdout=1&stderr=1" in target
@@ -76,7 +79,7 @@ def test_standard_input_is_written_and_ends_where_the_server_can(runs, subprotoc
     async def scenario():
         async with (
             client_of(handler) as (client, _),
-            await execs.start(client, WEB, ["cat"], stdin=True) as process,
+            await pod_streams.start(client, WEB, ["cat"], stdin=True) as process,
         ):
             data = bytes(range(256)) * 400
             await process.write(data)
@@ -101,7 +104,7 @@ def test_a_program_that_cannot_start_says_why(runs):
     async def scenario():
         async with client_of(handler) as (client, _):
             with pytest.raises(errors.KubernetesRequestError, match="no such file") as caught:
-                await execs.run(client, WEB, ["nope"], timeout=5)
+                await pod_streams.run(client, WEB, ["nope"], timeout=5)
             assert "cannot get pods/exec 'web' in namespace 'team'" in str(caught.value)
 
     runs(scenario)
@@ -114,7 +117,7 @@ def test_a_refused_upgrade_is_the_error_of_the_refusal(runs):
     async def scenario():
         async with client_of(handler) as (client, _):
             with pytest.raises(errors.KubernetesForbiddenError) as caught:
-                await execs.start(client, WEB, ["ls"])
+                await pod_streams.start(client, WEB, ["ls"])
             assert "['create', 'get']" in caught.value.hint
 
     runs(scenario)
@@ -138,7 +141,7 @@ def test_a_rotated_token_opens_a_stream(runs, tmp_path):
         async with client_of(handler) as (client, server):
             access = dataclasses.replace(client.access, user=User(token_file=token))
             async with Client(access, variables={}) as rotated:
-                assert (await execs.run(rotated, WEB, ["ls"], timeout=5)).exit_code == 0
+                assert (await pod_streams.run(rotated, WEB, ["ls"], timeout=5)).exit_code == 0
             assert len(server.requests) == 2
 
     runs(scenario)
@@ -153,7 +156,7 @@ def test_a_connection_that_breaks_is_no_end_of_the_program(runs):
     async def scenario():
         async with client_of(handler) as (client, _):
             with pytest.raises(errors.KubernetesUnavailableError, match="before the program did"):
-                await execs.run(client, WEB, ["ls"], timeout=5)
+                await pod_streams.run(client, WEB, ["ls"], timeout=5)
 
     runs(scenario)
 
@@ -170,7 +173,7 @@ def test_a_program_that_takes_too_long_is_left_when_its_time_is_over(runs):
 
         async with client_of(handler) as (client, _):
             with pytest.raises(TimeoutError):
-                await execs.run(client, WEB, ["sleep"], timeout=0.3)
+                await pod_streams.run(client, WEB, ["sleep"], timeout=0.3)
             await asyncio.wait_for(left.wait(), 5)
 
     runs(scenario)
@@ -194,7 +197,7 @@ def test_output_that_nobody_reads_stops_the_sender(runs):
 
         async with (
             client_of(handler) as (client, _),
-            await execs.start(client, WEB, ["yes"]) as process,
+            await pod_streams.start(client, WEB, ["yes"]) as process,
         ):
             before = -1
             while before != sent:
@@ -210,51 +213,6 @@ def test_output_that_nobody_reads_stops_the_sender(runs):
 
 
 # ------------------------------------------------------------------------------------- logs
-
-
-def test_a_log_is_followed_line_by_line_until_it_ends(runs):
-    async def scenario():
-        proceed = asyncio.Event()
-
-        async def handler(exchange):
-            assert exchange.request.query == {
-                "container": "main",
-                "tailLines": "5",
-                "timestamps": "true",
-                "follow": "true",
-            }
-            await exchange.say(b"one\ntw")
-            await proceed.wait()
-            await exchange.say(b"o\n", b"x" * (podlogs.LONGEST_LINE + 1))
-            proceed.clear()
-            await proceed.wait()
-            await exchange.say(b"y\nlast")
-            exchange.end()
-
-        options = podlogs.LogOptions(container="main", tail=5, timestamps=True)
-        async with client_of(handler) as (client, _):
-            lines = podlogs.follow(client, WEB, options)
-            assert await anext(lines) == b"one"
-            proceed.set()
-            assert await anext(lines) == b"two"
-            assert await anext(lines) == b"x" * (podlogs.LONGEST_LINE + 1)
-            proceed.set()
-            assert [line async for line in lines] == [b"y", b"last"]
-
-    runs(scenario)
-
-
-def test_a_log_that_breaks_off_is_an_error(runs):
-    async def handler(exchange):
-        await exchange.say(b"one\n")
-        exchange.cut()
-
-    async def scenario():
-        async with client_of(handler) as (client, _):
-            with pytest.raises(errors.KubernetesUnavailableError, match="pods/log"):
-                _ = [line async for line in podlogs.follow(client, WEB)]
-
-    runs(scenario)
 
 
 def test_a_log_is_read_up_to_a_limit(runs):
@@ -298,7 +256,7 @@ async def forwarded(handler, port=8080):
 
     async with (
         client_of(handler, patience=0.2) as (client, server),
-        portforward.PortForward(client, target, port) as forward,
+        port_forward.PortForward(client, target, port) as forward,
     ):
         yield forward, server
 
@@ -392,6 +350,6 @@ def test_a_wrong_certificate_is_refused_for_streams_too(runs):
             access = dataclasses.replace(client.access, cluster=cluster)
             async with Client(access, variables={}) as wary:
                 with pytest.raises(errors.KubernetesCredentialsError, match="does not verify"):
-                    await portforward.connect(wary, WEB, 8080)
+                    await port_forward.connect(wary, WEB, 8080)
 
     runs(scenario)

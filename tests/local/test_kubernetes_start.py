@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, cast
 
 import clock_loop
+from kubetorch.controller.backends.base import PodStatus, Stores
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.stores import Stores
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import KubernetesRequestError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
@@ -24,6 +24,13 @@ SPEC = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"))
 KEY = ("team", "train")
 #: Of the pods of an earlier Kubetorch, whose agent was another one.
 DIGEST = {labels.TEMPLATE_DIGEST: "of-an-earlier-version"}
+OWNER = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "name": "train",
+    "uid": "deployed",
+    "controller": True,
+}
 
 
 def pod(name: str, annotations: dict[str, str]) -> Object:
@@ -36,6 +43,7 @@ def pod(name: str, annotations: dict[str, str]) -> Object:
             "uid": name,
             "labels": {labels.SERVICE: "train"},
             "annotations": annotations,
+            "ownerReferences": [OWNER],
         },
         "spec": {"containers": [{"name": "kubetorch"}]},
         "status": {"phase": "Running"},
@@ -69,9 +77,17 @@ class BusyServer:
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": {"name": ref.name, "namespace": ref.namespace},
+            "metadata": {
+                "name": ref.name,
+                "namespace": ref.namespace,
+                "uid": "deployed",
+                "annotations": {labels.APPLIED: "some"},
+            },
             "spec": {"template": template},
         }
+
+    async def delete(self, ref: Ref, **_: Any) -> None:
+        return None
 
     def action_on(self, verb: str, selection: Selection) -> Action:
         return Action(verb, selection.resource.plural)
@@ -93,7 +109,7 @@ async def started(server: BusyServer, told: asyncio.Event) -> AsyncIterator[Kube
         cast("Client", server),
         runtime=Runtime("image", "image", "http://controller"),
         stores=cast("Stores", unused),
-        preparing=cast("Preparing", unused),
+        prerequisites=cast("PodPrerequisites", unused),
         owner=lambda namespace, name: None,
     )
     try:
@@ -104,8 +120,11 @@ async def started(server: BusyServer, told: asyncio.Event) -> AsyncIterator[Kube
         await backend.close(pods=False)
 
 
-def retiring(backend: KubernetesBackend) -> list[str]:
-    return [one.name for one in backend.pods(*KEY) if one.is_retiring]
+async def known(backend: KubernetesBackend) -> list[PodStatus]:
+    """The pods, once it is known who made them."""
+    while not (found := backend.pods(*KEY)):
+        await clock_loop.pause(0.1)
+    return found
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -117,11 +136,11 @@ def test_a_workload_that_could_not_be_looked_at_is_looked_at_again_until_it_can(
         server, told = BusyServer(refusals=4), asyncio.Event()
         async with started(server, told) as backend:
             assert "429" in backend.trouble(*KEY).reason
-            told.clear()
-            await told.wait()
-            assert server.asked == 5
-            assert backend.trouble(*KEY).reason == ""
-            assert retiring(backend) == ["train-0"]
+            while backend.trouble(*KEY).reason:
+                told.clear()
+                await told.wait()
+            assert server.asked == 6  # the last of them for the owner of its pods
+            assert [one.name for one in await known(backend) if one.is_retiring] == ["train-0"]
 
     run(main())
 
@@ -129,8 +148,8 @@ def test_a_workload_that_could_not_be_looked_at_is_looked_at_again_until_it_can(
 def test_until_then_none_of_its_pods_is_taken_for_one_of_an_older_template() -> None:
     async def main() -> None:
         async with started(BusyServer(refusals=1), asyncio.Event()) as backend:
-            assert [one.name for one in backend.pods(*KEY)] == ["train-1", "train-0"]
-            assert retiring(backend) == []
+            found = [(one.name, one.is_retiring) for one in await known(backend)]
+            assert found == [("train-1", False), ("train-0", False)]
 
     run(main())
 

@@ -134,6 +134,29 @@ def test_an_upload_that_another_one_overtakes_is_decided_again() -> None:
     asyncio.run(scenario())
 
 
+def test_the_version_of_a_secret_changes_with_its_values_and_with_nothing_else() -> None:
+    async def scenario() -> None:
+        async with server() as (objects, client, _):
+            store = SecretObjects(client)
+
+            async def version() -> str:
+                view = await store.get("team", "tokens")
+                assert view is not None
+                return view.version
+
+            await store.put("team", "tokens", _put(A="1", B="2"))
+            first = await version()
+            found = objects.kept[SECRET]
+            objects.keep(SECRET, {**found, "data": dict(reversed(found["data"].items()))})
+            assert await version() == first
+            await store.put("team", "tokens", _put("replace", A="1", B="3"))
+            second = await version()
+            await store.put("team", "tokens", _put("replace", A="1", C="3"))
+            assert len({first, second, await version()}) == 3
+
+    asyncio.run(scenario())
+
+
 def test_an_upload_that_is_overtaken_for_ever_ends_with_an_error() -> None:
     async def scenario() -> None:
         async with server() as (objects, client, fake):

@@ -19,7 +19,7 @@ import pytest
 
 import leaks
 from kubetorch.errors import ConfigError, ControllerUnavailableError
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.wire import routes
 

@@ -45,13 +45,13 @@ def jobs(service, tmp_path_factory):
     project.forget()
 
 
-@pytest.mark.parametrize("name", ["fill", "fill_in_a_child"])
-def test_a_worker_that_exceeds_the_limit_is_ended_and_replaced(jobs, name):
+@pytest.mark.parametrize(("name", "arguments"), [("fill", [600, 9]), ("fill_in_a_child", [600])])
+def test_a_worker_that_exceeds_the_limit_is_ended_and_replaced(jobs, name, arguments):
     remote = kt.fn(getattr(jobs, name)).to(kt.Compute(cpus="0.1", service_template=LIMIT))
     try:
         begun = time.monotonic()
         with pytest.raises(OutOfMemoryError, match="its limit is 256Mi") as caught:
-            remote(600)
+            remote(*arguments)
         assert time.monotonic() - begun < 10
         error = caught.value
         assert error.limit_bytes == 256 * 2**20

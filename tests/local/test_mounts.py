@@ -173,9 +173,9 @@ def test_paths_may_have_any_bytes(folder: Path) -> None:
     (place / "disk").mkdir(parents=True)
     (place / "at").mkdir()
     mounting = f"""
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
-mountcalls.mount({str(place / "disk")!r}, {str(place / "at")!r}, mountcalls.BIND)
+mounts.mount_filesystem({str(place / "disk")!r}, {str(place / "at")!r}, mounts.BIND)
 """
     program = f"""
         place = Path({str(place)!r})

@@ -13,7 +13,6 @@ import kubetorch as kt
 from kubetorch.local import lifetime
 from kubetorch.sdk import services
 from tests.local.fake_cluster import CONTROLLER, FakeCluster
-from tests.local.user_project import UserProject
 
 SOURCE = """
 import os, time
@@ -46,13 +45,6 @@ def cluster(service, tmp_path, monkeypatch):
         monkeypatch.setenv("KT_BACKEND", "kubernetes")
         yield cluster
         services.close_all()
-
-
-@pytest.fixture
-def project(tmp_path):
-    project = UserProject(tmp_path / "shop")
-    yield project
-    project.forget()
 
 
 @pytest.fixture
@@ -235,7 +227,7 @@ def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
 
     found = services.session()
 
-    assert (type(found.way).__name__ == "Cluster") is is_cluster
+    assert (type(found.transport).__name__ == "PortForwardTransport") is is_cluster
     assert time.monotonic() - begun < 3.0
     if not cluster.requests:
         cluster.start()
@@ -250,7 +242,7 @@ def test_auto_waits_no_longer_for_a_server_that_says_nothing(cluster, tmp_path, 
         file.write_text(old.replace("https://127.0.0.1:", f"https://127.0.0.1:{port}#"))
         begun = time.monotonic()
 
-        assert type(services.session().way).__name__ == "Direct"
+        assert type(services.session().transport).__name__ == "DirectTransport"
         assert 1.0 < time.monotonic() - begun < 2.5
 
 
@@ -278,7 +270,7 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
         handle = double.spawn(4)
         assert handle.get(10) == 8
         assert double.compute.run_bash("echo $POD_NAME") is not None
-        assert type(services.session().way).__name__ == "Direct"
+        assert type(services.session().transport).__name__ == "DirectTransport"
         assert CONTROLLER in cluster.forwarded
     finally:
         double.teardown()

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from kubetorch.errors import ImagePullError, InstallError
+from kubetorch.install import readiness
 from kubetorch.k8s.client import Client
 from kubetorch.manifests import labels
-from kubetorch.sdk.installing import readiness
 from local.fake_apiserver import FakeApiServer
 from local.object_server import ObjectServer
 

@@ -91,7 +91,10 @@ def ingress(service, tmp_path, monkeypatch):
     loop = asyncio.new_event_loop()
     upstream = urlsplit(service.url)
 
+    open_ends = set()
+
     async def pump(reader, writer):
+        open_ends.add(writer)
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 writer.write(data)
@@ -99,6 +102,7 @@ def ingress(service, tmp_path, monkeypatch):
         writer.close()
 
     async def accept(reader, writer):
+        open_ends.add(writer)
         there = await asyncio.open_connection(upstream.hostname, upstream.port)
         await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
 
@@ -115,6 +119,11 @@ def ingress(service, tmp_path, monkeypatch):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # A client that is gone never answers the end of TLS, for which `close` would wait.
+        for end in open_ends:
+            end.transport.abort()
+        ends = (end.wait_closed() for end in open_ends)
+        await asyncio.gather(*ends, return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(stop(), loop).result(5)
     loop.call_soon_threadsafe(loop.stop)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kubetorch.install import releases
+from kubetorch.install import remove as removing
+from kubetorch.install.remove import Removal
 from kubetorch.manifests import labels
-from kubetorch.sdk.installing import releases, removing
-from kubetorch.sdk.installing.removing import Removal
 from local.small_apiserver import WORKLOADS
 from local.test_installing import DEFINITION, install, scenario
 

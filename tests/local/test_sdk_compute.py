@@ -69,9 +69,9 @@ def test_a_service_that_may_scale_to_zero_runs_on_one_pod(deployed, capsys):
     assert "it runs on 1 pod (min_scale)" in capsys.readouterr().out
 
 
-def test_a_distributed_service_is_refused_before_anything_is_sent(deployed):
-    with pytest.raises(kt.SpecError, match=r"where cannot be launched.*pytorch.*still to come"):
-        deployed(kt.Compute(cpus="0.1").distribute("pytorch", workers=2))
+def test_a_service_that_cannot_be_launched_is_refused_before_anything_is_sent(deployed):
+    with pytest.raises(kt.SpecError, match=r"where cannot be launched.*https://outside"):
+        deployed(kt.Compute(cpus="0.1", endpoint=kt.Endpoint(url="https://outside")))
 
     assert kt.globals.controller_client().list_workloads() == []
 

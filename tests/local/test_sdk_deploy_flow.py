@@ -16,15 +16,15 @@ from kubetorch.errors import (
     RemoteError,
     ServiceTimeoutError,
 )
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.source import Placement, Source
 from kubetorch.sdk.logs import Screen
-from kubetorch.sdk.reach.way import DIRECT, Direct
-from kubetorch.sdk.session import Session
+from kubetorch.sdk.transport.pod_transport import DIRECT, DirectTransport
+from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, versions
+from kubetorch.wire import exceptions, versions
 from kubetorch.wire.messages import Accepted, DeployLog, Failed, Missing, Stage
 from tests.local.fake_controller import BREAK, STALL, FakeController, ready, view
 
@@ -52,7 +52,7 @@ class Client:
         self.session = None
 
     def deployment(
-        self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True, way=None
+        self, fake, *, kind="fn", init_args=None, existing=(), stream_logs=True, transport=None
     ):
         def connect():
             self.connections += 1
@@ -61,7 +61,7 @@ class Client:
         source = Source(kind, None, Placement(), (str(self.project), "jobs", "train"))
         spec = WorkloadSpec("default", "train", source.ref())
         self.close()
-        self.session = Session(connect, way or DIRECT, is_local=way is None)
+        self.session = Session(connect, transport or DIRECT, is_local=transport is None)
         order = deploy.Order(source, spec, init_args, stream_logs, existing)
         return deploy.Deployment(order, self.session, Screen())
 
@@ -191,7 +191,7 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(client, project, 
 
 
 def failed(error):
-    return Failed(failure=failures.describe(error).to_dict())
+    return Failed(failure=exceptions.describe(error).to_dict())
 
 
 def test_an_error_of_our_own_is_raised_as_itself(client, tmp_path):
@@ -267,11 +267,11 @@ def test_a_service_without_a_ready_pod_is_deployed(client, tmp_path):
 
 
 def test_a_deploy_that_goes_on_is_followed_past_any_number_of_breaks(client, tmp_path):
-    way = Direct()
-    way.patience = 0.15  # the first pause between attempts is shorter, and two are longer
+    transport = DirectTransport()
+    transport.patience = 0.15  # the first pause between attempts is shorter, and two are longer
     cuts = [[Accepted(generation=1), BREAK]] * (deploy.ATTEMPTS + 6)
     with FakeController(tmp_path / "blobs", [*cuts, [ready()]]) as fake:
-        assert client.deployment(fake, way=way).run() == view()
+        assert client.deployment(fake, transport=transport).run() == view()
 
     assert len({seen.id for seen in fake.deploys_seen}) == 1
 
@@ -303,7 +303,7 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
             deployment = client.deployment(fake)
             main = threading.main_thread().ident
             threading.Thread(
-                target=lambda: fake.stalled.wait(10) and signal.pthread_kill(main, signal.SIGINT)
+                target=lambda: fake.stalled.wait(25) and signal.pthread_kill(main, signal.SIGINT)
             ).start()
             try:
                 deployment.run()

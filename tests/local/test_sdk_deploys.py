@@ -9,7 +9,6 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.local import lifetime
-from tests.local.user_project import UserProject
 
 SOURCE = """
 import os
@@ -45,13 +44,6 @@ class Counter:
 @pytest.fixture(scope="module", autouse=True)
 def service(shared_service_home):
     return shared_service_home
-
-
-@pytest.fixture
-def project(tmp_path):
-    project = UserProject(tmp_path / "shop")
-    yield project
-    project.forget()
 
 
 @pytest.fixture

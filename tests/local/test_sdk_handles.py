@@ -198,8 +198,10 @@ def test_the_instance_itself_can_be_called(counter):
 
 
 def test_a_method_that_is_not_there_is_named(counter):
-    with pytest.raises(kt.CallableNotFoundError, match="subtract"):
+    with pytest.raises(AttributeError, match="subtract"):
         counter.subtract(1)
+    with pytest.raises(kt.CallableNotFoundError, match="subtract"):
+        counter["subtract"](1)
 
 
 def test_methods_have_options_and_run_over_many_items(counter):

@@ -18,7 +18,7 @@ import leaks
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.trees import Entry
-from kubetorch.lib.http import HttpClient
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec

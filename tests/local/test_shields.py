@@ -57,9 +57,9 @@ def test_disks_that_are_mounted_somewhere_below_are_covered_too(folder: Path) ->
     (folder / "place").mkdir()
     # The outer namespace stands for the machine.
     mounting = f"""
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
-mountcalls.mount({str(disk)!r}, {str(folder / "place")!r}, mountcalls.BIND)
+mounts.mount_filesystem({str(disk)!r}, {str(folder / "place")!r}, mounts.BIND)
 """
     seen = in_namespace(
         folder,
@@ -130,13 +130,13 @@ def test_a_shield_that_failed_is_none_and_the_next_one_goes_on_with_it(folder: P
     for path in (outer / "at", inner):
         path.mkdir(parents=True)
     mounting = f"""
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
-mountcalls.mount({str(outer)!r}, {str(outer)!r}, mountcalls.BIND)
-mountcalls.mount({str(inner)!r}, {str(outer / "at")!r}, mountcalls.BIND)
+mounts.mount_filesystem({str(outer)!r}, {str(outer)!r}, mounts.BIND)
+mounts.mount_filesystem({str(inner)!r}, {str(outer / "at")!r}, mounts.BIND)
 """
     program = """
-        from kubetorch.lib import mountcalls
+        from kubetorch.lib import mounts
         # Something is in the way of every third folder that it makes.
         for number in range(0, 300, 3):
             for kind in ("mirror", "overlay", "layer"):
@@ -150,7 +150,7 @@ mountcalls.mount({str(inner)!r}, {str(outer / "at")!r}, mountcalls.BIND)
                 failures += 1
         for path in (folder, folder / "outer", folder / "outer" / "at"):
             (path / "new").touch()
-        left = [str(path) for path in mountcalls.mounted() if folder / "view" in path.parents]
+        left = [str(path) for path in mounts.mounted_places() if folder / "view" in path.parents]
         print(json.dumps([failures, left]))
     """
     failures, left = in_namespace(folder, program, before=mounting)
@@ -162,11 +162,11 @@ mountcalls.mount({str(inner)!r}, {str(outer / "at")!r}, mountcalls.BIND)
 def test_who_gives_up_a_shield_leaves_no_hole_for_the_next_one(folder: Path) -> None:
     program = """
         import asyncio
-        from kubetorch.pod.view import PodView
+        from kubetorch.pod.filesystem import PodFilesystem
         from kubetorch.wire.podenv import PodEnv
         paths = {"root": str(folder / "pod"), "controller_file": str(folder / "pod" / "url")}
         known = {"namespace": "default", "workload": "w", "pod": "w-0", "host": "", "port": 1}
-        view = PodView(PodEnv(**known, **paths, working_dir="", environments=""), None)
+        view = PodFilesystem(PodEnv(**known, **paths, working_dir="", environments=""), None)
 
         async def main():
             first = asyncio.create_task(view.shield())
@@ -191,14 +191,14 @@ def test_a_shield_that_failed_says_why_and_blames_the_machine_only_if_it_refused
     program = """
         import asyncio
         from kubetorch.errors import ResourceNotAvailableError
-        from kubetorch.pod.view import PodView
+        from kubetorch.pod.filesystem import PodFilesystem
         from kubetorch.wire.podenv import PodEnv
         paths = {"root": str(folder / "pod"), "controller_file": str(folder / "pod" / "url")}
         known = {"namespace": "default", "workload": "w", "pod": "w-0", "host": "", "port": 1}
         env = PodEnv(**known, **paths, working_dir="", environments="")
         said = []
         for refusal in (None, "no namespaces"):
-            view = PodView(env, refusal)
+            view = PodFilesystem(env, refusal)
             for _ in range(2):
                 try:
                     asyncio.run(view.shield())
@@ -221,11 +221,11 @@ def test_a_disk_that_is_mounted_in_memory_is_covered_too(folder: Path) -> None:
     (folder / "memory").mkdir()
     mounting = f"""
 from pathlib import Path
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
-mountcalls.mount("tmpfs", {str(folder / "memory")!r}, 0, kind="tmpfs")
+mounts.mount_filesystem("tmpfs", {str(folder / "memory")!r}, 0, kind="tmpfs")
 Path({str(folder / "memory" / "at")!r}).mkdir()
-mountcalls.mount({str(folder / "disk")!r}, {str(folder / "memory" / "at")!r}, mountcalls.BIND)
+mounts.mount_filesystem({str(folder / "disk")!r}, {str(folder / "memory" / "at")!r}, mounts.BIND)
 """
     program = """
         view.shield(keep=[str(folder / "view")])
@@ -241,9 +241,9 @@ def test_disks_in_what_is_frozen_are_too_and_what_is_shared_in_it_is_not(folder:
     for path in (frozen / "shared", frozen / "at", folder / "disk"):
         path.mkdir(parents=True)
     mounting = f"""
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
-mountcalls.mount({str(folder / "disk")!r}, {str(frozen / "at")!r}, mountcalls.BIND)
+mounts.mount_filesystem({str(folder / "disk")!r}, {str(frozen / "at")!r}, mounts.BIND)
 """
     program = """
         frozen = folder / "frozen"
@@ -271,11 +271,11 @@ def test_what_is_shared_on_a_disk_that_can_be_no_layer_can_be_written(folder: Pa
     (folder / "below" / "shared").mkdir()
     # The third one on top of another is more than the kernel allows.
     mounting = f"""
-from kubetorch.lib import mountcalls, mounts
+from kubetorch.lib import mounts
 assert mounts.separate() is None
 def overlay(lower, above, place):
     data = f"lowerdir={{lower}},upperdir={{above}}/up,workdir={{above}}/work"
-    mountcalls.mount("overlay", place, 0, kind="overlay", data=data)
+    mounts.mount_filesystem("overlay", place, 0, kind="overlay", data=data)
 overlay("{folder}/below", "{folder}/first", "{folder}/first/at")
 overlay("{folder}/first/at", "{folder}", "{folder}/place")
 """

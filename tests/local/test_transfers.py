@@ -14,9 +14,9 @@ import pytest
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.errors import DataStoreError
-from kubetorch.lib import deadlines, ports
-from kubetorch.lib.serving import Server
-from kubetorch.pod.contact import LocalContact
+from kubetorch.lib import deadlines, sockets
+from kubetorch.lib.http_server import Server
+from kubetorch.pod.session import ControllerAddress
 from kubetorch.pod.transfers import MOST_THREADS, Transfers
 from kubetorch.wire import routes
 from tests.local.starved import no_new_threads
@@ -52,11 +52,13 @@ class Controller:
 async def pod(folder: Path) -> AsyncIterator[tuple[Transfers, Controller]]:
     controller = Controller()
     server = Server(controller)
-    listener = ports.listen(ports.LOOPBACK, 0)
+    listener = sockets.listen(sockets.LOOPBACK, 0)
     await server.start(listener)
     url_file = folder / "controller-url"
-    url_file.write_text(f"http://{ports.LOOPBACK}:{listener.getsockname()[1]}")
-    transfers = Transfers(BlobStore(folder / "blobs"), LocalContact(str(url_file), "token"))
+    url_file.write_text(f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}")
+    transfers = Transfers(
+        BlobStore(folder / "blobs"), ControllerAddress(url_file=str(url_file), fixed_token="token")
+    )
     try:
         async with deadlines.timeout(20):
             yield transfers, controller
@@ -69,11 +71,16 @@ def run(scenario: Callable[[], object]) -> None:
     asyncio.run(scenario())  # type: ignore[arg-type]
 
 
+async def upload(transfers: Transfers, content: bytes) -> str:
+    [digest] = await transfers.upload([lambda: [content]])
+    return digest
+
+
 def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
             uploads = [
-                asyncio.create_task(transfers.upload(bytes([number]) * 100))
+                asyncio.create_task(upload(transfers, bytes([number]) * 100))
                 for number in range(5 * MOST_THREADS)
             ]
             await controller.is_busy.wait()
@@ -90,16 +97,16 @@ def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
             uploads = [
-                asyncio.create_task(transfers.upload(bytes([number]) * 100))
+                asyncio.create_task(upload(transfers, bytes([number]) * 100))
                 for number in range(2 * MOST_THREADS)
             ]
             await controller.is_busy.wait()
-            for upload in uploads:
-                upload.cancel()
+            for one in uploads:
+                one.cancel()
             await asyncio.wait(uploads)
             assert controller.uploads == MOST_THREADS
             controller.letting.set()
-            assert await transfers.upload(b"last") == digest_of(b"last")
+            assert await upload(transfers, b"last") == digest_of(b"last")
 
     run(scenario)
 
@@ -111,7 +118,7 @@ def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path
             with no_new_threads():
                 for _ in range(MOST_THREADS + 1):
                     with pytest.raises(DataStoreError, match="cannot start a thread"):
-                        await transfers.upload(b"result")
-            assert await transfers.upload(b"result") == digest_of(b"result")
+                        await upload(transfers, b"result")
+            assert await upload(transfers, b"result") == digest_of(b"result")
 
     run(scenario)

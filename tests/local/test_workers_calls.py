@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from kubetorch.errors import CallCancelledError, CallRefusedError, CallTimeoutError
@@ -567,7 +568,7 @@ def test_a_cancelled_async_call_ends_with_its_reason(folder: Path) -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             call = a.open(worker, 60, method="asleep")
-            await a.call(worker, 1, method="echo")
+            await a.call(worker, 0, method="asleep")  # on the loop after it
             worker.cancel(call.number, "the caller is gone", timed_out=False)
             with pytest.raises(CallFailed) as caught:
                 await call.result()
@@ -665,6 +666,8 @@ def test_a_stopped_worker_is_killed_when_a_call_on_it_is_cancelled(folder: Path)
             call = a.open(worker, 60, method="asleep")
             await a.call(worker, 1, method="echo")
             os.kill(worker.pid, signal.SIGSTOP)
+            while psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
             worker.cancel(call.number, "gone", timed_out=False)
             with pytest.raises(CallCancelledError):
                 await call.result()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kubetorch.errors import WorkerDiedError
-from kubetorch.pod.workers.host import LoadFailed
-from kubetorch.wire.failures import Failure
+from kubetorch.pod.worker_process.worker import LoadFailed
+from kubetorch.wire.exceptions import Failure
 from tests.local.worker_harness import Agent, agent, run
 
 #: What the SDK does in `.to()`.
@@ -23,7 +23,7 @@ class Handle:
     """Stands for kubetorch's own."""
     def __init__(self, function): self.__wrapped__ = function
     def to(self):
-        importing = sys.modules.get("kubetorch.pod.worker.importing")
+        importing = sys.modules.get("kubetorch.pod.user_process.loader")
         if importing is not None and importing.is_deploying():
             return self
         raise AssertionError("deployed")
@@ -354,8 +354,8 @@ def test_a_spawned_child_that_imports_the_file_again_does_not_deploy(tmp_path: P
         tmp_path,
         "fake.py",
         DEPLOY.replace(
-            'sys.modules.get("kubetorch.pod.worker.importing")',
-            '__import__("kubetorch.pod.worker.importing", fromlist=["importing"])',
+            'sys.modules.get("kubetorch.pod.user_process.loader")',
+            '__import__("kubetorch.pod.user_process.loader", fromlist=["loader"])',
         ),
     )
     write(
@@ -443,7 +443,7 @@ def test_user_code_sees_its_call_and_reports_progress(tmp_path: Path) -> None:
         "shop.py",
         "import sys\n"
         "def train(n):\n"
-        "    context = sys.modules['kubetorch.pod.worker.context']\n"
+        "    context = sys.modules['kubetorch.pod.user_process.current_call']\n"
         "    for i in range(n):\n"
         "        context.progress(i, n, f'step {i}')\n"
         "    return context.request_id()\n",

@@ -13,24 +13,35 @@ from collections.abc import Callable
 import pytest
 
 from kubetorch.errors import CallCancelledError
-from kubetorch.pod.worker import protocol
-from kubetorch.pod.worker.interrupts import Interruptible
-from kubetorch.pod.worker.threads import Job, Threads
+from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.call_runner import Interruptible
+from kubetorch.pod.user_process.thread_pool import Job, ThreadPool
 
 
 class Pool:
     """A pool that takes its jobs from a queue."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, has_home: bool = False) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.threads = Threads(limit, self.jobs.get, lambda: None)
+        self.threads = ThreadPool(limit, self.jobs.get, lambda: None)
         self.threads.start()
+        self.home = threading.Thread(target=self._live, daemon=True)
+        self._is_made = threading.Event()
+        if has_home:
+            self.home.start()
+            assert self._is_made.wait(5)
+
+    def _live(self) -> None:
+        self.threads.make_home()
+        self._is_made.set()
+        self.threads.run_at_home()
 
     def run(self, kind: str, function: Callable[[], object]) -> threading.Event:
         done = threading.Event()
 
         def job() -> None:
             function()
+            self.threads.job_is_done()
             done.set()
 
         self.jobs.put(Job(kind, job))
@@ -44,13 +55,16 @@ class Pool:
 def pool():
     made: list[Pool] = []
 
-    def make(limit: int) -> Pool:
-        made.append(Pool(limit))
+    def make(limit: int, *, has_home: bool = False) -> Pool:
+        made.append(Pool(limit, has_home=has_home))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+        if each.home.is_alive():
+            each.home.join(5)
+            assert not each.home.is_alive()
 
 
 def names() -> set[str]:
@@ -102,8 +116,34 @@ def test_a_job_that_is_slow_for_once_does_not_hold_up_the_others(pool) -> None:
     assert all(done.wait(5) for done in slow)
 
 
-def test_every_job_runs_exactly_once_under_load(pool) -> None:
-    p = pool(8)
+def test_a_job_runs_at_home_unless_another_does(pool) -> None:
+    p = pool(40, has_home=True)
+    places: list[threading.Thread] = []
+    # Some are quick, some are not, and some are slow for once.
+    for number in range(400):
+        pause = 0.002 if number % 7 == 0 else 0.0
+        name = str(number % 3)
+        job = p.run(name, lambda pause=pause: time.sleep(pause) or places.append(here()))
+        assert job.wait(5)
+    assert set(places) == {p.home}
+    gate = threading.Event()
+    holds = p.run("holds", lambda: gate.wait(10))
+    elsewhere = [p.run("other", lambda: places.append(here())) for _ in range(20)]
+    assert all(done.wait(5) for done in elsewhere)
+    assert p.home not in places[400:]
+    gate.set()
+    assert holds.wait(5)
+    assert p.run("other", lambda: places.append(here())).wait(5)
+    assert places[-1] is p.home
+
+
+def here() -> threading.Thread:
+    return threading.current_thread()
+
+
+@pytest.mark.parametrize("has_home", [False, True])
+def test_every_job_runs_exactly_once_under_load(pool, has_home: bool) -> None:
+    p = pool(8, has_home=has_home)
     counts = [0] * 5000
 
     def job(i: int) -> None:

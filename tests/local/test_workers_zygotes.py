@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.pod.workers.launching import launch
+from kubetorch.pod.worker_process.zygotes import launch_zygote
 from tests.local.worker_harness import agent, environment, run
 
 SHOP = """
@@ -79,7 +79,7 @@ def test_workers_are_forks_that_have_the_preloaded_modules(folder: Path) -> None
 
 
 def test_a_zygote_that_was_started_before_its_agent_is_used_where_it_fits(folder: Path) -> None:
-    zygote = launch(sys.executable, environment())
+    zygote = launch_zygote(sys.executable, environment())
 
     async def main() -> None:
         async with agent(folder, zygote=zygote) as a:
@@ -96,9 +96,9 @@ def test_a_zygote_that_is_a_fork_is_like_one_that_was_started(folder: Path) -> N
     program = f"""
 import asyncio, json, os, sys
 from pathlib import Path
-from kubetorch.pod.workers import launching
+from kubetorch.pod.worker_process import zygotes
 sys.path.append({str(Path(__file__).parents[2])!r})
-zygote = launching.fork()
+zygote = zygotes.fork_zygote()
 from tests.local.worker_harness import agent, environment
 
 async def main():
@@ -124,7 +124,7 @@ asyncio.run(main())
 
 
 def test_a_zygote_with_another_environment_ends_unused(folder: Path) -> None:
-    zygote = launch(sys.executable, environment())
+    zygote = launch_zygote(sys.executable, environment())
 
     async def main() -> None:
         async with agent(folder, zygote=zygote) as a:

@@ -15,18 +15,14 @@ import uvloop
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import deadlines, memory
-from kubetorch.pod.workers.host import (
-    Line,
-    OwnedPayload,
-    Payload,
-    Worker,
-    WorkerHost,
-    WorkerSpec,
-)
-from kubetorch.pod.workers.launching import Launched
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker import Worker, WorkerHost, WorkerSpec
+from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.callable import CallableRef
-from kubetorch.wire import codecs, failures
-from kubetorch.wire.failures import Failure
+from kubetorch.wire import codecs, exceptions
+from kubetorch.wire.exceptions import Failure
+from kubetorch.wire.frames import Body, Open, Progress
 
 #: Seconds that anything in these tests may take.
 DEADLINE = 30.0
@@ -66,8 +62,11 @@ class Outcome:
         assert self.ends == 0, "a line after the end of its call"
         self.lines.append(line)
 
-    def on_progress(self, current: float, total: float | None, message: str | None) -> None:
-        self.progress.append((current, total, message))
+    def on_failing(self, failure: bytes) -> None:
+        self.on_error(failure)
+
+    def on_progress(self, report: Progress) -> None:
+        self.progress.append((report.current, report.total, report.message))
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
         value = codecs.decode(codec, codecs.split(payload.view, sizes))
@@ -88,7 +87,7 @@ class Outcome:
 
     def on_error(self, failure: bytes) -> None:
         self.ends += 1
-        self.end.set_exception(CallFailed(failures.parse_json(failure)))
+        self.end.set_exception(CallFailed(exceptions.parse_json(failure)))
 
     def on_lost(self, error: KubetorchError) -> None:
         self.ends += 1
@@ -169,11 +168,8 @@ class Agent:
         _, total = codecs.layout(sizes)
         outcome.number = worker.call(
             outcome,
-            method=method,
-            codec=codec,
-            sizes=sizes,
-            payload=payload_of(arguments, sizes, total),
-            request_id="request-7",
+            Open("id", "f", Body(codec, tuple(sizes), total), method, "request-7"),
+            payload_of(arguments, sizes, total),
         )
         return outcome
 
@@ -200,7 +196,7 @@ class Agent:
     def texts(self) -> list[str]:
         return [line.text for line in self.lines]
 
-    def _on_line(self, line: Line, worker: Worker) -> None:
+    def _on_line(self, line: Line, worker: Worker, request: str | None) -> None:
         self.lines.append(line)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:

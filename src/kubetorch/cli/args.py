@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from kubetorch.cli.completing import service_names
-from kubetorch.errors import SpecError
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.errors import KubetorchError, SpecError
+from kubetorch.local import lifetime
+
+
+def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of services that begin so; none while no local service runs."""
+    try:
+        if lifetime.find() is None:
+            return []
+        found = Services(ctx.params.get("namespace"), Output(as_json=True)).all()
+    except KubetorchError:
+        return []
+    return sorted(view.spec.name for view in found if view.spec.name.startswith(incomplete))
+
 
 ServiceName = Annotated[
     str,
@@ -21,52 +35,43 @@ Namespace = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, remarks on stderr.")]
 
+AsRaw = Annotated[
+    bool, typer.Option("--raw", help="Let lines steer the terminal, as pods have written them.")
+]
+
+Value = TypeVar("Value")
+
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def json_array(text: str | None, option: str) -> list[Any]:
     """The array that an option was given; empty when it was not."""
-    value = _parse(text, option, "array") if text is not None else []
-    if not isinstance(value, list):
-        raise _wrong_type(option, "array", text)
-    return value
+    return _parse(text, option, list)
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any]:
     """The object that an option was given; empty when it was not."""
-    value = _parse(text, option, "object") if text is not None else {}
-    if not isinstance(value, dict):
-        raise _wrong_type(option, "object", text)
+    return _parse(text, option, dict)
+
+
+def _parse(text: str | None, option: str, kind: type[Value]) -> Value:
+    if text is None:
+        return kind()
+    word, example = ("array", '[1, "two"]') if kind is list else ("object", '{"key": 1}')
+    hint = f"for example {option} '{example}'"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SpecError(
+            f"{option} must be a JSON {word}; {text!r} is not JSON: {error}", hint=hint
+        ) from error
+    if not isinstance(value, kind):
+        raise SpecError(f"{option} must be a JSON {word}, not {text}", hint=hint)
     return value
 
 
-def _parse(text: str, option: str, kind: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise SpecError(
-            f"{option} must be a JSON {kind}; {text!r} is not JSON: {error}",
-            hint=_EXAMPLES[kind].format(option=option),
-        ) from error
-
-
-def _wrong_type(option: str, kind: str, text: str | None) -> SpecError:
-    hint = _EXAMPLES[kind].format(option=option)
-    return SpecError(f"{option} must be a JSON {kind}, not {text}", hint=hint)
-
-
-_EXAMPLES = {
-    "array": "for example {option} '[1, \"two\"]'",
-    "object": "for example {option} '{{\"key\": 1}}'",
-}
-
-
 def duration(text: str, option: str) -> float:
-    """Seconds: a number of them, or a sum such as `1h30m`.
-
-    Raises:
-        SpecError: It is neither, or zero.
-    """
+    """Seconds: a number of them, or a sum such as `1h30m`."""
     match = _DURATION.fullmatch(text)
     if text.isdigit():
         seconds = int(text)

@@ -17,31 +17,32 @@ from typer.core import TyperCommand, TyperGroup
 from kubetorch._version import __version__
 from kubetorch.cli.output import Output, is_unwritten, tolerate_narrow_encodings
 
-#: The commands in the order of `kt --help`, each with the first line of its help. The command `x`
-#: lies in `kubetorch.cli.commands.x` (`_` for `-`), whose `app` is a `typer.Typer`.
-COMMANDS: Mapping[str, str] = {
-    "deploy": "Deploy functions or classes from a file or module.",
-    "run": "Run a command in pods, as the kt.app of its file says.",
-    "call": "Call a service, or a method of it.",
-    "list": "List the services of a namespace.",
-    "describe": "Show a service, and how to call it from a shell and from Python.",
-    "status": "Show the pods of a service and its last failure.",
-    "logs": "Show what a service has logged.",
-    "port-forward": "Lead a port of this machine to a pod, or to its app.",
-    "apply": "Run what a manifest's container would run.",
-    "ssh": "Open a shell in a pod, or run a command there.",
-    "check": "Check that a service works, or without a name, the cluster.",
-    "teardown": "Delete services and their pods.",
-    "calls": "List, inspect, cancel and await spawned calls.",
-    "token": "Print a token that may call one service.",
-    "secrets": "List, create, update, delete or describe secrets.",
-    "volumes": "List, create or delete volumes, or open a shell in one.",
-    "config": "Show or change settings.",
-    "install": "Install Kubetorch in the cluster of the kubeconfig.",
-    "upgrade": "Upgrade the Kubetorch of the cluster, or change its values.",
-    "uninstall": "Remove Kubetorch from the cluster, with all that is deployed.",
-    "server": "Run Kubetorch's agent in a pod of your own.",
-    "local": "Start, stop or inspect the local service.",
+#: The commands in the order of `kt --help`: the module of `kubetorch.cli` whose `app` has the
+#: command, and the first line of the help.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "deploy": ("deploy", "Deploy functions or classes from a file or module."),
+    "run": ("apps", "Run a command in pods, as the kt.app of its file says."),
+    "call": ("call", "Call a service, or a method of it."),
+    "list": ("inspection", "List the services of a namespace."),
+    "describe": ("inspection", "Show a service, and how to call it from a shell and from Python."),
+    "status": ("inspection", "Show the pods of a service and its last failure."),
+    "logs": ("pods", "Show what a service has logged."),
+    "stacks": ("pods", "Show what the workers of a service do at this moment."),
+    "port-forward": ("pods", "Lead a port of this machine to a pod, or to its app."),
+    "apply": ("apps", "Run what a manifest's container would run."),
+    "ssh": ("pods", "Open a shell in a pod, or run a command there."),
+    "check": ("check", "Check that a service works, or without a name, the cluster."),
+    "teardown": ("teardown", "Delete services and their pods."),
+    "calls": ("call", "List, inspect, cancel and await spawned calls."),
+    "token": ("call", "Print a token that may call one service."),
+    "secrets": ("stores", "List, create, update, delete or describe secrets."),
+    "volumes": ("stores", "List, create or delete volumes, or open a shell in one."),
+    "config": ("config", "Show or change settings."),
+    "install": ("install", "Install Kubetorch in the cluster of the kubeconfig."),
+    "upgrade": ("install", "Upgrade the Kubetorch of the cluster, or change its values."),
+    "uninstall": ("install", "Remove Kubetorch from the cluster, with all that is deployed."),
+    "server": ("servers", "Run Kubetorch's agent in a pod of your own."),
+    "local": ("servers", "Start, stop or inspect the local service."),
 }
 
 
@@ -50,11 +51,11 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  # passed through
         super().__init__(**settings)
-        for name, summary in COMMANDS.items():
+        for name, (_, summary) in COMMANDS.items():
             command = TyperCommand(name, help=summary, rich_markup_mode=None)
             self.commands[name] = command
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401, D102  # typer's own
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  # typer's own
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
@@ -62,10 +63,9 @@ class Commands(TyperGroup):
 
 def load(name: str) -> TyperCommand | TyperGroup:
     """The command of that name, complete."""
-    module = importlib.import_module(f"kubetorch.cli.commands.{name.replace('-', '_')}")
-    command = typer.main.get_command(module.app)
+    module = importlib.import_module(f"kubetorch.cli.{COMMANDS[name][0]}")
+    command = typer.main.get_group(module.app).commands[name]
     assert isinstance(command, (TyperCommand, TyperGroup))
-    command.name = name
     return command
 
 

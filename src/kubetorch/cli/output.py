@@ -1,7 +1,8 @@
 """What `kt` writes: data and reports on stdout, remarks and errors on stderr.
 
 The only place that prints. With `--json` nothing but JSON goes to stdout. Colour is used only on a
-terminal and never carries meaning alone; `NO_COLOR` and `TERM=dumb` turn it off.
+terminal and never carries meaning alone; `NO_COLOR` and `TERM=dumb` turn it off. What could steer a
+terminal is made visible there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, TextIO
 
+import typer
+
 from kubetorch.errors import KubetorchError
+from kubetorch.lib import terminal
 
 Style = Literal["plain", "bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 
@@ -37,14 +41,11 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class Output:
-    """The two streams of one command.
+    """The two streams of one command."""
 
-    Args:
-        as_json: Whether stdout carries JSON only; reports then go to stderr.
-    """
-
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, is_raw: bool = False) -> None:
         self.as_json = as_json
+        self._is_raw = is_raw
         self._stdout = sys.stdout
         self._reports = sys.stderr if as_json else sys.stdout
 
@@ -76,16 +77,32 @@ class Output:
         """
         _panel(self._reports, title, lines, style)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()
+    ) -> None:
         """A table on stdout, whose cells are never cut; one may have several lines.
 
-        On a terminal that is too narrow, columns in which there is nothing (`-`) are left out.
+        On a terminal that is too narrow, columns in which there is nothing (`-`) are left out, then
+        those of `spare`, one after the other, until the table fits.
         """
         width = shutil.get_terminal_size().columns if self._stdout.isatty() else None
-        header, *lines = layout(columns, rows, width)
+        header, *lines = layout(columns, rows, width, spare)
         _write(self._stdout, header, "bold")
         for line in lines:
             _write(self._stdout, line, "plain")
+
+    def confirm(self, question: str) -> None:
+        """Ask on stderr whether to go on, and end the command if not.
+
+        Raises:
+            KeyboardInterrupt: The user pressed Ctrl-C, which `typer` takes for a no.
+        """
+        try:
+            typer.confirm(question, abort=True, err=True)
+        except typer.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
 
     def error(self, message: str, hint: str | None = None) -> None:
         """Why the command failed, and the next step."""
@@ -110,23 +127,34 @@ class Output:
         _panel(sys.stderr, title, lines, "red")
 
     def text(self, text: str) -> None:
-        """Data for people and programs alike, such as a line of a log: as it is, on stdout."""
-        _write(self._stdout, text, "plain")
+        """Data for people and programs alike, such as a line of a log, on stdout."""
+        _write(self._stdout, text, "plain", is_raw=self._is_raw)
 
 
-def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+def layout(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    spare: Sequence[str] = (),
+) -> list[str]:
     """The lines of a table: a header, and one for each line of the tallest cell of a row."""
     table = [list(column) for column in zip(columns, *rows, strict=True)]
-    widths = [_width(column) for column in table]
-    if width is not None and sum(widths) + 2 * len(widths) - 2 > width:
+    if width is not None and not _fits(table, width):
         table = [column for column in table if any(cell != "-" for cell in column[1:])] or table
-        widths = [_width(column) for column in table]
+        for name in spare:
+            if not _fits(table, width):
+                table = [column for column in table if column[0] != name]
+    widths = [_width(column) for column in table]
     lines = []
     for row in zip(*table, strict=True):
         for cells in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
             padded = (cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
             lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _fits(table: Sequence[Sequence[str]], width: int) -> bool:
+    return sum(_width(column) + 2 for column in table) - 2 <= width
 
 
 def _width(column: Sequence[str]) -> int:
@@ -163,22 +191,19 @@ def _panel(stream: TextIO, title: str, lines: Iterable[str], style: Style) -> No
     _write(stream, "", "plain")
 
 
-def _write(stream: TextIO, text: str, style: Style) -> None:
+def _write(stream: TextIO, text: str, style: Style, *, is_raw: bool = False) -> None:
+    if not is_raw:
+        text = terminal.shown(text, stream)
+    if text and style in _CODES and _has_colour(stream):
+        text = f"\033[{_CODES[style]}m{text}\033[0m"
     try:
-        print(_styled(stream, text, style), file=stream, flush=True)
+        print(text, file=stream, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
         if stream is sys.stdout:
             error.filename = _STDOUT
         raise
-
-
-def _styled(stream: TextIO, text: str, style: Style) -> str:
-    code = _CODES.get(style)
-    if not text or code is None or not _has_colour(stream):
-        return text
-    return f"\033[{code}m{text}\033[0m"
 
 
 def _has_colour(stream: TextIO) -> bool:

@@ -1,26 +1,194 @@
-"""The pod of a service that the user means."""
+"""`kt logs`, `kt ssh` and `kt port-forward`: the pods of a service."""
 
 from __future__ import annotations
 
-from kubetorch.errors import SpecError
-from kubetorch.wire.messages import PodView, WorkloadView
+import shlex
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, AsRaw, Namespace, ServiceName
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services, choose_pod
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
+from kubetorch.sdk import shells
+from kubetorch.sdk.logs import place
+from kubetorch.sdk.transport import local_port
+from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import WorkerStacks
+
+Rank = Annotated[
+    int | None,
+    typer.Option("--rank", min=0, help="Only this rank of a distributed service."),
+]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-def choose(service: WorkloadView, wanted: str) -> PodView:
-    """The pod that the user means by its name or index.
+@app.command("logs")
+def logs(  # noqa: PLR0913  # its options
+    name: ServiceName,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with new lines until interrupted.")
+    ] = False,
+    tail: Annotated[
+        int,
+        typer.Option(
+            "-t",
+            "--tail",
+            min=0,
+            max=routes.TAIL_MOST,
+            help="How many of the last lines to begin with.",
+        ),
+    ] = 100,
+    pod: Annotated[
+        str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
+    ] = None,
+    rank: Rank = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+    as_raw: AsRaw = False,
+) -> None:
+    """Show what a service has logged.
 
-    Raises:
-        SpecError: The service has no such pod.
+    On a terminal, control characters are made visible, but for colours and those of progress bars.
     """
-    name, pods = service.spec.name, service.pods
-    there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
-    if wanted.isdigit():
-        if int(wanted) < len(pods):
-            return pods[int(wanted)]
-        raise SpecError(f"Pod index {wanted} is out of range", hint=there_are)
-    for pod in pods:
-        if pod.name == wanted:
-            return pod
-    raise SpecError(
-        f"Service {name} does not have an associated pod called {wanted}", hint=there_are
+    output = Output(as_json=as_json, is_raw=as_raw)
+    services = Services(namespace, output)
+    output.note(f"Looking for service {name}...")
+    service = services.find(name)
+    chosen = choose_pod(service, pod) if pod is not None else None
+    prefixed = chosen is None and len(service.pods) > 1
+    for line in services.logs(service, tail=tail, follow=follow, pod=chosen, rank=rank):
+        if as_json:
+            output.record(views.line_json(line))
+        else:
+            text = views.line_text(line)
+            is_named = prefixed or line.rank is not None
+            output.text(f"({place(line.pod, line.rank)}) {text}" if is_named else text)
+
+
+@app.command("stacks")
+def stacks(
+    name: ServiceName,
+    pod: Annotated[
+        str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
+    ] = None,
+    rank: Rank = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the workers of a service do at this moment.
+
+    Of each thread that runs code of the user, the stack is shown, most recent call first. Workers
+    answer while they hold the interpreter, too. What an `async def` awaits is not shown.
+    """
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    service = services.find(name)
+    asked = [choose_pod(service, pod)] if pod is not None else service.pods
+    path = routes.STACKS if rank is None else f"{routes.STACKS}?rank={rank}"
+    found: list[WorkerStacks] = []
+    for one in asked:
+        try:
+            answer = services.ask_pod(service, one, path)
+        except KubetorchError as error:
+            output.warn(f"{one.name} does not answer: {error}")
+            continue
+        found += messages.decode(list[WorkerStacks], answer)
+    found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.pod, one.pid))
+    if rank is not None and not found:
+        raise SpecError(f"{name} has no rank {rank}", hint="kt stacks NAME shows all")
+    if as_json:
+        output.value([views.stacks_json(worker) for worker in found])
+        return
+    for worker in found:
+        where = place(worker.pod, worker.rank)
+        output.text(f"{where}: process {worker.pid}, generation {worker.generation}")
+        output.text("".join(f"    {line}\n" for line in worker.text.splitlines()))
+
+
+@app.command("ssh", context_settings={"ignore_unknown_options": True})
+def ssh(
+    name: ServiceName,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
+    ] = None,
+    pod: Annotated[
+        str | None, typer.Option("-p", "--pod", help="This pod: its name, or its index.")
+    ] = None,
+    namespace: Namespace = None,
+) -> None:
+    """Open a shell in a pod, or run a command there.
+
+    The pod is the oldest one, unless another is named. With a command after -- that is run instead,
+    without a terminal; its exit code is that of kt.
+    """
+    services = Services(namespace, Output())
+    service = services.find(name)
+    chosen = local_port.choose(service) if pod is None else choose_pod(service, pod)
+    command = None
+    if words:
+        command = words[0] if len(words) == 1 else shlex.join(words)
+    raise typer.Exit(shells.run(services.session, service, chosen, command))
+
+
+_Port = Annotated[int, typer.Argument(min=1, max=65535, help="Port of this machine.")]
+_Remote = Annotated[
+    int, typer.Argument(min=1, max=65535, help="Port of the pod: 32300 its own, else its app's.")
+]
+
+
+@app.command("port-forward")
+def port_forward(
+    name: ServiceName,
+    local: _Port = local_port.SERVER_PORT,
+    remote: _Remote = local_port.SERVER_PORT,
+    pod: Annotated[
+        str | None, typer.Option("-p", "--pod", help="This pod: its name, or its index.")
+    ] = None,
+    namespace: Namespace = None,
+) -> None:
+    """Lead a port of this machine to a pod, or to its app.
+
+    It does so until interrupted. Whoever asks there needs a token, as at the pod: kt token NAME
+    prints one.
+    """
+    output = Output()
+    services = Services(namespace, output)
+    service = services.find(name)
+    is_scaled = pod is None and bool(services.session.scaler(service))
+    chosen = None
+    if not is_scaled:
+        chosen = local_port.choose(service) if pod is None else choose_pod(service, pod)
+    inside = local_port.inside(service, remote)
+
+    def find() -> str:
+        found = services.get(service.spec.name)
+        if found is None:
+            raise ServiceNotFoundError(f"the service {name} is gone")
+        if chosen is None:
+            return services.session.scaler(found)
+        return services.address(found, None if pod is None else chosen.name)
+
+    done = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: done.set())
+    opened = local_port.LocalPort(
+        find,
+        services.transport,
+        inside=inside,
+        port=local,
+        service=(service.spec.namespace, service.spec.name),
     )
+    leads_to = service.spec.name if chosen is None else chosen.name
+    try:
+        output.report(f"Forwarding http://127.0.0.1:{local} -> {leads_to}:{remote}")
+        output.report(f"Requests need a token: kt token {service.spec.name}")
+        done.wait()
+    finally:
+        opened.close()

@@ -1,4 +1,4 @@
-"""What commands ask about services: a name becomes a service, and the rest is asked of the SDK."""
+"""Services and pods that commands name, and the questions about them that the SDK answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.views import mode
 from kubetorch.config.settings import config
 from kubetorch.errors import ServiceNotFoundError, SpecError
-from kubetorch.sdk import forwarding
 from kubetorch.sdk import services as sdk
 from kubetorch.sdk.calls import options, target
+from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.handles import CallHandle
-from kubetorch.sdk.calls.invoke import Caller
-from kubetorch.sdk.reach import way as ways
 from kubetorch.sdk.service_logs import ServiceLogs
-from kubetorch.wire import failures
+from kubetorch.sdk.transport import local_port
+from kubetorch.sdk.transport import pod_transport as ways
+from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 
 #: Seconds that a pod has to answer a question about itself.
@@ -25,12 +25,7 @@ _POD_PATIENCE = 10.0
 
 
 class Services:
-    """The services of one namespace.
-
-    Args:
-        namespace: Which; the configured one if not given.
-        output: Where it says which service was found.
-    """
+    """The services of one namespace."""
 
     def __init__(self, namespace: str | None, output: Output) -> None:
         self.namespace: str = namespace or config.get("namespace")
@@ -42,25 +37,21 @@ class Services:
         self.session = sdk.session()
 
     @property
-    def way(self) -> ways.Way:
+    def transport(self) -> ways.PodTransport:
         """How pods are reached."""
-        return self.session.way
+        return self.session.transport
 
     def base_url(self, service: WorkloadView) -> str | None:
         """Where programs of this machine call a service; `None` if that takes a forwarded port."""
         own, spec = service.spec.compute.endpoint, service.spec
         if own is not None and own.base_url is not None:
             return own.base_url
-        found = self.way.base_url(spec.namespace, spec.name)
+        found = self.transport.base_url(spec.namespace, spec.name)
         return service.url if found == "" else found
 
     def address(self, service: WorkloadView, pod: str | None = None) -> str:
-        """URL of the agent of a pod: by its name, else the oldest that serves.
-
-        Raises:
-            ServiceNotFoundError: There is none.
-        """
-        return self.session.address(service, forwarding.choose(service, pod))
+        """URL of the agent of a pod: by its name, else the oldest that serves."""
+        return self.session.address(service, local_port.choose(service, pod))
 
     # ----------------------------------------------------------------------------------- finding
 
@@ -76,11 +67,7 @@ class Services:
             return None
 
     def find(self, name: str) -> WorkloadView:
-        """The service that the user means: as named, or with the user name in front.
-
-        Raises:
-            ServiceNotFoundError: There is neither.
-        """
+        """The service that the user means: as named, or with the user name in front."""
         for candidate in self._candidates(name):
             found = self.get(candidate)
             if found is not None:
@@ -88,7 +75,7 @@ class Services:
                 return found
         raise ServiceNotFoundError(
             f"Failed to load service {name.lower()} in namespace {self.namespace}",
-            hint=f"kt list -n {self.namespace} shows what there is",
+            hint=sdk.near_services(self.session, self.namespace, name),
         )
 
     def _candidates(self, name: str) -> list[str]:
@@ -96,17 +83,15 @@ class Services:
         if not lowered or "/" in lowered:
             raise SpecError(f"{name!r} is no name of a service", hint="kt list shows their names")
         prefix = f"{self.username}-" if self.username else ""
-        return [lowered] if lowered.startswith(prefix) else [lowered, prefix + lowered]
+        # As its function is called, and as its service is.
+        both = dict.fromkeys([lowered, lowered.replace("_", "")])
+        found = [found for one in both for found in (one, prefix + one.removeprefix(prefix))]
+        return list(dict.fromkeys(found))
 
     # -------------------------------------------------------------------------------- one service
 
     def delete(self, service: WorkloadView, *, force: bool) -> None:
-        """Stop a service and forget it.
-
-        Args:
-            service: Which.
-            force: Whether its calls get no time to end.
-        """
+        """Stop a service and forget it."""
         spec, grace = service.spec, 0.0 if force else None
         self.session.ask(
             lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
@@ -140,22 +125,17 @@ class Services:
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
-        """What a pod answers to `GET path`.
-
-        Raises:
-            ControllerUnavailableError: It does not answer.
-            KubetorchError: It answers that something is wrong.
-        """
+        """What a pod answers to `GET path`."""
         token = service.token or self.token(service).token
         with (
             ways.client(
-                self.way, self.session.address(service, pod), token, timeout=_POD_PATIENCE
+                self.transport, self.session.address(service, pod), token, timeout=_POD_PATIENCE
             ) as http,
             http.request("GET", path) as response,
         ):
             body = response.read()
         if response.status != 200:
-            raise failures.rebuild(failures.parse_json(body))
+            raise exceptions.rebuild(exceptions.parse_json(body))
         return body
 
     # --------------------------------------------------------------------------------------- logs
@@ -167,23 +147,17 @@ class Services:
         tail: int,
         follow: bool = False,
         pod: PodView | None = None,
+        rank: int | None = None,
         system: bool = False,
     ) -> Iterator[DeployLog]:
-        """The last lines of a service, and with `follow` those that come.
-
-        Args:
-            service: Whose.
-            tail: How many of the last lines.
-            follow: Whether to go on until the service is gone.
-            pod: Only lines of this pod.
-            system: Whether lines of the pods' agents are among them.
-        """
+        """The last lines of a service, and with `follow` those that come."""
         spec = service.spec
         found = ServiceLogs(
             self.session,
             spec.namespace,
             spec.name,
             pod=None if pod is None else pod.name,
+            rank=rank,
             system=system,
         )
         return found.lines(tail=tail, follow=follow)
@@ -218,3 +192,19 @@ class Services:
     def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's
         """What a spawned call returned, once it has ended; raises what it raised."""
         return CallHandle.from_id(call_id).get(timeout)
+
+
+def choose_pod(service: WorkloadView, wanted: str) -> PodView:
+    """The pod that the user means by its name or index."""
+    name, pods = service.spec.name, service.pods
+    there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
+    if wanted.isdigit():
+        if int(wanted) < len(pods):
+            return pods[int(wanted)]
+        raise SpecError(f"Pod index {wanted} is out of range", hint=there_are)
+    for pod in pods:
+        if pod.name == wanted:
+            return pod
+    raise SpecError(
+        f"Service {name} does not have an associated pod called {wanted}", hint=there_are
+    )

@@ -1,18 +1,23 @@
-"""What commands ask about the secrets and volumes that a controller keeps."""
+"""`kt secrets` and `kt volumes`: credentials and storage that the controller keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.output import Output
 from kubetorch.config.settings import config
-from kubetorch.errors import SecretNotFound, SpecError
-from kubetorch.sdk import parameters
+from kubetorch.errors import KubetorchError, SecretNotFound, SpecError
 from kubetorch.sdk import services as sdk
-from kubetorch.sdk.secrets import uploading
-from kubetorch.sdk.secrets.secret import Secret
-from kubetorch.sdk.volume import Volume
+from kubetorch.sdk.deploys.attachments import upload_secret
+from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.volume import Volume, missing
+from kubetorch.specs import names
+from kubetorch.specs.volume import default_mount_path
 from kubetorch.wire.secrets import Collision, SecretView, StoredSecret
 from kubetorch.wire.volumes import VolumeView
 
@@ -22,16 +27,11 @@ AllNamespaces = Annotated[
 
 
 class _Keeper:
-    """The controller, and the namespace that a command is about.
-
-    Args:
-        namespace: Which; the configured one if not given.
-        all_namespaces: Whether it is about all of them.
-    """
+    """The controller, and the namespace that a command is about."""
 
     def __init__(self, namespace: str | None, *, all_namespaces: bool = False) -> None:
         given = namespace or config.get("namespace")
-        self.namespace: str = parameters.namespace(given)
+        self.namespace: str = names.check_namespace(given)
         self._all_namespaces = all_namespaces
         # Which backend there is was said when something was deployed.
         sdk.be_quiet()
@@ -56,12 +56,8 @@ class SecretKeeper(_Keeper):
         return [view for view in found if view.name.startswith(prefix or "")]
 
     def find(self, name: str) -> SecretView:
-        """The secret of that name.
-
-        Raises:
-            SecretNotFound: There is none.
-        """
-        found = self._session.ask(lambda asked: uploading.find(asked, self.namespace, name))
+        """The secret of that name."""
+        found = self._session.ask(lambda asked: asked.secrets.find(self.namespace, name))
         # A list says who uses each.
         listed = self._session.ask(lambda asked: asked.secrets.list(self.namespace))
         return next((one for one in listed if one.object_name == found.object_name), found)
@@ -74,20 +70,11 @@ class SecretKeeper(_Keeper):
         return {key: hidden[key].decode(errors="replace") for key in hidden}
 
     def create(self, name: str | None, source: dict[str, Any]) -> StoredSecret:
-        """Make a secret of a source; one that is there stays as it is.
-
-        Raises:
-            SpecError: There is no source, or nothing in it.
-        """
+        """Make a secret of a source; one that is there stays as it is."""
         return self._put(Secret(name, **_given(source)), "keep")
 
     def update(self, name: str | None, source: dict[str, Any]) -> StoredSecret:
-        """Add the values of a source to a secret.
-
-        Raises:
-            SecretNotFound: There is none of that name.
-            SpecError: There is no source, or nothing in it.
-        """
+        """Add the values of a source to a secret."""
         secret = Secret(name, **_given(source))
         try:
             self.find(secret.name)
@@ -97,16 +84,12 @@ class SecretKeeper(_Keeper):
         return self._put(secret, "merge")
 
     def delete(self, view: SecretView) -> None:
-        """Delete a secret.
-
-        Raises:
-            SecretNotFound: It is gone already.
-        """
+        """Delete a secret."""
         self._session.ask(lambda asked: asked.secrets.delete(view.namespace, view.object_name))
 
     def _put(self, secret: Secret, collision: Collision) -> StoredSecret:
         return self._session.ask(
-            lambda asked: uploading.upload(
+            lambda asked: upload_secret(
                 asked, self.namespace, secret, username=config.username, collision=collision
             )
         )
@@ -137,3 +120,311 @@ def _given(source: dict[str, Any]) -> dict[str, Any]:
             hint="for example kt secrets create hf-token --env-vars HF_TOKEN",
         )
     return found
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_SECRET_COLUMNS = ("SECRET", "CREATOR", "NAMESPACE")
+
+
+@dataclass(frozen=True)
+class _SecretRequest:
+    """One command."""
+
+    keeper: SecretKeeper
+    output: Output
+    name: str | None
+    prefix: str | None
+    yes: bool
+    show: bool
+    source: dict[str, Any]
+
+
+@app.command("secrets")
+def secrets(  # noqa: PLR0913  # the documented options
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="list, create, update, delete or describe.")
+    ] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the secret.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("-x", "--prefix", help="Only secrets whose name begins with this."),
+    ] = None,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before deleting.")] = False,
+    path: Annotated[
+        str | None, typer.Option("-p", "--path", help="File or folder with the values.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option("-c", "--provider", help="Provider whose credentials they are.")
+    ] = None,
+    env_vars: Annotated[
+        list[str] | None,
+        typer.Option("-v", "--env-vars", help="Environment variable with a value; repeatable."),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("-s", "--show", help="Show the values too, when describing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, create, update, delete or describe secrets.
+
+    An error is printed, and the exit status is 0 all the same, as programs expect.
+    """
+    output = Output(as_json=as_json)
+    if action not in _SECRET_ACTIONS:
+        raise typer.BadParameter(
+            f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
+        )
+    source = {"provider": provider, "path": path, "env_vars": env_vars or None}
+    keeper = SecretKeeper(namespace, all_namespaces=all_namespaces)
+    try:
+        _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))
+    except KubetorchError as error:
+        output.error(error.message, error.hint)
+
+
+def _list_secrets(asked: _SecretRequest) -> None:
+    found = asked.keeper.all(prefix=asked.prefix)
+    if asked.output.as_json:
+        asked.output.value([_secret_json(view) for view in found])
+    elif found:
+        rows = [(view.name, view.username or "-", view.namespace) for view in found]
+        asked.output.table(_SECRET_COLUMNS, rows)
+    else:
+        asked.output.report(f"No secrets found in {asked.keeper.where}", "yellow")
+
+
+def _create_secret(asked: _SecretRequest) -> None:
+    stored = asked.keeper.create(asked.name, asked.source)
+    view, output = stored.secret, asked.output
+    if output.as_json:
+        output.value(_secret_json(view))
+    elif stored.outcome == "unchanged":
+        output.report(
+            f"Secret {view.name} already exists in namespace {view.namespace}, skipping creation",
+            "yellow",
+        )
+    else:
+        output.report("✔ Secret created successfully", "green")
+        output.report(f"Name: {view.name}")
+        output.report(f"Namespace: {view.namespace}")
+
+
+def _update_secret(asked: _SecretRequest) -> None:
+    stored = asked.keeper.update(asked.name, asked.source).secret
+    view = asked.keeper.find(stored.object_name)
+    if asked.output.as_json:
+        asked.output.value(_secret_json(view))
+    else:
+        asked.output.report("✔ Secret updated successfully", "green")
+        asked.output.report(f"Name: {view.name}")
+        asked.output.report(f"Namespace: {view.namespace}")
+        for service in view.used_by:
+            asked.output.note(f"{service} sees the new values when it is deployed again")
+
+
+def _delete_secret(asked: _SecretRequest) -> None:
+    output = asked.output
+    if asked.name is None and asked.prefix is None:
+        raise SpecError("a name or --prefix is required for 'delete'")
+    if asked.name is None:
+        found = asked.keeper.all(prefix=asked.prefix)
+    else:
+        found = [asked.keeper.find(asked.name)]
+    if not found:
+        output.report(f"No secrets found in {asked.keeper.where}", "yellow")
+        return
+    output.note(f"Deleting {len(found)} secret(s)...")
+    for view in found:
+        users = f" (used by {', '.join(view.used_by)})" if view.used_by else ""
+        output.note(f"  - {view.name}{users}")
+    if not asked.yes:
+        output.confirm("Delete them?")
+    for view in found:
+        asked.keeper.delete(view)
+        output.report(f"✓ Deleted secret {view.name}", "green")
+    if output.as_json:
+        output.value([_secret_json(view) for view in found])
+
+
+def _describe_secret(asked: _SecretRequest) -> None:
+    if asked.name is None:
+        raise SpecError("a name is required for 'describe'")
+    view, output = asked.keeper.find(asked.name), asked.output
+    values = asked.keeper.values(view) if asked.show else None
+    if output.as_json:
+        output.value({**_secret_json(view), **({} if values is None else {"data": values})})
+        return
+    output.report(f"K8 Name: {view.object_name}")
+    output.report(f"Namespace: {view.namespace}")
+    output.report(f"Labels: {view.labels}")
+    output.report(f"Type: {view.type}")
+    output.report(f"Keys: {', '.join(view.keys)}")
+    output.report(f"Used by: {', '.join(view.used_by) or '-'}")
+    if values is not None:
+        output.report("Data:")
+        for key, value in values.items():
+            output.report(f"  {key}: {value}")
+
+
+_SECRET_ACTIONS: dict[str, Callable[[_SecretRequest], None]] = {
+    "list": _list_secrets,
+    "create": _create_secret,
+    "update": _update_secret,
+    "delete": _delete_secret,
+    "describe": _describe_secret,
+}
+
+
+def _secret_json(view: SecretView) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "namespace": view.namespace,
+        "object_name": view.object_name,
+        "creator": view.username,
+        "provider": view.provider,
+        "mount_type": view.mount_type,
+        "path": view.path,
+        "keys": list(view.keys),
+        "labels": view.labels,
+        "type": view.type,
+        "used_by": list(view.used_by),
+    }
+
+
+_VOLUME_COLUMNS = (
+    *("Name", "PVC Name", "Status", "Size", "Storage Class", "Access Mode", "Mount Path"),
+    "Used By",
+)
+_VOLUME_ACTIONS = ("list", "create", "delete", "ssh")
+
+
+@app.command("volumes")
+def volumes(  # noqa: PLR0913  # the documented options
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="list, create, delete or ssh.")
+    ] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the volume.")] = None,
+    storage_class: Annotated[
+        str | None,
+        typer.Option("-c", "--storage-class", help="Storage class; the default one if not given."),
+    ] = None,
+    mount_path: Annotated[
+        str | None,
+        typer.Option("-m", "--mount-path", help="Path in pods; /ktfs/NAME if not given."),
+    ] = None,
+    size: Annotated[str, typer.Option("-s", "--size", help="Its size.")] = "10Gi",
+    access_mode: Annotated[
+        str, typer.Option("-a", "--access-mode", help="Who may mount it.")
+    ] = "ReadWriteMany",
+    volume_name: Annotated[
+        str | None, typer.Option("--pv", help="PersistentVolume to bind to.")
+    ] = None,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, create or delete volumes, or open a shell in one."""
+    output = Output(as_json=as_json)
+    if action not in _VOLUME_ACTIONS:
+        raise typer.BadParameter(
+            f"{action!r} is none of {', '.join(_VOLUME_ACTIONS)}", param_hint="ACTION"
+        )
+    keeper = VolumeKeeper(namespace, all_namespaces=all_namespaces)
+    if action == "list":
+        _list_volumes(keeper, output, all_namespaces=all_namespaces)
+        return
+    if name is None:
+        raise SpecError(f"Volume name is required for '{action}'")
+    if action == "create":
+        volume = Volume(
+            name,
+            size,
+            mount_path or default_mount_path(name),
+            storage_class,
+            access_mode,
+            keeper.namespace,
+            volume_name,
+        )
+        _create_volume(keeper, output, volume)
+    elif action == "delete":
+        _delete_volume(keeper, output, Volume.from_name(name, keeper.namespace))
+    else:
+        Volume.from_name(name, keeper.namespace, mount_path).ssh()
+
+
+def _list_volumes(keeper: VolumeKeeper, output: Output, *, all_namespaces: bool) -> None:
+    found = keeper.all()
+    if output.as_json:
+        output.value([_volume_json(view) for view in found])
+    elif not found:
+        output.report(f"No volumes found in {keeper.where}", "yellow")
+    elif all_namespaces:
+        output.table(
+            ("Namespace", *_VOLUME_COLUMNS),
+            [(view.namespace, *_volume_row(view)) for view in found],
+        )
+    else:
+        output.table(_VOLUME_COLUMNS, [_volume_row(view) for view in found])
+
+
+def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:
+    was_there = volume.exists()
+    volume.create()
+    view = keeper.get(volume)
+    if output.as_json:
+        output.value(_volume_json(view))
+        return
+    if was_there:
+        output.report(f"Volume {volume.name} already exists", "yellow")
+    else:
+        output.report(f"✓ Created volume {volume.name}", "green")
+    for key, value in _volume_facts(view).items():
+        output.report(f"• {key}: {value}")
+
+
+def _delete_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:
+    if not volume.exists():
+        raise missing(volume.pvc_name, keeper.namespace)
+    view = keeper.get(volume)
+    volume.delete()
+    output.report(f"✓ Deleted volume {volume.name}", "green")
+    if output.as_json:
+        output.value(_volume_json(view))
+
+
+def _volume_facts(view: VolumeView) -> dict[str, str]:
+    return {
+        "Name": view.spec.name,
+        "Namespace": view.namespace,
+        "Size": view.spec.size or "-",
+        "Storage Class": view.storage_class or "-",
+        "Access Mode": view.spec.access_mode,
+        "Mount Path": view.spec.mount_path,
+    }
+
+
+def _volume_row(view: VolumeView) -> tuple[str, ...]:
+    facts = _volume_facts(view)
+    return (
+        *(facts["Name"], view.claim, view.phase, facts["Size"], facts["Storage Class"]),
+        *(facts["Access Mode"], facts["Mount Path"], ", ".join(view.used_by) or "-"),
+    )
+
+
+def _volume_json(view: VolumeView) -> dict[str, Any]:
+    return {
+        "name": view.spec.name,
+        "namespace": view.namespace,
+        "pvc_name": view.claim,
+        "status": view.phase,
+        "size": view.spec.size,
+        "storage_class": view.storage_class or None,
+        "access_mode": view.spec.access_mode,
+        "mount_path": view.spec.mount_path,
+        "volume_name": view.spec.volume_name,
+        "folder": view.folder,
+        "used_by": list(view.used_by),
+    }

@@ -6,13 +6,19 @@ The JSON has every key always, `null` where there is nothing to say.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubetorch.sdk import service_logs
+from kubetorch.sdk import logs
 from kubetorch.specs.callable import CallableRef
-from kubetorch.wire.apps import AppView
-from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
+from kubetorch.wire.messages import (
+    AppView,
+    CallView,
+    DeployLog,
+    PodView,
+    WorkerStacks,
+    WorkloadView,
+)
 
 Json = dict[str, Any]
 
@@ -25,7 +31,7 @@ def mode(service: WorkloadView) -> str:
 
 def service_json(service: WorkloadView) -> Json:
     """A service, with its pods."""
-    spec = service.spec
+    spec, ranks = service.spec, ranks_of_pods(service)
     return {
         "name": spec.name,
         "namespace": spec.namespace,
@@ -34,7 +40,8 @@ def service_json(service: WorkloadView) -> Json:
         "generation": service.generation,
         "replicas": spec.compute.pods,
         "ready_pods": ready_pods(service),
-        "pods": [pod_json(pod) for pod in service.pods],
+        "pods": [pod_json(pod) | {"ranks": ranks.get(pod.name)} for pod in service.pods],
+        "world": world_json(service),
         "callable": _callable_json(spec.callable),
         "cpus": spec.compute.cpus,
         "memory": spec.compute.memory,
@@ -65,6 +72,73 @@ def _callable_json(callable_: CallableRef) -> Json:
             "public": callable_.app.public,
         }
     return found
+
+
+def ranks_of_pods(service: WorkloadView) -> dict[str, list[int]]:
+    """The ranks of each pod of a world, by its name; the lost ones too."""
+    world = service.world
+    if world is None:
+        return {}
+    count = world.processes
+    return {
+        member.pod: list(range(node * count, (node + 1) * count))
+        for node, member in enumerate(world.members)
+    }
+
+
+def rank_words(ranks: Sequence[int] | None) -> str:
+    """Consecutive ranks, such as `3` or `0-7`."""
+    if not ranks:
+        return "-"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def world_json(service: WorkloadView) -> Json | None:
+    """The world of a distributed service, and who is lost of it."""
+    world, distribution = service.world, service.spec.compute.distribution
+    if world is None or distribution is None:
+        return None
+    ranks = ranks_of_pods(service)
+    return {
+        "framework": distribution.distribution_type,
+        "epoch": world.epoch,
+        "generation": world.generation,
+        "world_size": len(world.members) * world.processes,
+        "processes": world.processes,
+        "lost": [
+            {
+                "pod": one.member.pod,
+                "ranks": ranks[one.member.pod],
+                "reason": one.reason,
+                "message": one.message or None,
+            }
+            for one in world.lost
+        ],
+    }
+
+
+def world_words(service: WorkloadView) -> str | None:
+    """The world of a distributed service in a line."""
+    world, distribution = service.world, service.spec.compute.distribution
+    if distribution is None:
+        return None
+    if world is None:
+        return f"{distribution.distribution_type}, its world is not formed yet"
+    pods, count = len(world.members), world.processes
+    return (
+        f"{distribution.distribution_type}, {pods * count} ranks in {pods} "
+        f"{'pod' if pods == 1 else 'pods'}, epoch {world.epoch}"
+    )
+
+
+def lost_lines(service: WorkloadView) -> list[str]:
+    """The pods that are lost of a world, with their ranks and why."""
+    ranks = ranks_of_pods(service)
+    return [
+        f"{one.member.pod}  ranks {rank_words(ranks[one.member.pod])}  {one.reason}"
+        f"{': ' if one.message else ''}{one.message}"
+        for one in (() if service.world is None else service.world.lost)
+    ]
 
 
 def pod_json(pod: PodView) -> Json:
@@ -124,13 +198,19 @@ def call_json(call: CallView) -> Json:
 
 def line_json(line: DeployLog) -> Json:
     """A line of a log."""
-    names = ("time", "pod", "source", "level", "text")
+    names = ("time", "pod", "rank", "source", "level", "text")
     return {name: getattr(line, name) for name in names}
+
+
+def stacks_json(one: WorkerStacks) -> Json:
+    """What a worker does."""
+    names = ("pod", "rank", "pid", "generation", "text")
+    return {name: getattr(one, name) for name in names}
 
 
 def line_text(line: DeployLog) -> str:
     """A line of a log as its call shows it."""
-    return service_logs.text(line)
+    return logs.text(line)
 
 
 # --------------------------------------------------------------------------------------- tables
@@ -169,13 +249,28 @@ def service_row(service: WorkloadView) -> list[str]:
     return [cell or "-" for cell in cells]
 
 
-POD_COLUMNS = ("POD", "PHASE", "READY", "GENERATION", "RESTARTS", "CALLS", "AGE", "REASON")
+#: Columns that a narrow terminal can do without, and the first to go.
+SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY")
 
 
-def pod_row(pod: PodView) -> list[str]:
-    """A pod under `POD_COLUMNS`."""
+def pod_columns(service: WorkloadView) -> list[str]:
+    """The columns of `pod_rows`."""
+    ranks = [] if service.world is None else ["RANKS"]
+    return ["POD", *ranks, "PHASE", "READY", "GENERATION", "RESTARTS", "CALLS", "AGE", "REASON"]
+
+
+def pod_rows(service: WorkloadView) -> list[list[str]]:
+    """The pods of a service, each with its ranks where there are any."""
+    ranks = ranks_of_pods(service)
+    own = {
+        pod.name: [] if service.world is None else [rank_words(ranks.get(pod.name))]
+        for pod in service.pods
+    }
+    return [[pod.name, *own[pod.name], *_pod_cells(pod)] for pod in service.pods]
+
+
+def _pod_cells(pod: PodView) -> list[str]:
     return [
-        pod.name,
         pod.phase,
         "yes" if pod.is_ready else "no",
         str(pod.generation),
@@ -211,6 +306,16 @@ def call_row(call: CallView) -> list[str]:
         took,
         result,
     ]
+
+
+#: Those of a list, which fits on a terminal of 80 columns.
+CALL_LIST_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "AGE", "TOOK")
+
+
+def call_list_row(call: CallView) -> list[str]:
+    """A spawned call under `CALL_LIST_COLUMNS`."""
+    *found, _, took, _ = call_row(call)
+    return [*found, age(call.started), took]
 
 
 def ready_pods(service: WorkloadView) -> int:

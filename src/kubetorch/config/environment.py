@@ -9,6 +9,8 @@ from typing import NamedTuple
 from kubetorch.config import values
 from kubetorch.errors import ConfigError
 
+#: Names the file in which the agent of a pod keeps the addresses of the pods of its service.
+MEMBERS_FILE = "KT_MEMBERS_FILE"
 #: Where a pod finds the token for its API server.
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.
@@ -63,11 +65,7 @@ def allowed_serialization() -> list[str] | None:
 
 
 def gpu_anti_affinity() -> bool | None:
-    """What `gpu_anti_affinity` is when a `kt.Compute` does not say.
-
-    Raises:
-        ConfigError: The variable is neither true nor false.
-    """
+    """What `gpu_anti_affinity` is when a `kt.Compute` does not say."""
     given = os.environ.get("KT_GPU_ANTI_AFFINITY")
     if not given:
         return None
@@ -108,6 +106,11 @@ def local_dir() -> Path:
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
 
 
+def own_folders() -> tuple[str, ...]:
+    """Folders of Kubetorch on this machine: no project has them, wherever they lie."""
+    return tuple(map(str, (Path("~/.kt").expanduser(), cache_dir(), local_dir())))
+
+
 def kubeconfig_list() -> str | None:
     """The kubeconfig files that the user lists, all of `KUBECONFIG`."""
     return os.environ.get("KUBECONFIG") or None
@@ -130,6 +133,18 @@ def controller_url() -> str | None:
     """Where the controller of this pod answers, as its backend said it."""
     names = "KT_POD_CONTROLLER_URL", "KT_CONTROLLER_URL"
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def members_file() -> Path | None:
+    """Where the agent keeps the addresses of the pods of its service, in a worker."""
+    given = os.environ.get(MEMBERS_FILE)
+    return Path(given) if given else None
+
+
+def local_ips() -> list[str]:
+    """The addresses that stand for those of pods where there are none."""
+    given = os.environ.get("LOCAL_IPS") or ""
+    return [address.strip() for address in given.split(",") if address.strip()]
 
 
 def for_programs() -> dict[str, str]:

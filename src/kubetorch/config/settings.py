@@ -9,14 +9,143 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from kubetorch.config import namespaces, values
-from kubetorch.config.store import SettingsFile
+from kubetorch.config import values
 from kubetorch.config.values import Backend, Plain
 from kubetorch.errors import ConfigError
+from kubetorch.lib.files import FileLock, write_atomically
+
+#: Seconds that a program waits for another that writes.
+_PATIENCE = 10.0
+
+
+def read_yaml(path: Path) -> object:
+    """What a YAML file says; `None` when there is none, or nothing in it."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    import yaml  # noqa: PLC0415  # 13 ms, only where there is a file
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        found: object = yaml.load(content, Loader=loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid YAML: {error}") from error
+    return found
+
+
+class SettingsFile:
+    """The file; read again when it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._values: dict[str, object] = {}
+
+    def values(self) -> Mapping[str, object]:
+        """What the file says; values of YAML's `null` are left out."""
+        try:
+            facts = self.path.stat()
+        except OSError:  # what is wrong, other than that there is no file, is said on reading
+            stamp = None
+        else:
+            stamp = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+        if stamp is None or stamp != self._stamp:
+            self._values = self._read()
+            self._stamp = stamp
+        return self._values
+
+    def merge(self, values: Mapping[str, object]) -> None:
+        """Write these values into the file; `None` removes one."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._alone():
+                merged = {**self._read(), **values}
+                self._write({key: value for key, value in merged.items() if value is not None})
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._stamp = None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other program changes the file meanwhile: what it writes would be lost."""
+        lock = FileLock(self.path.parent)
+        try:
+            if not lock.get(_PATIENCE):
+                raise ConfigError(
+                    f"{self.path} is being written by another program for {_PATIENCE:g} s"
+                )
+            yield
+        finally:
+            lock.close()
+
+    def _write(self, values: Mapping[str, object]) -> None:
+        import yaml  # noqa: PLC0415  # 13 ms, only where there is a file
+
+        content = yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
+        write_atomically(self.path, content.encode(), mode=0o666)
+
+    def _read(self) -> dict[str, object]:
+        found = read_yaml(self.path)
+        if found is None:
+            return {}
+        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+            raise ConfigError(
+                f"{self.path} must be a map of settings", hint="one line for each: `name: value`"
+            )
+        return {key: value for key, value in found.items() if value is not None}
+
+
+#: Where a pod on Kubernetes finds its own namespace.
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def of_pod(file: Path = SERVICE_ACCOUNT) -> str | None:
+    """The namespace of the pod that this process runs in."""
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def of_context(environ: Mapping[str, str]) -> str | None:
+    """The namespace of the kubeconfig's current context.
+
+    A kubeconfig that cannot be read says nothing here: whoever needs the cluster says what is
+    wrong with it.
+    """
+    configs = []
+    for path in _paths(environ):
+        try:
+            found = read_yaml(path)
+        except ConfigError:
+            continue
+        if isinstance(found, dict):
+            configs.append(found)
+    current = next((c["current-context"] for c in configs if c.get("current-context")), None)
+    for config in configs:
+        contexts = config.get("contexts")
+        for item in contexts if current and isinstance(contexts, list) else ():
+            if isinstance(item, dict) and item.get("name") == current:
+                context = item.get("context")
+                namespace = context.get("namespace") if isinstance(context, dict) else None
+                return namespace if isinstance(namespace, str) and namespace else None
+    return None
+
+
+def _paths(environ: Mapping[str, str]) -> list[Path]:
+    given = environ.get("KUBECONFIG")
+    if given:
+        return [Path(item).expanduser() for item in given.split(":") if item]
+    return [Path("~/.kube/config").expanduser()]
+
 
 T = TypeVar("T")
 
@@ -51,8 +180,9 @@ class Setting(Generic[T]):
     def __get__(
         self, config: KubetorchConfig | None, owner: type[KubetorchConfig]
     ) -> Setting[T] | T:
-        if config is None:
-            return self
+        return self if config is None else self._value(config)
+
+    def _value(self, config: KubetorchConfig) -> T:
         found = config._find(self.name, self.variable)
         return copy(self.default) if found is None else self._parsed(*found)
 
@@ -70,15 +200,7 @@ class Setting(Generic[T]):
 class _Namespace(Setting[str]):
     """The namespace: an `install_namespace` of one's own goes before all others."""
 
-    @overload
-    def __get__(self, config: None, owner: type[KubetorchConfig]) -> Setting[str]: ...
-    @overload
-    def __get__(self, config: KubetorchConfig, owner: type[KubetorchConfig]) -> str: ...
-    def __get__(
-        self, config: KubetorchConfig | None, owner: type[KubetorchConfig]
-    ) -> Setting[str] | str:
-        if config is None:
-            return self
+    def _value(self, config: KubetorchConfig) -> str:
         if config.install_namespace != INSTALL_NAMESPACE:
             return config.install_namespace
         found = config._find(self.name, self.variable)
@@ -237,7 +359,7 @@ class KubetorchConfig:
     def _suggested_namespace(self) -> str | None:
         if self.backend == "local":
             return None
-        return namespaces.of_pod() or namespaces.of_context(self._environ)
+        return of_pod() or of_context(self._environ)
 
 
 def is_nothing(value: object) -> bool:

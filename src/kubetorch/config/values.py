@@ -12,8 +12,24 @@ from collections.abc import Mapping
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
-from kubetorch.config import usernames
 from kubetorch.errors import SpecError
+
+USERNAME_LIMIT = 16
+RESERVED = ("kt", "kubetorch", "knative")
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def clean_username(given: str) -> str:
+    """A user name as it can stand in service names, at most 16 characters."""
+    cleaned = re.sub(r"[_/.]", "-", given.lower())
+    cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_LIMIT].strip("-")
+    if cleaned in RESERVED:
+        raise SpecError(f"the username {given!r} is reserved; reserved are {', '.join(RESERVED)}")
+    if not _LABEL.fullmatch(cleaned):
+        raise SpecError(f"the username {given!r} must be a valid k8s name: letters, digits and '-'")
+    return cleaned
+
 
 Backend = Literal["auto", "local", "kubernetes"]
 BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
@@ -27,9 +43,9 @@ _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def username(value: object) -> str:
-    """See `kubetorch.config.usernames`."""
+    """See `kubetorch.config.values`."""
     try:
-        return usernames.username(text(value))
+        return clean_username(text(value))
     except SpecError as error:
         raise ValueError(error.message) from error
 

@@ -8,13 +8,14 @@ A request is identified first (`Principal`); then the route that it asks for say
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from kubetorch.errors import ForbiddenError, ForeignOriginError, UnauthorizedError
-from kubetorch.lib import origins
+from kubetorch.errors import ForbiddenError, UnauthorizedError
+from kubetorch.lib import asgi
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.messages import FromController
@@ -35,12 +36,7 @@ class BoundPod(msgspec.Struct, frozen=True):
 
 
 class User(msgspec.Struct, frozen=True):
-    """A user: of this machine, or of a cluster, where service accounts are users too.
-
-    Attributes:
-        name, uid, groups, extra: As the API server knows them.
-        pod: The pod that the token belongs to, if it belongs to one.
-    """
+    """A user: of this machine, or of a cluster, where service accounts are users too."""
 
     name: str = "user"
     uid: str = ""
@@ -66,16 +62,21 @@ class NamespacePods(msgspec.Struct, frozen=True):
 Principal = User | PodIdentity | NamespacePods
 
 
-class Need(msgspec.Struct, frozen=True):
-    """What somebody must be allowed to do, in the words of RBAC.
+class Grant(msgspec.Struct, frozen=True):
+    """Who deployed a generation, and what its pods may have mounted since then.
 
     Attributes:
-        verb: `get`, `list`, `create`, `update` or `delete`.
-        namespace: Where; empty for all namespaces.
-        name: Of which object; empty for a collection.
-        subresource: The part of it, such as `call`.
-        group, resource: The kind.
+        user: Who; nobody where it was written by hand.
+        secrets, volumes: Name and identity of each that the generation named.
     """
+
+    user: User | None = None
+    secrets: tuple[tuple[str, str], ...] = ()
+    volumes: tuple[tuple[str, str], ...] = ()
+
+
+class Need(msgspec.Struct, frozen=True):
+    """A right that a request needs, in the words of RBAC."""
 
     verb: str
     namespace: str
@@ -99,59 +100,45 @@ class Access(Protocol):
     """Checks requests."""
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse what the page of another site made a browser send.
-
-        Raises:
-            ForeignOriginError: It did.
-        """
+        """Refuse what the page of another site made a browser send."""
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
-        """Who sends a request.
-
-        Raises:
-            UnauthorizedError: Nobody that is known. The message never repeats the token.
-            ControllerUnavailableError: Whoever knows does not answer.
-        """
+        """Who sends a request."""
 
     async def authorize(self, principal: Principal, need: Need) -> None:
-        """Refuse what somebody must not do.
+        """Refuse what somebody must not do."""
 
-        Raises:
-            ForbiddenError: They must not.
-            UnauthorizedError: The token is not for this at all.
-            ControllerUnavailableError: Whoever knows does not answer.
-        """
-
-    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant | None:
         """Refuse a deploy for which the controller would do what who deploys must not.
 
-        Raises:
-            ForbiddenError: They must not.
-            SpecError: Nobody may.
-            ControllerUnavailableError: Whoever knows does not answer.
+        What it grants is kept with the generation.
+        """
+
+    async def check_mounts(
+        self,
+        spec: WorkloadSpec,
+        grants: Sequence[Grant | None],
+        mounted: Mounted,
+        *,
+        is_running: bool,
+    ) -> None:
+        """Refuse a pod what it has mounted, if who deployed it must not see that.
+
+        The grants are those of the generations that are kept, the wanted one first.
         """
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """The namespace of the pod that asks, if it is one that belongs to a workload."""
 
     def check_pod(self, principal: Principal, pod: PodIdentity) -> None:
-        """Refuse the session of a pod to who is not that pod.
-
-        Raises:
-            UnauthorizedError: They are not.
-        """
+        """Refuse the session of a pod to who is not that pod."""
 
     def welcome(self, pod: PodIdentity) -> FromController | None:
-        """What a pod is told first in its session, if it is told anything."""
+        """The first message of a session to its pod, if there is one."""
 
 
 class Asker:
-    """Who sends a request, for handlers that know only when they look what it needs.
-
-    Args:
-        principal: Who.
-        access: Decides.
-    """
+    """Who sends a request, for handlers that know only when they look what it needs."""
 
     def __init__(self, principal: Principal, access: Access) -> None:
         self.principal = principal
@@ -159,7 +146,7 @@ class Asker:
 
     @property
     def name(self) -> str:
-        """What the tokens that are made for them, and the audit log, call them."""
+        """The name of the sender in tokens and in the audit log."""
         return name_of(self.principal)
 
     @property
@@ -168,16 +155,12 @@ class Asker:
         return self._access.namespace_of_pod(self.principal)
 
     async def require(self, need: Need) -> None:
-        """Refuse what they must not do.
-
-        Raises:
-            ForbiddenError: They must not.
-        """
+        """Refuse what they must not do."""
         await self._access.authorize(self.principal, need)
 
-    async def check_deploy(self, spec: WorkloadSpec) -> None:
+    async def check_deploy(self, spec: WorkloadSpec) -> Grant | None:
         """See `Access`."""
-        await self._access.check_deploy(self.principal, spec)
+        return await self._access.check_deploy(self.principal, spec)
 
     async def may(self, need: Need) -> bool:
         """Whether they may do something."""
@@ -199,16 +182,15 @@ def name_of(principal: Principal) -> str:
             return f"{_POD}{principal.namespace}/*"
 
 
+def identity_of(principal: Principal) -> Principal:
+    """Who somebody is, whichever token they bring: its id is in the `extra` of a user."""
+    if isinstance(principal, User):
+        return User(principal.name, principal.uid, pod=principal.pod)
+    return principal
+
+
 def bearer(headers: Mapping[str, str], *, hint: str) -> str:
-    """The token of a request.
-
-    Args:
-        headers: Its headers.
-        hint: What to tell who sends none.
-
-    Raises:
-        UnauthorizedError: There is none.
-    """
+    """The token of a request."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
@@ -220,12 +202,6 @@ class LocalAccess:
     """Knows the user of this machine by their own token, and pods by the tokens that they got.
 
     Tokens for calls (`kt token`) are for agents and open nothing here.
-
-    Args:
-        user: Fingerprint of the user's token.
-        secret: Secret of the installation.
-        clock: Seconds since the epoch.
-        is_known: Whether there is such a pod; the token of one that is gone opens nothing.
     """
 
     def __init__(
@@ -234,20 +210,17 @@ class LocalAccess:
         user: str,
         secret: bytes,
         clock: Callable[[], float],
-        is_known: Callable[[PodIdentity], bool],
+        session_of: Callable[[PodIdentity], str],
     ) -> None:
         self._user = user
         self._secret = secret
         self._clock = clock
-        self._is_known = is_known
+        # The token that a pod was given; empty when there is no such pod.
+        self._session_of = session_of
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """See `Access`; `Host` is checked too, since everything listens on loopback."""
-        if not origins.is_local_host(headers.get("host")):
-            host = headers.get("host")
-            raise ForeignOriginError(f"the Host header {host!r} is not one of this machine")
-        if not origins.is_local_origin(headers.get("origin")):
-            raise ForeignOriginError(f"requests of pages from {headers['origin']!r} are refused")
+        asgi.check_local(headers.get("host"), headers.get("origin"))
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
         """See `Access`."""
@@ -265,6 +238,16 @@ class LocalAccess:
 
     async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
         """See `Access`: pods are processes of the user."""
+
+    async def check_mounts(
+        self,
+        spec: WorkloadSpec,
+        grants: Sequence[Grant | None],
+        mounted: Mounted,
+        *,
+        is_running: bool,
+    ) -> None:
+        """See `Access`: the user's own secrets and volumes."""
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """See `Access`."""
@@ -285,6 +268,8 @@ class LocalAccess:
         claims = tokens.verify(key, token, audience=audience, now=self._clock())
         namespace, _, workload = audience.partition("/")
         pod = PodIdentity(namespace, workload, claims.subject.removeprefix(_POD))
-        if not claims.subject.startswith(_POD) or not self._is_known(pod):
+        # A pod can sign what it likes with its workload's key: only what it was given opens doors.
+        given = self._session_of(pod) if claims.subject.startswith(_POD) else ""
+        if not given or not hmac.compare_digest(given.encode(), token.encode()):
             raise UnauthorizedError("this token is not for the controller", hint=_HINT)
         return pod

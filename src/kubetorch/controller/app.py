@@ -7,40 +7,58 @@
 What is for a pod is passed on to its agent (`kubetorch.controller.relay`) before all that.
 
 The sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
+
+Everything that a controller consists of, put together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from kubetorch.controller.access import Access, Asker, Principal, User
+from kubetorch.controller.access import (
+    Access,
+    Asker,
+    Principal,
+    User,
+    identity_of,
+    name_of,
+)
 from kubetorch.controller.audit import Audit
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.relay import Relay
-from kubetorch.controller.routes.table import Route, Table
-from kubetorch.controller.sessions import Session
+from kubetorch.controller.backends.base import Backend
+from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector
+from kubetorch.controller.calls import Calls
+from kubetorch.controller.relay import NO_HOSTS, Hosts, Relay
+from kubetorch.controller.routes.blobs import BlobRoutes
+from kubetorch.controller.routes.calls import CallRoutes
+from kubetorch.controller.routes.secrets import SecretRoutes
+from kubetorch.controller.routes.status import ServiceRoutes
+from kubetorch.controller.routes.table import Exchange, Route, Table
+from kubetorch.controller.routes.volumes import VolumeRoutes
+from kubetorch.controller.routes.workloads import WorkloadRoutes
+from kubetorch.controller.sessions import MESSAGE_LIMIT, WAITING_LIMIT, Session
+from kubetorch.controller.state import ControllerState
+from kubetorch.controller.workload import Workload
+from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError, UnauthorizedError
+from kubetorch.lib import proxy, websocket
 from kubetorch.lib.asgi import ClientGoneError, Receive, Scope, Send, refusal
-from kubetorch.lib.connections import Endpoint, Refusal
-from kubetorch.wire import failures, routes
-from kubetorch.wire.failures import Failure
+from kubetorch.lib.clock import Clock
+from kubetorch.lib.http_server import Refusal, Server
+from kubetorch.lib.websocket import Endpoint
+from kubetorch.wire import exceptions, routes
+
+#: Seconds that requests have to end when the controller stops.
+CLOSE_GRACE = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class App:
-    """The application.
-
-    Args:
-        table: All routes.
-        access: Checks who asks.
-        relay: Passes on what is for pods.
-        new_session: Makes the session of an agent that was let in.
-        on_request: Called when a request of the user begins: the service is in use.
-        audit: Writes down what changes something; nobody does without it.
-    """
+    """The application."""
 
     def __init__(
         self,
@@ -63,52 +81,43 @@ class App:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
         try:
-            if self._relay.takes(exchange.path):
-                await self._pass_on(exchange, scope, receive, send)
+            place = self._relay.locate(scope["raw_path"], scope["headers"])
+            if place is not None:
+                if not place.is_app:
+                    # Pages may use apps, on the terms of the agent.
+                    self._access.check_origin(exchange.headers)
+                await self._relay.answer(place, exchange, scope, receive, send)
                 return
             route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
         except ClientGoneError:
             return
         except KubetorchError as error:
-            await self._refuse(exchange, error, _own(error))
+            await self._refuse(exchange, error)
         except Exception as error:  # noqa: BLE001  # one request must not end the server
             _log.exception("request failed method=%s path=%s", exchange.method, exchange.path)
-            await self._refuse(exchange, error, failures.describe(error))
+            await self._refuse(exchange, error)
 
     async def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
-        """The session of an agent that asks for an upgrade.
-
-        Raises:
-            Refusal: It must not have one.
-        """
+        """The session of an agent that asks for an upgrade."""
         try:
             self._access.check_origin(headers)
             principal = await self._access.identify(headers)
             if path != routes.SESSIONS:
                 raise refusal(404, "there is no WebSocket at this path")
+            return self._new_session(principal)
         except KubetorchError as error:
-            raise Refusal(failures.http_status(error), _own(error).to_json()) from error
-        return self._new_session(principal)
-
-    async def _pass_on(
-        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Pass a request on to a pod, whose agent decides about it."""
-        if not self._relay.is_app(exchange.path):
-            # Pages may use apps, on the terms of the agent.
-            self._access.check_origin(exchange.headers)
-        await self._relay.answer(exchange, scope, receive, send)
+            failure = exceptions.describe_refusal(error)
+            raise Refusal(failure.status, failure.to_json()) from error
 
     async def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
         self._access.check_origin(exchange.headers)
         if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
             return self.table.find(exchange)
-        if self._audit is not None:
-            self._observe(self._audit, exchange, None)
+        self._observe(exchange, None)
         principal = await self._access.identify(exchange.headers)
-        if self._audit is not None:
-            self._observe(self._audit, exchange, principal)
+        exchange.admit()
+        self._observe(exchange, principal)
         if isinstance(principal, User):
             self._on_request()
         route, parameters = self.table.find(exchange)
@@ -117,10 +126,11 @@ class App:
             await self._check(route, exchange, parameters)
         return route, parameters
 
-    def _observe(self, audit: Audit, exchange: Exchange, principal: Principal | None) -> None:
+    def _observe(self, exchange: Exchange, principal: Principal | None) -> None:
         """Have a line written about a request when it is answered, also when it is refused."""
-        found = self.table.look(exchange)
-        if found is not None and found[0].is_audited:
+        audit = self._audit
+        found = None if audit is None else self.table.look(exchange)
+        if audit is not None and found is not None and found[0].is_audited:
             exchange.on_status(lambda status: audit.write(exchange, *found, principal, status))
 
     async def _check(self, route: Route, exchange: Exchange, parameters: dict[str, str]) -> None:
@@ -133,13 +143,138 @@ class App:
             if permission.scope != "found":
                 await exchange.asker.require(permission.need(exchange, parameters))
 
-    async def _refuse(self, exchange: Exchange, error: Exception, failure: Failure) -> None:
+    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         if exchange.has_begun:
             # The status is sent: the missing end of the body says that something went wrong.
-            raise error
-        await exchange.refuse(failures.http_status(error), failure.to_json())
+            return
+        failure = exceptions.describe_refusal(error)
+        await exchange.refuse(failure.status, failure.to_json())
 
 
-def _own(error: KubetorchError) -> Failure:
-    """An error of ours; where in our own code it was raised is of no use to the caller."""
-    return replace(failures.describe(error), traceback=error.remote_traceback or "")
+class Controller:
+    """A controller on one listening socket."""
+
+    def __init__(  # noqa: PLR0913  # its collaborators
+        self,
+        *,
+        backend: Backend,
+        state: ControllerState,
+        blob_stores: BlobStores,
+        clock: Clock,
+        secret: bytes,
+        new_access: Callable[[Workloads], Access],
+        stop: Callable[[bool], None] | None = None,
+        hosts: Hosts = NO_HOSTS,
+    ) -> None:
+        calls = Calls(state.calls, blob_stores, clock)
+        self._clock = clock
+        self._backend = backend
+        self._sessions: set[Session] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Those that have not said `Hello`.
+        self._waiting: set[Session] = set()
+        self._last_request = clock.time()
+        self.workloads = Workloads(
+            backend=backend,
+            state=state.workloads,
+            blob_stores=blob_stores,
+            calls=calls,
+            clock=clock,
+            secret=secret,
+        )
+        self._recovery = BlobRecovery(blob_stores, clock)
+        self._garbage = GarbageCollector(
+            blob_stores,
+            specs=self.workloads.specs,
+            results=calls.results,
+            expire=calls.expire,
+            clock=clock,
+        )
+        blob_stores.on_full = self._garbage.hurry
+        service = ServiceRoutes(
+            self.workloads, backend=backend.name, started=clock.time(), stop=stop
+        )
+        found = [
+            *service.routes(),
+            *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
+            *BlobRoutes(blob_stores).routes(),
+            *CallRoutes(calls, self.workloads, blob_stores).routes(),
+            *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
+            *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
+        ]
+        table = Table(route for route in found if stop is not None or not route.is_local)
+        service.described = table.routes
+        self._access = new_access(self.workloads)
+        relay = Relay(self.workloads.get, secret=secret, clock=clock.time, hosts=hosts)
+        self.app = App(
+            table,
+            self._access,
+            relay,
+            new_session=self._new_session,
+            on_request=self._note_request,
+            # The local service has one user.
+            audit=None if stop is not None else Audit(clock.time),
+        )
+        sessions = websocket.upgrader(self.app.accept, max_message=MESSAGE_LIMIT)
+        upgrade = proxy.tunnels(
+            lambda asked: relay.locate(asked.raw_path, asked.headers) is not None,
+            relay.open,
+            sessions,
+        )
+        self._server = Server(self.app, upgrade=upgrade)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Take up what an earlier controller left, and serve."""
+        await self.workloads.start()
+        await self._server.start(listener)
+        self._garbage.start()
+        _log.info("controller started pid=%s workloads=%s", os.getpid(), len(self.workloads))
+
+    async def close(self, *, pods: bool) -> None:
+        """Stop serving."""
+        await self._garbage.close()
+        for task in self._tasks:
+            task.cancel()
+        await self.workloads.close(pods=pods)
+        await self._backend.close(pods=pods)
+        for session in list(self._sessions):
+            session.close("the controller stops")
+        await self._server.close(CLOSE_GRACE)
+
+    def idle_seconds(self) -> float:
+        """For how long nothing was deployed and nobody asked; 0 when that is not so."""
+        if self._server.open_requests or not self.workloads.is_empty:
+            self._last_request = self._clock.time()
+        return self._clock.time() - self._last_request
+
+    def _note_request(self) -> None:
+        self._last_request = self._clock.time()
+
+    def _new_session(self, principal: Principal) -> Session:
+        who = identity_of(principal)
+        if sum(identity_of(one.principal) == who for one in self._waiting) >= WAITING_LIMIT:
+            raise refusal(
+                429, f"{name_of(principal)} has {WAITING_LIMIT} sessions that have not said hello"
+            )
+        session = Session(
+            principal,
+            access=self._access,
+            workloads=self.workloads,
+            on_begin=self._recover,
+            on_hello=self._waiting.discard,
+            clock=self._clock,
+            on_end=self._end_session,
+        )
+        self._sessions.add(session)
+        self._waiting.add(session)
+        return session
+
+    def _recover(self, workload: Workload, session: Session) -> None:
+        asking = self._recovery.ask(workload, session.send)
+        task = asyncio.get_running_loop().create_task(asking)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end_session(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._waiting.discard(session)

@@ -12,25 +12,24 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 
 from kubetorch.controller.access import Principal, User, name_of
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Route
+from kubetorch.controller.routes.table import Exchange, Route
 
 #: Groups of a user that are named in a line.
 GROUPS = 20
+#: Lines of one minute about requests of nobody who is known: strangers do not fill the log.
+STRANGERS = 60
 
 _log = logging.getLogger("kubetorch.audit")
 _NAMES = ("name", "claim", "call_id")
 
 
 class Audit:
-    """Writes the lines.
-
-    Args:
-        clock: Seconds since the epoch.
-    """
+    """Writes the lines."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._minute = 0
+        self._strangers = 0
 
     def write(
         self,
@@ -40,20 +39,16 @@ class Audit:
         principal: Principal | None,
         status: int,
     ) -> None:
-        """Write the line of one request.
-
-        Args:
-            exchange: The request.
-            route: Where it goes.
-            parameters: Those of its path.
-            principal: Who sends it, once that is known.
-            status: HTTP status of the answer.
-        """
+        """Write the line of one request."""
+        now = self._clock()
+        if principal is None and not self._is_listed(int(now // 60)):
+            return
         needs = [need.verb for need in route.needs] or [route.method.lower()]
         subresources = [need.subresource for need in route.needs if need.subresource]
         named = next((parameters[key] for key in _NAMES if key in parameters), "")
+        outcome = "refused" if status in (401, 403) else "failed"
         line = {
-            "time": datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(),
+            "time": datetime.fromtimestamp(now, timezone.utc).isoformat(),
             "user": None if principal is None else name_of(principal),
             "groups": list(principal.groups[:GROUPS]) if isinstance(principal, User) else [],
             "verb": "+".join(dict.fromkeys(needs)),
@@ -62,17 +57,18 @@ class Audit:
             "name": named,
             "method": exchange.method,
             "path": exchange.path[:500],
-            "outcome": _outcome(status),
+            "outcome": "allowed" if status < 400 else outcome,
             "status": status,
             "request_id": exchange.request_id,
             "source": exchange.source,
         }
         _log.info(json.dumps(line, ensure_ascii=True))
 
-
-def _outcome(status: int) -> str:
-    if status < 400:
-        return "allowed"
-    if status in (401, 403):
-        return "refused"
-    return "failed"
+    def _is_listed(self, minute: int) -> bool:
+        """Whether one more request of a stranger has a line."""
+        if minute != self._minute:
+            if self._strangers > STRANGERS:
+                _log.info('{"left_out": %d}', self._strangers - STRANGERS)
+            self._minute, self._strangers = minute, 0
+        self._strangers += 1
+        return self._strangers <= STRANGERS

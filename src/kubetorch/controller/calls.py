@@ -1,33 +1,37 @@
-"""Spawned calls: what pods report of them, and for how long their results are kept."""
+"""Spawned calls: what pods report of them, and for how long their results are kept.
+
+The records of spawned calls: in the state, and held here for as long as that takes none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from kubetorch.controller import departures
-from kubetorch.controller.callbook import CallBook
-from kubetorch.controller.depots import Depot, Depots
-from kubetorch.controller.state import CallRecord, CallState
+from kubetorch.controller.backends.base import DELETED
+from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
+from kubetorch.controller.state import CallRecord, SqliteState
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.errors import (
     AgentDiedError,
     DataStoreError,
     KubetorchError,
-    PodTerminatedError,
     ResultExpiredError,
 )
 from kubetorch.lib import deadlines
-from kubetorch.lib.clock import Clock
-from kubetorch.wire import failures
-from kubetorch.wire.messages import CallReport, CallView
+from kubetorch.lib.clock import Clock, Timer
+from kubetorch.wire import exceptions
+from kubetorch.wire.calls import Raised, pack_outcome
+from kubetorch.wire.messages import CallReport, CallView, Ending
 
-_log = logging.getLogger(__name__)
-
+#: Seconds until what could not be written is tried again.
+RETRY = 5.0
+#: Records that are held at most; beyond, the oldest are lost.
+HELD = 10_000
 #: Seconds that the result of a spawned call is kept.
 KEEP_SECONDS = 24 * 3600.0
 #: Bytes of all results together; beyond, the oldest are dropped.
@@ -41,22 +45,106 @@ FIRST_NEWS = 1.0
 SLACK_CALLS = 1000
 SLACK_BYTES = KEEP_BYTES // 16
 
+_log = logging.getLogger(__name__)
+
+
+class CallRecords:
+    """Reads and writes records. A full disk is no reason to refuse what a pod reports."""
+
+    def __init__(self, state: SqliteState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self._held: dict[str, CallRecord] = {}
+        self._retry: Timer | None = None
+        self.ended, self.result_bytes = state.count_ended_calls()
+
+    def find(self, call_id: str) -> CallRecord | None:
+        return self._held.get(call_id) or self._state.call(call_id)
+
+    def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
+        """Calls, newest first, of a namespace and a workload if they are given."""
+        found = self._state.calls(namespace=namespace, workload=workload)
+        return self._with_held(found, namespace, workload)
+
+    def running(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
+        """Those of `calls` whose end is not known."""
+        found = self._state.calls(namespace=namespace, workload=workload, is_running=True)
+        merged = self._with_held(found, namespace, workload)
+        return [call for call in merged if call.ended is None]
+
+    def results(self, namespace: str = "") -> set[str]:
+        """The digests of all results, of a namespace if it is given."""
+        held = self._with_held([], namespace, "")
+        return self._state.results(namespace) | {call.result for call in held if call.result}
+
+    def put(self, call: CallRecord) -> None:
+        """Add or replace a call."""
+        before = self.find(call.id)
+        if before is not None:
+            self._count(before, -1)
+        self._count(call, 1)
+        if not self._write(call):
+            self._held.pop(call.id, None)
+            self._held[call.id] = call
+            if len(self._held) > HELD:
+                self._held.pop(next(iter(self._held)))
+            self._try_again()
+
+    def delete(self, calls: Iterable[CallRecord]) -> None:
+        """Forget calls."""
+        gone = [call for call in calls if self.find(call.id) is not None]
+        self._state.delete_calls(call.id for call in gone)
+        for call in gone:
+            self._held.pop(call.id, None)
+            self._count(call, -1)
+
+    def _count(self, call: CallRecord, sign: int) -> None:
+        self.ended += sign * (call.ended is not None)
+        self.result_bytes += sign * call.result_bytes
+
+    def _with_held(
+        self, found: Iterable[CallRecord], namespace: str, workload: str
+    ) -> list[CallRecord]:
+        merged = {call.id: call for call in found}
+        for call in self._held.values():
+            if namespace in ("", call.namespace) and workload in ("", call.workload):
+                merged[call.id] = call
+        if not self._held:
+            return list(merged.values())
+        return sorted(merged.values(), key=lambda call: call.started, reverse=True)
+
+    def _write(self, call: CallRecord) -> bool:
+        try:
+            self._state.put_call(call)
+        except KubetorchError as error:
+            _log.warning("call not kept id=%s error=%s", call.id, error)
+            return False
+        self._held.pop(call.id, None)
+        return True
+
+    def _try_again(self) -> None:
+        if self._retry is None:
+            self._retry = self._clock.call_later(RETRY, self._write_held)
+
+    def _write_held(self) -> None:
+        self._retry = None
+        if not all(self._write(call) for call in list(self._held.values())):
+            self._try_again()
+
 
 class Calls:
-    """The spawned calls of all workloads.
-
-    Args:
-        state: Keeps their records.
-        depots: Keep their results.
-        clock: Says what is too old.
-        first_news: Seconds that the first news of a call may take.
-    """
+    """The spawned calls of all workloads."""
 
     def __init__(
-        self, state: CallState, depots: Depots, clock: Clock, *, first_news: float = FIRST_NEWS
+        self,
+        state: SqliteState,
+        blob_stores: BlobStores,
+        clock: Clock,
+        *,
+        first_news: float = FIRST_NEWS,
     ) -> None:
-        self._book = CallBook(state, clock)
-        self._depots = depots
+        self._book = CallRecords(state, clock)
+        self._blob_stores = blob_stores
         self._clock = clock
         self._first_news = first_news
         # Calls that are asked for before anybody spoke of them.
@@ -71,21 +159,13 @@ class Calls:
         if known is not None and (known.namespace, known.workload) != (namespace, workload):
             _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
             return
-        if known is not None and known.pod != pod and not _is_news(known, report):
+        # Of a call that one pod refused: the pod that took it says so, and has its result.
+        is_result = report.state == "succeeded" and known is not None and known.state == "failed"
+        is_news = report.state == "running" or is_result
+        if known is not None and known.pod != pod and not is_news:
             return
         self._book.put(
-            CallRecord(
-                id=report.id,
-                namespace=namespace,
-                workload=workload,
-                pod=pod,
-                callable=report.callable,
-                state=report.state,
-                started=report.started,
-                ended=report.ended,
-                result=report.result,
-                result_bytes=report.result_bytes,
-            )
+            CallRecord(namespace=namespace, workload=workload, pod=pod, **asdict(report))
         )
         expected = self._expected.get(report.id)
         if expected is not None:
@@ -94,17 +174,11 @@ class Calls:
         if book.ended > KEEP_CALLS + SLACK_CALLS or book.result_bytes > KEEP_BYTES:
             self.expire()
 
-    def lost(self, namespace: str, workload: str, pods: Mapping[str, str]) -> None:
-        """These pods are gone for good: what ran on them has failed.
-
-        Args:
-            namespace: Namespace of the workload.
-            workload: Its name.
-            pods: Why each of them is gone, by name.
-        """
+    def lost(self, namespace: str, workload: str, pods: Mapping[str, Ending]) -> None:
+        """These pods are gone for good: what ran on them has failed."""
         for call in self._book.running(namespace=namespace, workload=workload):
             if call.pod in pods:
-                self._fail(call, PodTerminatedError(call.pod, pods[call.pod]))
+                self._fail(call, pods[call.pod].error(call.pod))
 
     def lost_by_agent(
         self, namespace: str, workload: str, pod: str, known: Collection[str]
@@ -118,14 +192,10 @@ class Calls:
         """Fail the calls of pods that are not there, by namespace, workload and name."""
         for call in self._book.running():
             if not is_there(call.namespace, call.workload, call.pod):
-                self._fail(call, PodTerminatedError(call.pod, departures.DELETED))
+                self._fail(call, DELETED.error(call.pod))
 
     async def expect(self, call_id: str) -> CallView:
-        """As `get`, of a call that may have been spawned a moment ago, waiting for its pod's word.
-
-        Raises:
-            ResultExpiredError: It is unknown, or forgotten.
-        """
+        """As `get`, of a call that may have been spawned a moment ago."""
         if self._book.find(call_id) is None:
             expected = self._expected.setdefault(call_id, asyncio.Event())
             try:
@@ -136,11 +206,6 @@ class Calls:
         return self.get(call_id)
 
     def get(self, call_id: str) -> CallView:
-        """One call.
-
-        Raises:
-            ResultExpiredError: It is unknown, or forgotten.
-        """
         return self._view(self._record(call_id))
 
     def list(self, *, namespace: str = "", workload: str = "") -> list[CallView]:
@@ -149,11 +214,7 @@ class Calls:
         return [self._view(call) for call in found]
 
     def result(self, call_id: str) -> str:
-        """Digest of the packed outcome of a call that has ended.
-
-        Raises:
-            ResultExpiredError: It is not kept any more, or not there yet.
-        """
+        """Digest of the packed outcome of a call that has ended."""
         call = self._record(call_id)
         if call.result is not None and self._store(call).has(call.result):
             return call.result
@@ -165,9 +226,9 @@ class Calls:
             f"{KEEP_BYTES // 1024**2} MiB in all, the oldest are dropped first",
         )
 
-    def results(self, depot: Depot) -> set[str]:
+    def results(self, store: NamespaceBlobs) -> set[str]:
         """Digests of all results that are kept in a store."""
-        return self._book.results(depot.namespace or "")
+        return self._book.results(store.namespace or "")
 
     def expire(self) -> None:
         """Forget what is too old or too much."""
@@ -186,26 +247,21 @@ class Calls:
                 blobs.delete(call.result)
 
     def _store(self, call: CallRecord) -> BlobStore:
-        return self._depots.of(call.namespace).blobs
+        return self._blob_stores.of(call.namespace).blobs
 
     def _record(self, call_id: str) -> CallRecord:
         call = self._book.find(call_id)
-        if call is not None and call.ended is not None and self._is_old(call):
-            self.expire()
-            call = self._book.find(call_id)
+        if call is not None and call.ended is not None:
+            kept = 2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS
+            if self._clock.time() - call.ended >= kept:
+                self.expire()
+                call = self._book.find(call_id)
         if call is None:
             raise unknown(call_id)
         return call
 
-    def _is_old(self, call: CallRecord) -> bool:
-        age = self._clock.time() - _ended(call)
-        return age >= (2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS)
-
     def _fail(self, call: CallRecord, error: KubetorchError) -> None:
-        # Rarely needed, and pickle costs 5 ms of each start.
-        from kubetorch.wire.calls import Raised, pack_outcome  # noqa: PLC0415
-
-        outcome = pack_outcome(Raised(failures.describe(error, pod_name=call.pod)))
+        outcome = pack_outcome(Raised(exceptions.describe(error, pod_name=call.pod)))
         digest = digest_of(outcome)
         try:
             self._store(call).put(digest, outcome)
@@ -223,28 +279,7 @@ class Calls:
     @staticmethod
     def _view(call: CallRecord) -> CallView:
         expires = None if call.result is None or call.ended is None else call.ended + KEEP_SECONDS
-        return CallView(
-            id=call.id,
-            namespace=call.namespace,
-            workload=call.workload,
-            pod=call.pod,
-            callable=call.callable,
-            state=call.state,
-            started=call.started,
-            ended=call.ended,
-            result=call.result,
-            result_bytes=call.result_bytes,
-            expires=expires,
-        )
-
-
-def _is_news(known: CallRecord, report: CallReport) -> bool:
-    """Whether what another pod says than before counts, of a call that was refused by one of them.
-
-    The one that took it says so, and has its result.
-    """
-    is_result = report.state == "succeeded" and known.state == "failed"
-    return report.state == "running" or is_result
+        return CallView(**asdict(call), expires=expires)
 
 
 def unknown(call_id: str) -> ResultExpiredError:
@@ -255,26 +290,23 @@ def unknown(call_id: str) -> ResultExpiredError:
 def expired(
     calls: Sequence[CallRecord], *, now: float
 ) -> tuple[list[CallRecord], list[CallRecord]]:
-    """Calls whose results are to be dropped, and calls to be forgotten altogether.
-
-    Args:
-        calls: All calls.
-        now: Seconds since the epoch.
-    """
+    """Calls whose results are to be dropped, and calls to be forgotten altogether."""
     ended = [call for call in calls if call.ended is not None]
     ended.sort(key=_ended, reverse=True)
     dropped, forgotten = [], []
-    is_full = sum(call.result_bytes for call in ended) > KEEP_BYTES
+    # What can never be kept takes no room from others.
+    sizes = [call.result_bytes if call.result_bytes <= KEEP_BYTES else 0 for call in ended]
+    is_full = sum(sizes) > KEEP_BYTES
     size = 0
     for index, call in enumerate(ended):
-        size += call.result_bytes
+        size += sizes[index]
         age = now - _ended(call)
         if index >= KEEP_CALLS or age >= 2 * KEEP_SECONDS:
             forgotten.append(call)
         elif call.result is not None:
             # The newest has all the room there is.
             room = KEEP_BYTES - SLACK_BYTES if is_full and index > 0 else KEEP_BYTES
-            if age >= KEEP_SECONDS or size > room:
+            if age >= KEEP_SECONDS or size > room or call.result_bytes > KEEP_BYTES:
                 dropped.append(call)
     return dropped, forgotten
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Raised when the tables change; an older file is brought up to date when it is opened.
-SCHEMA = 3
+SCHEMA = 4
 
 _TABLES = """
 create table if not exists workloads (
     namespace text not null, name text not null, generation integer not null,
     good integer not null, failure text not null, epoch integer not null,
-    created real not null, updated real not null, active real not null,
+    created real not null, updated real not null, active real not null, worlds text not null,
     primary key (namespace, name)
 ) without rowid;
 create table if not exists generations (
@@ -41,22 +41,19 @@ create index if not exists running_calls on calls (namespace, workload) where en
 """
 
 #: What brings an older file up to date, by its schema: before the tables are made, and after.
+_WORLDS = "alter table workloads add column worlds text not null default '';"
 _MOVES = {
     1: (
-        "alter table pods rename to old_pods;",
+        f"alter table pods rename to old_pods; {_WORLDS}",
         "insert into pods select *, '' from old_pods; drop table old_pods;",
-    )
+    ),
+    2: (_WORLDS, ""),
+    3: (_WORLDS, ""),
 }
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the file, which is made when it does not exist.
-
-    Raises:
-        ControllerError: The file is broken.
-        VersionMismatchError: A newer version of this package wrote it.
-        StorageFullError: There is no room for it.
-    """
+    """Open the file, which is made when it does not exist."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
         # After a crash of the machine, not of the process, the last changes may be lost.

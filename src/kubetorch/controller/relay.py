@@ -16,126 +16,207 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from urllib.parse import unquote, unquote_plus, urlsplit
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from kubetorch.controller.exchange import Exchange
+from kubetorch.controller.routes.table import Exchange
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import (
     CallRefusedError,
     ControllerUnavailableError,
+    ForeignOriginError,
     KubetorchError,
     ServiceNotFoundError,
     UnauthorizedError,
 )
-from kubetorch.lib import proxying, tunnels
+from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import Message, Receive, Scope, Send
-from kubetorch.lib.proxying import Header, Mount, Target
-from kubetorch.wire import failures, routes, tokens
+from kubetorch.lib.http1 import Header
+from kubetorch.lib.http_server import Refusal, Upgrade
+from kubetorch.lib.proxy import Mount, Target
+from kubetorch.wire import exceptions, routes, tokens
 from kubetorch.wire.messages import PodView
+from kubetorch.wire.tokens import AppRequest
 
 #: The first part of the controller's own paths, which no namespace can have here.
-RESERVED = "v1"
+RESERVED = b"v1"
 #: Genuine tokens that are remembered, so that each is verified once.
 _CACHE_SIZE = 1024
+#: Characters of a DNS label.
+_LABEL_LIMIT = 63
+#: Of paths as they are sent: the pod decodes the rest, and nobody decodes anything twice.
 _PATH = re.compile(
-    r"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)"
+    rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)"
 )
-_QUERY = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
 _POD = routes.POD.lower().encode()
 _PREFIX = b"x-forwarded-prefix"
 _HOST = b"host"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The names under which apps are reached through the controller.
+
+    Attributes:
+        ingress: `ingress.host` of the chart.
+        others: `ingress.appHosts`, and the names of the controller itself.
+        are_per_service: Whether the pages of each app have a host of their own below `ingress`:
+            then there are none at the others.
+    """
+
+    ingress: str = ""
+    others: tuple[str, ...] = ()
+    are_per_service: bool = False
+
+    def of(self, namespace: str, name: str) -> str:
+        """The host of a service; empty if it has none: one label must say both names."""
+        label = f"{name}--{namespace}"
+        is_label = len(label) <= _LABEL_LIMIT and label.count("--") == 1 and name != "xn"
+        return f"{label}.{self.ingress}" if self.are_per_service and is_label else ""
+
+    def find(self, host: str) -> tuple[str, str] | None:
+        """Namespace and name of the service whose host this is."""
+        name, _, namespace = host.partition(".")[0].partition("--")
+        return (namespace, name) if host and host == self.of(namespace, name) else None
+
+    def known(self, namespace: str, name: str) -> tuple[str, ...]:
+        """All names by which a browser may call the app of a service."""
+        own = self.of(namespace, name)
+        return tuple(filter(None, (self.ingress, *self.others, own)))
+
+
+#: Of a controller without an ingress.
+NO_HOSTS = Hosts()
+
+
+class Place(NamedTuple):
+    """Where a request leads: a path at the pods of a service."""
+
+    namespace: str
+    name: str
+    mount: Mount
+    is_app: bool
+    is_own_host: bool = False
+
 
 #: Finds a workload by namespace and name; raises `ServiceNotFoundError`.
 Finder = Callable[[str, str], Workload]
 
 
 class Relay:
-    """See the module.
+    """See the module."""
 
-    Args:
-        find: Finds workloads.
-        secret: Secret of the installation, which tokens are checked with.
-        clock: Seconds since the epoch.
-    """
-
-    def __init__(self, find: Finder, *, secret: bytes, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        find: Finder,
+        *,
+        secret: bytes,
+        clock: Callable[[], float],
+        hosts: Hosts = NO_HOSTS,
+    ) -> None:
         self._find = find
+        self._hosts = hosts
         self._secret = secret
         self._clock = clock
         #: When genuine tokens end, by audience and token.
         self._known: dict[tuple[str, str], float] = {}
 
-    def takes(self, path: str) -> bool:
-        """Whether a path is one of a pod."""
+    def locate(self, path: bytes, headers: Iterable[Header]) -> Place | None:
+        """Where a request to a path, as it is quoted, leads; `None` if to the controller itself."""
+        known = dict(headers)
+        own = self._hosts.find(asgi.host_of(known.get(_HOST, b"").decode("latin-1")))
+        if own is not None:
+            return Place(*own, Mount("", routes.APP, seen="/"), is_app=True, is_own_host=True)
         match = _PATH.match(path)
-        return match is not None and match[1] != RESERVED
+        if match is None or match[1] == RESERVED:
+            return None
+        mount = Mount(match[0].decode(), "", seen=known.get(_PREFIX, b"").decode("latin-1"))
+        is_app = Mount(routes.APP, "").has(path[match.end() :])
+        return Place(match[1].decode(), match[2].decode(), mount, is_app)
 
-    @staticmethod
-    def is_app(path: str) -> bool:
-        """Whether a path is one of a pod's app."""
-        match = _PATH.match(path)
-        return match is not None and Mount(routes.APP, "").has(path[match.end() :])
-
-    async def answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with what the pod answers.
-
-        Raises:
-            KubetorchError: It may not be asked, or does not answer.
-        """
+    async def answer(
+        self, place: Place, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request with what the pod answers."""
+        moved = self._moved(place, scope["method"], scope["headers"])
+        if moved:
+            rest = Mount(f"{place.mount.outside}{routes.APP}", "").enter(scope["raw_path"])
+            query = b"?" + scope["query_string"] if scope["query_string"] else b""
+            location = moved + (rest + query).decode("latin-1")
+            await exchange.respond(b"", status=307, content_type="text/plain", location=location)
+            return
 
         async def send_on(message: Message) -> None:
             exchange.passed_on()
             await send(message)
 
-        headers = scope["headers"]
-        target = self._target(scope["path"], scope["query_string"], headers)
+        target, asked = self._target(place, scope["query_string"], scope["headers"], exchange.admit)
+        scope = {**scope, "query_string": asked.query}
         try:
-            await proxying.relay(scope, _passed(headers), receive, send_on, target)
+            await proxy.relay(scope, _passed(asked.headers), receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",
                 hint="try again: the pod may be starting, or be about to end",
             ) from error
 
-    async def open(
-        self, upgrade: tunnels.Upgrade
-    ) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The way of a WebSocket; see `kubetorch.lib.tunnels.Opener`.
-
-        Raises:
-            Refused: It may not be opened.
-        """
+    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
+        place = self.locate(upgrade.raw_path, upgrade.headers)
+        assert place is not None, upgrade.path
         try:
-            path = unquote(upgrade.path.decode("latin-1"))
-            target = self._target(path, upgrade.query, upgrade.headers)
+            self._moved(place, "POST", upgrade.headers)
+            target, asked = self._target(place, upgrade.query, upgrade.headers, upgrade.admit)
         except KubetorchError as error:
-            failure = replace(failures.describe(error), traceback="")
-            raise tunnels.Refused(failures.http_status(error), failure.to_json()) from error
-        return target, _passed(upgrade.headers), lambda: None
+            failure = exceptions.describe_refusal(error)
+            raise Refusal(failure.status, failure.to_json()) from error
+        upgrade.query = asked.query
+        return target, _passed(asked.headers), lambda: None
 
     # ------------------------------------------------------------------------------------ inside
 
-    def _target(self, path: str, query: bytes, headers: list[Header]) -> Target:
-        """Where a request goes.
+    def _moved(self, place: Place, method: str, headers: list[Header]) -> str:
+        """The host that a browser is to be sent to, with its scheme; empty for all else.
 
-        Raises:
-            UnauthorizedError: It brings no token of the service.
-            ServiceNotFoundError: It does, and there is no such service or pod.
-            CallRefusedError: No pod is ready.
+        Raises `ForeignOriginError` for what only a page asks where the page does not belong.
         """
-        match = _PATH.match(path)
-        assert match is not None, path
-        namespace, name = match[1], match[2]
+        known = dict(headers)
+        is_page = b"origin" in known or b"sec-fetch-site" in known
+        if not (self._hosts.are_per_service and place.is_app and is_page) or place.is_own_host:
+            return ""
+        own = self._hosts.of(place.namespace, place.name)
+        scheme = "http" if known.get(b"x-forwarded-proto") == b"http" else "https"
+        if own and (method, known.get(b"sec-fetch-mode")) == ("GET", b"navigate"):
+            _, colon, port = known.get(_HOST, b"").decode("latin-1").rpartition(":")
+            return f"{scheme}://{own}{colon + port if port.isdigit() else ''}"
+        raise ForeignOriginError(
+            f"pages of {place.name} are at {own}" if own else f"{place.name} has no host for pages",
+            hint=None
+            if own
+            else "names of service and namespace must have at most 61 characters together and no "
+            "'--' in them; programs may go on",
+        )
+
+    def _target(
+        self, place: Place, query: bytes, headers: list[Header], admit: Callable[[], None]
+    ) -> tuple[Target, AppRequest]:
+        """Where a request goes, and the request without tokens of other services.
+
+        `admit` is called if it has a token of this one.
+        """
+        namespace, name, mount = place.namespace, place.name, place.mount
         try:
             workload = self._find(namespace, name)
         except ServiceNotFoundError:
             workload = None
-        refused = self._refusal(namespace, name, query, headers)
+        refused, asked = self._inspect(tokens.audience(namespace, name), query, headers)
         if refused is not None:
             app = None if workload is None else workload.spec.callable.app
-            if app is None or not app.public or not self.is_app(path):
+            if app is None or not app.public or not place.is_app:
                 raise refused
+        else:
+            admit()
         if workload is None:
             raise ServiceNotFoundError(
                 f"there is no service {name!r} in namespace {namespace!r}",
@@ -146,33 +227,38 @@ class Relay:
         is_scaled = bool(view.scaler) and wanted is None
         parts = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, wanted).url)
         assert parts.hostname is not None
-        outside = match[0]
-        prefix = outside + (routes.APP if self.is_app(path) else "")
-        is_told = any(key == _PREFIX for key, _ in headers)
-        more = () if is_told else ((_PREFIX, prefix.encode()),)
+        prefix = mount.seen or mount.outside + (routes.APP if place.is_app else "")
+        more: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
         if is_scaled:
             # By this name a scaler knows the service.
             more = (*more, (_HOST, parts.netloc.encode()))
-        return Target(parts.hostname, parts.port or 80, Mount(outside, ""), more)
+        return Target(parts.hostname, parts.port or 80, mount, more), asked
 
-    def _refusal(
-        self, namespace: str, name: str, query: bytes, headers: list[Header]
-    ) -> UnauthorizedError | None:
-        """Why a request may not pass; `None` if it brings a token of the service anywhere."""
-        audience = tokens.audience(namespace, name)
-        refused = UnauthorizedError(
+    def _inspect(
+        self, audience: str, query: bytes, headers: list[Header]
+    ) -> tuple[UnauthorizedError | None, AppRequest]:
+        """Why a request may not pass, `None` if it brings a token of the service anywhere.
+
+        The pod is the user's: tokens of other services, which a browser brings too, stay here.
+        """
+        refused: UnauthorizedError | None = UnauthorizedError(
             "this needs a token of the service",
             hint="send it as Authorization: Bearer <token>; kt token NAME prints one",
         )
-        for token in _candidates(query, headers):
+
+        def is_passed(token: str) -> bool:
+            nonlocal refused
             try:
                 self._check(audience, token)
             except UnauthorizedError as error:
                 # What an app takes for a token of its own is none of ours that is wrong.
-                refused = error if tokens.is_signed(token) else refused
-            else:
-                return None
-        return refused
+                refused = error if refused is not None and tokens.is_signed(token) else refused
+                return False
+            refused = None
+            return True
+
+        asked = tokens.inspect(headers, query, is_ours=tokens.is_signed, is_passed=is_passed)
+        return refused, asked
 
     def _check(self, audience: str, token: str) -> None:
         now = self._clock()
@@ -185,37 +271,12 @@ class Relay:
         self._known[audience, token] = claims.expires
 
 
-def _candidates(query: bytes, headers: Iterable[Header]) -> Iterable[str]:
-    """What may be a token in a request: the agent takes it from the same places."""
-    for name, value in headers:
-        text = value.decode("latin-1").strip()
-        if name == b"authorization":
-            scheme, _, token = text.partition(" ")
-            if scheme.lower() == "bearer":
-                yield token.strip()
-        elif name == routes.APP_TOKEN.lower().encode():
-            yield text
-        elif name == b"cookie":
-            for pair in text.split(";"):
-                cookie, _, token = pair.strip().partition("=")
-                if cookie.startswith(routes.APP_COOKIE):
-                    yield token
-    match = _QUERY.search(query)
-    if match is not None:
-        yield unquote_plus(match[1].decode("latin-1"))
-
-
 def _passed(headers: Iterable[Header]) -> list[Header]:
     return [header for header in headers if header[0] != _POD]
 
 
 def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:
-    """The pod that is meant.
-
-    Raises:
-        ServiceNotFoundError: There is no such pod.
-        CallRefusedError: None is ready.
-    """
+    """The pod that is meant."""
     known = [pod for pod in pods if pod.url]
     if wanted is not None:
         found = next((pod for pod in known if pod.name == wanted), None)

@@ -25,11 +25,10 @@ the wanted one is reached without it; then the backend ends it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any
 
 import msgspec
 
-Failure = dict[str, Any]
+from kubetorch.wire.exceptions import Failure
 
 # -------------------------------------------------------------------------------------- events
 
@@ -45,12 +44,14 @@ class PodsChanged(msgspec.Struct, frozen=True):
     """The backend has these pods now: those of the wanted template, and retiring ones.
 
     It `expects` so many of the wanted template at the least: 0 where its scaler makes pods when
-    they are needed, `None` while that is not known yet.
+    they are needed, `None` while that is not known yet. Where not all are needed, those that are
+    suffice.
     """
 
     pods: frozenset[str]
     retiring: frozenset[str] = frozenset()
     expected: int | None = 1
+    needed: frozenset[str] | None = None
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -131,13 +132,7 @@ class _Session(msgspec.Struct):
 
 
 class Rollout(msgspec.Struct):
-    """The state of one workload.
-
-    Attributes:
-        wanted: The generation that was deployed last; 0 before the first.
-        good: The last one that every pod served.
-        failure: Why the wanted one was given up.
-    """
+    """The state of one workload."""
 
     wanted: int = 0
     good: int = 0
@@ -145,6 +140,7 @@ class Rollout(msgspec.Struct):
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
     expected: int | None = None
+    needed: frozenset[str] | None = None
     _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
     _ready: set[str] = msgspec.field(default_factory=set)
@@ -158,8 +154,9 @@ class Rollout(msgspec.Struct):
                 effects += self._deployed(generation)
                 if failure is not None:
                     effects += self._give_up(generation, failure)
-            case PodsChanged(pods, retiring, expected):
+            case PodsChanged(pods, retiring, expected, needed):
                 self.pods, self.retiring, self.expected = pods, retiring, expected
+                self.needed = needed
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -225,7 +222,9 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_served(self) -> bool:
-        """Whether all pods that there should be do, or none is needed."""
+        """Whether all pods that there should be do, or those that are needed, if not all are."""
+        if self.needed is not None:
+            return bool(self.needed) and self.needed <= self._ready
         is_all = bool(self.pods) and len(self._ready) == len(self.pods)
         return self.rests or (is_all and self.is_complete)
 

@@ -7,16 +7,18 @@ stopped process, a machine that sleeps).
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable
 
 from kubetorch.controller.access import Access, PodIdentity, Principal
 from kubetorch.controller.workload import Workload
-from kubetorch.errors import KubetorchError, ProtocolError, UnauthorizedError
-from kubetorch.lib import websocket
+from kubetorch.controller.workloads import Workloads
+from kubetorch.errors import ForbiddenError, KubetorchError, ProtocolError, UnauthorizedError
+from kubetorch.lib import websocket_protocol
 from kubetorch.lib.clock import Clock, Timer
-from kubetorch.lib.connections import Connection
+from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.wire import messages, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -26,6 +28,8 @@ from kubetorch.wire.messages import (
     Hello,
     LogReport,
     Observed,
+    Probed,
+    Regroup,
     StageReport,
 )
 
@@ -35,98 +39,87 @@ SILENCE = 15.0
 HELLO_TIMEOUT = 10.0
 #: Longest message of an agent, in bytes: a failure with its traceback.
 MESSAGE_LIMIT = 4 * 1024 * 1024
+#: Longest `Hello`, of somebody who may be anybody, and of a pod of a workload, which may know of
+#: tens of thousands of spawned calls.
+HELLO_LIMIT, POD_HELLO_LIMIT = 16 * 1024, 1024 * 1024
+#: Sessions of one identity that have not said `Hello`.
+WAITING_LIMIT = 4
 
 _log = logging.getLogger(__name__)
 
 
-class Registry(Protocol):
-    """Where sessions find what they belong to."""
-
-    def workload_of(self, pod: PodIdentity) -> Workload | None:
-        """The workload of a pod, if there is such a pod."""
-
-    def on_call(self, pod: PodIdentity, report: CallReport) -> None:
-        """News of a spawned call."""
-
-    def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
-        """The agent of a pod knows of no other spawned calls that run."""
-
-
-class Session:
-    """One session; the endpoint of its connection.
-
-    Args:
-        principal: Whose token opened it.
-        access: Says whether they are the pod that they say they are, and what it is told first.
-        registry: Finds its workload.
-        on_begin: Called once it is known that it is a pod's that serves.
-        clock: Notices silence.
-        on_end: Called once it is over.
-    """
+class Session(Endpoint):
+    """One session; the endpoint of its connection."""
 
     def __init__(
         self,
         principal: Principal,
         *,
         access: Access,
-        registry: Registry,
+        workloads: Workloads,
         on_begin: Callable[[Workload, Session], None],
+        on_hello: Callable[[Session], None],
         clock: Clock,
         on_end: Callable[[Session], None],
     ) -> None:
-        self._principal = principal
+        self.principal = principal
         self._access = access
-        self._registry = registry
+        self._workloads = workloads
         self._on_begin = on_begin
+        self._on_hello = on_hello
         self._clock = clock
         self._on_end = on_end
         self._connection: Connection | None = None
         self._pod: PodIdentity | None = None
         self._workload: Workload | None = None
         self._serving = 0
+        # While what the pod has mounted is looked at, and what it says meanwhile.
+        self._checking: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
         self._silence: Timer | None = None
+        self._heard = 0.0
         self._is_silent = False
+        # What was said last, if it is only a sign of life when it is said again.
+        self._sign: bytes | None = None
 
     # --------------------------------------------------------------------------- for a workload
 
     def send(self, message: FromController) -> None:
-        """Tell the agent; dropped when the session is over."""
+        """Send a message to the agent; dropped when the session is over."""
         self.send_text(messages.encode(message))
 
     def send_text(self, text: bytes) -> None:
-        """Tell the agent what is encoded already; dropped when the session is over."""
+        """Send a message that is encoded already; dropped when the session is over."""
         if self._connection is not None:
-            self._connection.send(text, opcode=websocket.TEXT)
+            self._connection.send(text, opcode=websocket_protocol.TEXT)
 
-    def close(self, reason: str, code: int = websocket.GOING_AWAY) -> None:
+    def close(self, reason: str, code: int = websocket_protocol.GOING_AWAY) -> None:
         """End the session."""
         connection, self._connection = self._connection, None
-        # What it says until the connection is gone is not listened to, nor is its silence.
+        # Messages until the connection is gone are dropped, and silence is of no interest.
         self._stop_listening()
         if connection is not None:
             connection.close(code, reason)
 
     # ------------------------------------------------------------------------ for its connection
 
-    def on_open(self, connection: Connection) -> None:  # noqa: D102  # Endpoint's
+    def on_open(self, connection: Connection) -> None:  # Endpoint's
         self._connection = connection
+        is_pod = self._access.namespace_of_pod(self.principal) is not None
+        connection.limit(POD_HELLO_LIMIT if is_pod else HELLO_LIMIT)
         self._silence = self._clock.call_later(HELLO_TIMEOUT, self._on_silence)
 
-    def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Endpoint's
-        self._on_text(bytes(payload))
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
+        if self._sign is not None and payload == self._sign:
+            self._hear()  # thousands of pods say the same twice a second
+        else:
+            self._on_text(bytes(payload))
 
-    def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102
-        return None
-
-    def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Endpoint's
-        self._on_text(head + bytes(rest))
-
-    def on_writable(self) -> None:  # noqa: D102  # Endpoint's
-        return
-
-    def on_close(self, reason: str) -> None:  # noqa: D102  # Endpoint's
+    def on_close(self, reason: str) -> None:  # Endpoint's
         self._connection = None
         self._stop_listening()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._workload is not None and self._pod is not None:
             self._workload.disconnected(self._pod.pod, self)
             _log.info("session ended pod=%s reason=%s", self._pod.pod, reason)
@@ -137,13 +130,23 @@ class Session:
     def _on_text(self, text: bytes) -> None:
         if self._connection is None:
             return  # it was closed, and this was on its way
+        if self._checking is not None:
+            self._early.append(text)
+            return
         try:
-            self._take(_decode(text))
+            message: FromAgent = messages.decode(FromAgent, text)  # type: ignore[arg-type]  # a union
+            self._take(message)
+            if isinstance(message, Activity):
+                self._sign = text
         except KubetorchError as error:
-            _log.warning("session refused pod=%s error=%s", self._pod, error)
-            is_protocol = isinstance(error, ProtocolError)
-            code = websocket.PROTOCOL_ERROR if is_protocol else websocket.POLICY_VIOLATION
-            self.close(str(error), code)
+            self._refuse(error)
+
+    def _refuse(self, error: KubetorchError) -> None:
+        _log.warning("session refused pod=%s error=%.200s", self._pod, error)
+        code = websocket_protocol.POLICY_VIOLATION
+        if isinstance(error, ProtocolError):
+            code = websocket_protocol.PROTOCOL_ERROR
+        self.close(str(error), code)
 
     def _take(self, message: FromAgent) -> None:
         if isinstance(message, Hello):
@@ -151,32 +154,71 @@ class Session:
         elif self._workload is None or self._pod is None:
             raise ProtocolError("the first message of a session must be hello")
         else:
-            self._hear(self._workload, self._pod.pod)
+            self._hear()
+            if self._is_silent:
+                self._is_silent = False
+                self._workload.no_longer_silent(self._pod.pod, self._serving)
             self._dispatch(message, self._workload, self._pod)
 
     def _begin(self, hello: Hello) -> None:
         pod = PodIdentity(hello.namespace, hello.workload, hello.pod)
         if self._workload is not None:
             raise ProtocolError("a session says hello once")
-        self._access.check_pod(self._principal, pod)
+        self._access.check_pod(self.principal, pod)
         versions.check(
             hello.protocol,
             peer=f"pod {hello.pod}",
             fix_peer=versions.FIX_PODS,
             fix_self="a newer controller takes it up",
         )
-        workload = self._registry.workload_of(pod)
+        workload = self._workloads.workload_of(pod)
         if workload is None:
             raise UnauthorizedError(f"there is no pod {hello.pod}")
+        self._on_hello(self)
+        if self._connection is not None:
+            self._connection.limit(MESSAGE_LIMIT)
+        mounted = workload.mounted(hello.pod)
+        if not mounted:
+            self._welcome(hello, pod, workload)
+        elif self._connection is not None:
+            # What has come already is kept, and more stays with the agent.
+            self._connection.read_on(False)
+            check = self._check(hello, pod, workload, mounted)
+            self._checking = asyncio.get_running_loop().create_task(check)
+
+    async def _check(
+        self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: Mounted
+    ) -> None:
+        """Let the pod in, and have it run anything, only if it may have what it has mounted."""
+        try:
+            await self._access.check_mounts(
+                workload.spec, workload.grants, mounted, is_running=hello.generation > 0
+            )
+            self._checking = None
+            if self._connection is not None and self._workloads.workload_of(pod) is workload:
+                self._welcome(hello, pod, workload)
+        except ForbiddenError as error:
+            self._refuse(error)
+            workload.refused(pod.pod, error)
+        except KubetorchError as error:
+            self._refuse(error)
+        early, self._early = self._early, []
+        for text in early:
+            self._on_text(text)
+        if self._connection is not None:
+            self._connection.read_on(True)
+
+    def _welcome(self, hello: Hello, pod: PodIdentity, workload: Workload) -> None:
         self._pod, self._workload, self._serving = pod, workload, hello.generation
-        self._restart_silence()
+        self._stop_listening()
+        self._hear()
         _log.info("session began pod=%s generation=%s", hello.pod, hello.generation)
         welcome = self._access.welcome(pod)
         if welcome is not None:
             self.send(welcome)
         workload.connected(hello, self)
         if hello.calls is not None:
-            self._registry.on_calls(pod, hello.calls)
+            self._workloads.on_calls(pod, hello.calls)
         if hello.generation:
             self._on_begin(workload, self)
 
@@ -192,34 +234,36 @@ class Session:
             case Activity():
                 workload.active(pod.pod, message)
             case CallReport():
-                self._registry.on_call(pod, message)
+                self._workloads.on_call(pod, message)
+            case Regroup():
+                workload.regroup(pod.pod, message)
+            case Probed():
+                workload.probed(pod.pod, message)
 
     # ----------------------------------------------------------------------------------- silence
 
-    def _hear(self, workload: Workload, pod: str) -> None:
-        self._restart_silence()
-        if self._is_silent:
-            self._is_silent = False
-            workload.heard_again(pod, self._serving)
-
     def _stop_listening(self) -> None:
+        self._sign = None
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
 
-    def _restart_silence(self) -> None:
-        self._stop_listening()
-        self._silence = self._clock.call_later(SILENCE, self._on_silence)
+    def _hear(self) -> None:
+        """The pod has said something."""
+        self._heard = self._clock.time()
+        if self._silence is None:
+            self._silence = self._clock.call_later(SILENCE, self._on_silence)
+        if self._workload is not None and self._pod is not None:
+            self._workload.heard(self._pod.pod)
 
     def _on_silence(self) -> None:
         self._silence = None
+        # A clock that was set back makes it wait longer once.
+        left = min(SILENCE, self._heard + SILENCE - self._clock.time())
         if self._workload is None or self._pod is None:
-            self.close("no hello came", websocket.POLICY_VIOLATION)
+            self.close("no hello came", websocket_protocol.POLICY_VIOLATION)
+        elif left > 0.0:
+            self._silence = self._clock.call_later(left, self._on_silence)
         else:
-            self._is_silent = True
+            self._is_silent, self._sign = True, None
             self._workload.silent(self._pod.pod)
-
-
-def _decode(text: bytes) -> FromAgent:
-    message: FromAgent = messages.decode(FromAgent, text)  # type: ignore[arg-type]  # a union
-    return message

@@ -1,10 +1,9 @@
-"""What survives the controller: workloads, their generations, pods and spawned calls.
+"""The state that survives the controller: workloads, generations, pods and spawned calls.
 
-`State`, `PodState` and `CallState` are what the rest of the controller sees. `SqliteState` keeps
-all of it in one SQLite file in WAL mode: a change is on disk, as a transaction, before its method
-returns, so `kill -9` at any moment leaves the state before the change or after it. Methods take
-well below a millisecond and are called from the event loop. Another state may write behind; `flush`
-says when what it was given is safe.
+`SqliteState` keeps all of it in one SQLite file in WAL mode: a change is on disk, as a transaction,
+before its method returns, so `kill -9` at any moment leaves the state before the change or after
+it. Methods take well below a millisecond and are called from the event loop. In a cluster
+`KubernetesState` keeps workloads instead, and writes behind; `flush` says when a change is safe.
 """
 
 from __future__ import annotations
@@ -19,26 +18,18 @@ import msgspec
 from msgspec.structs import astuple
 
 from kubetorch.controller import database
-from kubetorch.controller.summary import Observer
+from kubetorch.controller.access import Grant
 from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 
-_log = logging.getLogger(__name__)
 _Record = TypeVar("_Record", bound=msgspec.Struct)
+
+_log = logging.getLogger(__name__)
 
 
 class WorkloadRecord(msgspec.Struct, frozen=True):
-    """One workload.
-
-    Attributes:
-        namespace, name: Its identity.
-        generation: The wanted generation; it exists in `Generation`s.
-        good: The last generation that all pods served; 0 when there was none.
-        failure: JSON of why the wanted generation was given up; empty when it was not.
-        epoch: Number of the last change of its members.
-        created, updated, active: Seconds since the epoch: first and last deploy, last call.
-    """
+    """One workload."""
 
     namespace: str
     name: str
@@ -49,29 +40,23 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     created: float = 0.0
     updated: float = 0.0
     active: float = 0.0
+    #: The worlds of a distributed service, as `kubetorch.controller.world` packs them.
+    worlds: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One generation of a workload: its number and what it is."""
+    """One generation of a workload: its number, what it is, and what a cluster's pods of it may.
+
+    What is granted is kept in a cluster alone; of what an earlier version deployed it is not known.
+    """
 
     number: int
     spec: WorkloadSpec
+    grant: Grant | None = None
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """One pod of the process backend.
-
-    Attributes:
-        namespace, workload, name: Its identity.
-        ordinal: Its number in the workload.
-        port: Where its agent listens.
-        template: Fingerprint of the pod template that it was made from.
-        mark: Value of `kubetorch.wire.podenv.MARK` in its processes; a new one for each start.
-        pid, start_time: Its agent (`kubetorch.lib.identity.start_time`); 0 when none was started.
-        restarts: How often its agent was started again.
-        started: Seconds since the epoch of its agent's start.
-        devices: Numbers of the GPUs that are its own, with commas.
-    """
+    """One pod of the process backend."""
 
     namespace: str
     workload: str
@@ -109,46 +94,31 @@ class Contents(msgspec.Struct, frozen=True):
     generations: dict[tuple[str, str], tuple[Generation, ...]] = msgspec.field(default_factory=dict)
 
 
-class PodState(Protocol):
-    """What the process backend keeps."""
+class Summary(msgspec.Struct, frozen=True):
+    """A workload at one moment, in a few words: what `kubectl get` shows of it."""
 
-    def pods(self) -> list[PodRecord]:
-        """All pods."""
+    phase: str
+    kind: str
+    ready: int
+    pods: int
+    is_ready: bool
+    message: str
+    ttl: str
+    time: float
 
-    def put_pod(self, pod: PodRecord) -> None:
-        """Add or replace a pod."""
 
-    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:
-        """Forget pods, by namespace and name."""
+class Observer(Protocol):
+    """Whom a state asks for summaries, and notifies of deletions by others."""
 
+    def summary(self, namespace: str, name: str) -> Summary | None:
+        """How a workload is; `None` when there is none of that name."""
 
-class CallState(Protocol):
-    """What is kept of spawned calls."""
-
-    def call(self, call_id: str) -> CallRecord | None:
-        """One call."""
-
-    def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
-        """Calls, newest first, of a namespace and a workload if they are given."""
-
-    def running_calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
-        """Those of `calls` whose end is not known."""
-
-    def count_ended_calls(self) -> tuple[int, int]:
-        """How many calls have ended, and the bytes of their results together."""
-
-    def results(self, namespace: str = "") -> set[str]:
-        """The digests of all results, of a namespace if it is given."""
-
-    def put_call(self, call: CallRecord) -> None:
-        """Add or replace a call."""
-
-    def delete_calls(self, ids: Iterable[str]) -> None:
-        """Forget calls."""
+    def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
+        """Somebody else deleted a workload: what it runs on is to go too."""
 
 
 class State(Protocol):
-    """What survives the controller of workloads."""
+    """The records of workloads that survive the controller."""
 
     def contents(self) -> Contents:
         """All workloads and the generations that are kept of them."""
@@ -160,13 +130,7 @@ class State(Protocol):
         generation: Generation | None = None,
         keep: Sequence[int] = (),
     ) -> None:
-        """Add or replace a workload, in one transaction with its generations.
-
-        Args:
-            workload: The workload.
-            generation: A new generation, which the workload wants.
-            keep: When not empty: the generations to keep; others are forgotten.
-        """
+        """Add or replace a workload, in one transaction with its generations."""
 
     def delete_workload(self, namespace: str, name: str) -> None:
         """Forget a workload and its generations."""
@@ -175,39 +139,20 @@ class State(Protocol):
         """A workload of `contents` cannot be taken up, for this reason."""
 
     def observe(self, observer: Observer) -> None:
-        """Ask this one how workloads are, and tell it what others do to them."""
+        """Ask this observer for summaries, and notify it of deletions by others."""
 
     def touch(self, namespace: str, name: str) -> None:
         """A workload may be in another phase than before; called often."""
 
     async def flush(self, namespace: str, name: str) -> None:
-        """Wait until what was put or deleted of a workload survives the controller.
+        """Wait until what was put or deleted of a workload survives the controller."""
 
-        Raises:
-            KubetorchError: It will not. A generation that was put is forgotten, and a workload that
-                was deleted is there again.
-        """
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What survives a controller.
-
-    Attributes:
-        workloads: The workloads and their generations.
-        calls: Spawned calls.
-    """
-
-    workloads: State
-    calls: CallState
+    async def flush_worlds(self, namespace: str, name: str) -> None:
+        """Wait until the worlds that were put do; not for long, as pods wait for it."""
 
 
 class SqliteState:
-    """The state in an SQLite file.
-
-    Args:
-        path: The file.
-        connection: The file, opened by `database.open_database`.
-    """
+    """The state in an SQLite file."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -219,7 +164,7 @@ class SqliteState:
 
     # ------------------------------------------------------------------------------- workloads
 
-    def contents(self) -> Contents:  # noqa: D102  # State's
+    def contents(self) -> Contents:  # State's
         generations: dict[tuple[str, str], tuple[Generation, ...]] = {}
         for namespace, name, number, spec in self._query(
             "select namespace, name, number, spec from generations order by number"
@@ -234,7 +179,7 @@ class SqliteState:
         rows = self._query("select * from workloads order by namespace, name")
         return Contents(tuple(self._records(WorkloadRecord, rows)), generations)
 
-    def put_workload(  # noqa: D102  # State's
+    def put_workload(  # State's
         self,
         workload: WorkloadRecord,
         *,
@@ -246,11 +191,16 @@ class SqliteState:
         if generation is not None:
             statements = [(_replace("workloads", WorkloadRecord), astuple(workload))]
         else:  # a change, which must not bring back what was deleted meanwhile
-            statements = [(_update("workloads", WorkloadRecord), (*astuple(workload), *key))]
+            values = ", ".join(f"{name} = ?" for name in WorkloadRecord.__struct_fields__)
+            update = f"update workloads set {values} where namespace = ? and name = ?"
+            statements = [(update, (*astuple(workload), *key))]
         if generation is not None:
             spec = messages.encode(generation.spec).decode()
             statements.append(
-                ("insert into generations values (?, ?, ?, ?)", (*key, generation.number, spec))
+                (
+                    "insert or replace into generations values (?, ?, ?, ?)",
+                    (*key, generation.number, spec),
+                )
             )
         if keep:
             marks = ", ".join("?" * len(keep))
@@ -263,7 +213,7 @@ class SqliteState:
             )
         self._transaction(statements)
 
-    def delete_workload(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
+    def delete_workload(self, namespace: str, name: str) -> None:  # State's
         where = "where namespace = ? and name = ?"
         self._transaction(
             [
@@ -272,7 +222,7 @@ class SqliteState:
             ]
         )
 
-    def reject_workload(self, namespace: str, name: str, reason: str) -> None:  # noqa: D102
+    def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         _log.error("workload forgotten workload=%s/%s reason=%s", namespace, name, reason)
         self.delete_workload(namespace, name)
 
@@ -285,33 +235,31 @@ class SqliteState:
     async def flush(self, namespace: str, name: str) -> None:
         """Every change was on disk before its method returned."""
 
+    async def flush_worlds(self, namespace: str, name: str) -> None:
+        """As everything."""
+
     # ------------------------------------------------------------------------------------ pods
 
-    def pods(self) -> list[PodRecord]:  # noqa: D102  # PodState's
+    def pods(self) -> list[PodRecord]:
         return self._records(PodRecord, self._query("select * from pods order by ordinal"))
 
-    def put_pod(self, pod: PodRecord) -> None:  # noqa: D102  # PodState's
+    def put_pod(self, pod: PodRecord) -> None:
         self._transaction([(_replace("pods", PodRecord), astuple(pod))])
 
-    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:  # noqa: D102  # PodState's
+    def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:
         where = "delete from pods where namespace = ? and name = ?"
         self._transaction([(where, pod) for pod in pods])
 
     # ----------------------------------------------------------------------------------- calls
 
-    def call(self, call_id: str) -> CallRecord | None:  # noqa: D102  # CallState's
+    def call(self, call_id: str) -> CallRecord | None:
         rows = self._query("select * from calls where id = ?", call_id)
         return self._records(CallRecord, rows[:1])[0] if rows else None
 
-    def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:  # noqa: D102
-        return self._calls_where("true", namespace, workload)
-
-    def running_calls(  # noqa: D102  # CallState's
-        self, *, namespace: str = "", workload: str = ""
+    def calls(
+        self, *, namespace: str = "", workload: str = "", is_running: bool = False
     ) -> list[CallRecord]:
-        return self._calls_where("ended is null", namespace, workload)
-
-    def _calls_where(self, condition: str, namespace: str, workload: str) -> list[CallRecord]:
+        condition = "ended is null" if is_running else "true"
         rows = self._query(
             f"select * from calls where {condition} and (? = '' or namespace = ?)"
             " and (? = '' or workload = ?) order by started desc",
@@ -319,21 +267,21 @@ class SqliteState:
         )
         return self._records(CallRecord, rows)
 
-    def count_ended_calls(self) -> tuple[int, int]:  # noqa: D102  # CallState's
+    def count_ended_calls(self) -> tuple[int, int]:
         ((count, size),) = self._query("select count(ended), total(result_bytes) from calls")
         return count, int(size)
 
-    def results(self, namespace: str = "") -> set[str]:  # noqa: D102  # CallState's
+    def results(self, namespace: str = "") -> set[str]:
         rows = self._query(
             "select result from calls where result is not null and (? = '' or namespace = ?)",
             *(namespace, namespace),
         )
         return {digest for (digest,) in rows}
 
-    def put_call(self, call: CallRecord) -> None:  # noqa: D102  # CallState's
+    def put_call(self, call: CallRecord) -> None:
         self._transaction([(_replace("calls", CallRecord), astuple(call))])
 
-    def delete_calls(self, ids: Iterable[str]) -> None:  # noqa: D102  # CallState's
+    def delete_calls(self, ids: Iterable[str]) -> None:
         self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
 
     # ---------------------------------------------------------------------------------- SQLite
@@ -365,11 +313,13 @@ class SqliteState:
             raise database.failure(self._path, error) from error
 
 
+class ControllerState(msgspec.Struct, frozen=True):
+    """The state of a controller: of workloads, and of calls."""
+
+    workloads: State
+    calls: SqliteState
+
+
 def _replace(table: str, record: type[msgspec.Struct]) -> str:
     marks = ", ".join("?" * len(record.__struct_fields__))
     return f"insert or replace into {table} values ({marks})"
-
-
-def _update(table: str, record: type[msgspec.Struct]) -> str:
-    values = ", ".join(f"{name} = ?" for name in record.__struct_fields__)
-    return f"update {table} set {values} where namespace = ? and name = ?"

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
 from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
+from kubetorch.controller.state import Summary
 from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import Activity, DeployLog, LogReport, PodView, Stage, StageReport
+from kubetorch.wire.messages import (
+    Activity,
+    DeployLog,
+    LogReport,
+    PodView,
+    Stage,
+    StageReport,
+    WorkloadView,
+)
+
+#: The words of a status with which calls are served, or have been: an app that has done its work.
+_SERVED = ("Ready", "Scaling", "Running", "Succeeded")
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """What a pod said over its session.
-
-    Attributes:
-        url: Where it says that its agent answers.
-        activity: How busy it is.
-        stage: How far it is with the generation that it loads.
-        is_silent: Whether it has not been heard of for too long.
-    """
+class PodReport(msgspec.Struct, frozen=True):
+    """The last messages of a pod over its session."""
 
     url: str = ""
     activity: Activity | None = None
@@ -30,57 +35,57 @@ class Heard(msgspec.Struct, frozen=True):
     is_silent: bool = False
 
 
-def url(pod: PodStatus, heard: Heard | None) -> str:
+def url(pod: PodStatus, report: PodReport | None) -> str:
     """Base URL of a pod's agent; what a pod says counts until its backend knows."""
-    return pod.url or ("" if heard is None else heard.url)
+    return pod.url or ("" if report is None else report.url)
 
 
-def pod_view(pod: PodStatus, heard: Heard | None, state: Rollout, *, is_ready: bool) -> PodView:
-    """One pod."""
-    activity = None if heard is None else heard.activity
+def pod_view(
+    pod: PodStatus, report: PodReport | None, state: Rollout, *, is_ready: bool
+) -> PodView:
+    activity = None if report is None else report.activity
+    is_cut_off = pod.is_ours and report is None
+    is_over = pod.is_down or (is_cut_off and pod.phase == "Terminating")
     return PodView(
         name=pod.name,
         ordinal=pod.ordinal,
-        phase=pod.phase,
+        phase="Unknown" if is_cut_off and pod.phase == "Running" else pod.phase,
         is_ready=is_ready,
-        url=url(pod, heard),
+        url=url(pod, report),
         generation=state.serving(pod.name) or 0,
         restarts=pod.restarts,
-        reason="" if state.is_ready(pod.name) else waits_for(pod, heard, state),
+        reason="" if state.is_ready(pod.name) else waits_for(pod, report, state),
         pid=pod.pid,
         calls=0 if activity is None else activity.calls,
         started=pod.started,
         app=None if activity is None else activity.app,
-        ended=pod.ending if pod.is_down else None,
+        ended=pod.ending if is_over else None,
     )
 
 
 def pod_views(
-    pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout
+    pods: Sequence[PodStatus],
+    reports: dict[str, PodReport],
+    state: Rollout,
+    cut_off: Set[str] = frozenset(),
 ) -> tuple[PodView, ...]:
     """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
     serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
+    serving -= cut_off
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
     ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
-        pod_view(pod, heard.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
+        pod_view(pod, reports.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
     )
 
 
 def status(
-    pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout, spec: WorkloadSpec
+    pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout, spec: WorkloadSpec
 ) -> str:
-    """The word of `kt list`: whether calls are served, be it by the generation before.
-
-    Args:
-        pods: The pods.
-        heard: What they said.
-        state: What they serve.
-        spec: What they run.
-    """
+    """The word of `kt list`: whether calls are served, be it by the generation before."""
     current = [pod for pod in pods if not pod.is_retiring]
     serving = [pod for pod in current if state.serving(pod.name)]
-    activities = [heard[pod.name].activity for pod in serving if pod.name in heard]
+    activities = [reports[pod.name].activity for pod in serving if pod.name in reports]
     codes = [one.app.exit_code for one in activities if one is not None and one.app is not None]
     if any(codes):
         return "Failed"
@@ -114,27 +119,27 @@ def _may_serve_again(pods: Iterable[PodStatus], state: Rollout) -> bool:
     )
 
 
-def waits_for(pod: PodStatus, heard: Heard | None, state: Rollout) -> str:
+def waits_for(pod: PodStatus, report: PodReport | None, state: Rollout) -> str:
     """Why a pod does not serve the wanted generation, in words."""
     if pod.is_retiring:
         return "it is being replaced" if pod.phase != "Terminating" else "it is ending"
     if pod.reason:
         return pod.reason
-    if heard is None:
+    if report is None:
         return "its agent has not connected"
-    if heard.is_silent:
+    if report.is_silent:
         return "its agent has not been heard of"
     if state.failure is not None:
         return f"it failed to load generation {state.wanted}"
-    stage = f": {heard.stage}" if heard.stage else ""
+    stage = f": {report.stage}" if report.stage else ""
     return f"it loads generation {state.wanted}{stage}"
 
 
-def late(pods: Sequence[PodStatus], heard: dict[str, Heard], state: Rollout) -> str:
-    """What a deploy still waits for, in words."""
+def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout) -> str:
+    """The pods that a deploy still waits for, in words."""
     lagging = state.lagging()
     waits = [
-        f"pod {pod.name}: {waits_for(pod, heard.get(pod.name), state)}"
+        f"pod {pod.name}: {waits_for(pod, reports.get(pod.name), state)}"
         for pod in pods
         if pod.name in lagging
     ]
@@ -156,7 +161,7 @@ def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
 
 
 def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
-    """What the deploy of a manifest begins with: what its author should know at once."""
+    """The warnings that the deploy of a manifest begins with."""
     return [
         Stage(stage="backend", message=text, warning=True) for text in backend.warnings(manifest)
     ]
@@ -180,4 +185,19 @@ def line(pod: str, message: LogReport) -> DeployLog:
         source=message.source,
         level=message.level,
         time=message.time,
+    )
+
+
+def summary(view: WorkloadView, now: float) -> Summary:
+    """A workload as it is at this moment."""
+    failure = view.failure or {}
+    return Summary(
+        phase=view.status,
+        kind=view.kind,
+        ready=sum(pod.is_ready and pod.generation == view.generation for pod in view.pods),
+        pods=view.spec.compute.pods,
+        is_ready=view.status in _SERVED,
+        message=str(failure.get("message") or ""),
+        ttl=view.spec.compute.inactivity_ttl or "",
+        time=now,
     )

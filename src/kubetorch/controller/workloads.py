@@ -1,38 +1,47 @@
-"""What can be done with workloads: deploy, look at, delete."""
+"""All workloads of a controller: deploy, read and delete them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
 
-from kubetorch.controller import checking, departures, summary
-from kubetorch.controller.access import PodIdentity
+from kubetorch.controller import views
+from kubetorch.controller.access import Grant, PodIdentity
 from kubetorch.controller.backends.base import Backend
+from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.locks import Locks
-from kubetorch.controller.progress import Progress
-from kubetorch.controller.state import State, WorkloadRecord
-from kubetorch.controller.summary import Summary
-from kubetorch.controller.surroundings import Surroundings
-from kubetorch.controller.workload import Workload
+from kubetorch.controller.deploys import DeployProgress
+from kubetorch.controller.state import State, Summary, WorkloadRecord
+from kubetorch.controller.workload import Workload, WorkloadServices
+from kubetorch.datastore import blobs
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock, Timer
+from kubetorch.manifests import desired_pods, rendering
+from kubetorch.manifests.desired_pods import Attached
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs import names, quantity
+from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import tokens, versions, waits
+from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
     CallReport,
     CallView,
     CancelCall,
     Deploy,
     DeployEvent,
+    Ending,
     Missing,
     TokenView,
     WorkloadView,
 )
 
+#: Names of workloads by namespace and name of what they use.
+Users = dict[tuple[str, str], tuple[str, ...]]
 #: Seconds that a token for calls is good for when nothing is said, and the bounds.
 TOKEN_LIFETIME = 3600.0
 TOKEN_LEAST = 1.0
@@ -41,48 +50,43 @@ TOKEN_MOST = 30 * 86400.0
 SWEEP_DELAY = 30.0
 #: Seconds until that is done again: what was not known then may be by now.
 SWEEP_INTERVAL = 600.0
+#: Secrets and volumes that a workload may have.
+_MOUNTED_MOST = 200
 #: Deploys that a repeated request can join.
 _REMEMBERED_DEPLOYS = 32
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
 
 class Workloads:
-    """All workloads.
-
-    Args:
-        backend: Runs their pods.
-        state: Keeps their records.
-        depots: Where blobs are.
-        calls: Told of calls that are lost with their pods.
-        clock: The time.
-        secret: Secret of the installation, for tokens.
-    """
-
     def __init__(
         self,
         *,
         backend: Backend,
         state: State,
-        depots: Depots,
+        blob_stores: BlobStores,
         calls: Calls,
         clock: Clock,
         secret: bytes,
     ) -> None:
         self._backend = backend
         self._state = state
-        self._depots = depots
+        self._blob_stores = blob_stores
         self._calls = calls
         self._clock = clock
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
-        self._locks = Locks()
-        self._deploys: OrderedDict[tuple[str, str, str], Progress] = OrderedDict()
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        # How many tasks hold a lock or wait for it.
+        self._lock_users: Counter[tuple[str, str]] = Counter()
+        self._deploys: OrderedDict[tuple[str, str, str], DeployProgress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep: Timer | None = None
-        # What cannot be read, but may have pods.
+        # Workloads that cannot be read, but may have pods.
         self._rejected: set[tuple[str, str]] = set()
-        self._surroundings = Surroundings(
+        self._surroundings = WorkloadServices(
             backend=backend,
             state=state,
             clock=clock,
@@ -93,15 +97,20 @@ class Workloads:
     # ------------------------------------------------------------------------------- the service
 
     async def start(self) -> None:
-        """Take up what an earlier controller left."""
+        """Adopt the workloads that an earlier controller left."""
         contents = self._state.contents()
         specs = []
         for record in contents.workloads:
             key = (record.namespace, record.name)
             generations = contents.generations.get(key, ())
-            workload = Workload(record, generations, self._surroundings)
+            kept = tuple(
+                one
+                for one in generations
+                if one.number == record.generation or self._is_possible(one.spec)
+            )
+            workload = Workload(record, kept, self._surroundings)
             try:
-                checking.check(workload.spec, self._backend)
+                _check_spec(workload.spec, self._backend)
             except Exception as error:  # noqa: BLE001  # another version wrote it, or a user
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
@@ -113,36 +122,50 @@ class Workloads:
         self._state.observe(self)
         await self._backend.start(specs)
         for key, workload in self._workloads.items():
-            try:
-                workload.pods_changed()
-            except Exception:  # noqa: BLE001  # one of them must not keep the others waiting
-                _log.exception("workload not taken up workload=%s/%s", *key)
-        # By then what is there has been seen, and agents have said what they still run.
+            self._try(key, workload.adopted, None)
+        # By then pods are known, and agents have reported the calls that they still run.
         self._sweep = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
 
+    def _is_possible(self, spec: WorkloadSpec) -> bool:
+        """Whether an earlier generation, which somebody may have written, may be served again."""
+        try:
+            _check_spec(spec, self._backend)
+        except Exception as error:  # noqa: BLE001  # as for the wanted one
+            _log.warning("generation dropped workload=%s/%s: %s", spec.namespace, spec.name, error)
+            return False
+        return True
+
+    def _try(self, key: tuple[str, str], look: Callable[[], _T], otherwise: _T) -> _T:
+        """The result of one workload's part in what concerns many: its faults concern no other."""
+        try:
+            return look()
+        except Exception:  # noqa: BLE001  # whatever it is, the others go on
+            _log.exception("workload failed workload=%s/%s", *key)
+            return otherwise
+
     def _sweep_calls(self) -> None:
-        self._calls.sweep(self._may_run)
+        def may_run(namespace: str, name: str, pod: str) -> bool:
+            look = partial(self._may_run, namespace, name, pod)
+            return self._try((namespace, name), look, otherwise=True)
+
+        self._calls.sweep(may_run)
         self._sweep = self._clock.call_later(SWEEP_INTERVAL, self._sweep_calls)
 
     def _may_run(self, namespace: str, name: str, pod: str) -> bool:
-        """Whether a call may still run in a pod, as far as anybody knows."""
         workload = self._workloads.get((namespace, name))
         if workload is None:
             return (namespace, name) in self._rejected
         if not workload.pods and self._backend.trouble(namespace, name).reason:
             return True  # its pods are not known yet
-        return any(one.name == pod and departures.is_able(one) for one in workload.pods)
+        return any(one.name == pod and one.may_run_calls for one in workload.pods)
 
     async def close(self, *, pods: bool) -> None:
-        """The controller stops.
-
-        Args:
-            pods: Whether the pods stop too: then nobody goes on with their deploys.
-        """
+        """The controller stops."""
         if self._sweep is not None:
             self._sweep.cancel()
-        for workload in self._workloads.values():
-            workload.close("the controller stops", goes_on=not pods)
+        for key, workload in self._workloads.items():
+            stop = partial(workload.close, "the controller stops", goes_on=not pods)
+            self._try(key, stop, None)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -150,7 +173,6 @@ class Workloads:
 
     @property
     def backend(self) -> Backend:
-        """What runs their pods."""
         return self._backend
 
     @property
@@ -173,7 +195,6 @@ class Workloads:
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
     def is_pod(self, pod: PodIdentity) -> bool:
-        """Whether there is such a pod."""
         return self.workload_of(pod) is not None
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
@@ -187,30 +208,25 @@ class Workloads:
     # ------------------------------------------------------------------------- for the state
 
     def summary(self, namespace: str, name: str) -> Summary | None:
-        """How a workload is; `None` when there is none of that name."""
+        """A workload in a few words; `None` when there is none of that name."""
         workload = self._workloads.get((namespace, name))
         if workload is None or not workload.specs:
             return None
-        return summary.of(workload.view(), self._clock.time())
+        return views.summary(workload.view(), self._clock.time())
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
-        """Somebody else deleted a workload: what it runs on goes too."""
+        """Delete the pods of a workload whose object a user deleted."""
         self._delete_soon(namespace, name)
 
     def _on_pods(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
         if workload is not None:
-            workload.pods_changed_soon()
+            self._try((namespace, name), workload.pods_changed_soon, None)
 
     # ----------------------------------------------------------------------------------- deploys
 
     def check(self, deploy: Deploy, namespace: str, name: str) -> None:
-        """Refuse a deploy that cannot be understood, before anything of it is stored.
-
-        Raises:
-            VersionMismatchError: The client is too old or too new.
-            SpecError: The spec is impossible.
-        """
+        """Refuse an impossible deploy, before anything of it is stored."""
         versions.check(
             deploy.protocol,
             peer=f"this client, version {deploy.version},",
@@ -222,56 +238,47 @@ class Workloads:
             raise SpecError(
                 f"the spec is of {spec.namespace}/{spec.name}, the request for {namespace}/{name}"
             )
-        checking.check(spec, self._backend)
+        _check_spec(spec, self._backend)
         if (namespace, name) not in self._workloads:
             self._backend.prepare()
 
-    async def deploy(self, deploy: Deploy) -> AsyncIterator[DeployEvent]:
-        """Deploy; the events until it is over, or `Missing` alone.
+    async def deploy(
+        self, deploy: Deploy, grant: Grant | None = None
+    ) -> AsyncIterator[DeployEvent]:
+        """Deploy; returns the events until the deploy is over, or `Missing` alone.
 
-        The generation goes its way when nobody listens any more.
-
-        Raises:
-            KubetorchError: It could not be stored.
+        The deploy goes on when no client follows the events any more.
         """
-        async with self._locks.of((deploy.spec.namespace, deploy.spec.name)):
+        async with self._locked((deploy.spec.namespace, deploy.spec.name)):
             # Ids are chosen by clients: one of another workload is another deploy.
             key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
             progress = self._deploys.get(key)
             if progress is None:
-                completeness = self._depots.of(deploy.spec.namespace).completeness
-                missing = completeness.missing(deploy.spec)
-                if missing:
-                    return _only(Missing(blobs=tuple(missing)))
-                progress = await self._deploy(deploy.spec)
-                self._remember(key, progress)
+                store = self._blob_stores.of(deploy.spec.namespace)
+                with store.keep(deploy.spec):
+                    missing = await store.missing(deploy.spec)
+                    if missing:
+                        return _only(Missing(blobs=tuple(missing)))
+                    progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
+                while len(self._deploys) > _REMEMBERED_DEPLOYS:
+                    self._deploys.popitem(last=False)
         return progress.follow(logs=deploy.stream_logs)
 
-    async def _deploy(self, spec: WorkloadSpec) -> Progress:
+    async def _deploy(self, spec: WorkloadSpec, grant: Grant | None) -> DeployProgress:
         key = (spec.namespace, spec.name)
         workload = self._workloads.get(key)
         if workload is None:
             record = WorkloadRecord(*key, generation=0, created=self._clock.time())
             workload = self._workloads[key] = Workload(record, (), self._surroundings)
         try:
-            return await workload.deploy(spec)
+            return await workload.deploy(spec, grant)
         finally:
             if not workload.specs:  # its first generation could not be stored
                 del self._workloads[key]
 
-    def _remember(self, key: tuple[str, str, str], progress: Progress) -> None:
-        self._deploys[key] = progress
-        while len(self._deploys) > _REMEMBERED_DEPLOYS:
-            self._deploys.popitem(last=False)
-
     # ----------------------------------------------------------------------------------- reading
 
     def get(self, namespace: str, name: str) -> Workload:
-        """One workload.
-
-        Raises:
-            ServiceNotFoundError: There is none of that name.
-        """
         workload = self._workloads.get((namespace, name))
         if workload is None or not workload.specs:
             raise ServiceNotFoundError(
@@ -282,7 +289,8 @@ class Workloads:
 
     def list(self, namespace: str | None = None) -> list[WorkloadView]:
         """All workloads, of a namespace if it is given, by name."""
-        return [workload.view() for workload in self.in_namespace(namespace)]
+        found = (self._try(one.key, one.view, None) for one in self.in_namespace(namespace))
+        return [view for view in found if view is not None]
 
     def in_namespace(self, namespace: str | None) -> Iterator[Workload]:
         """The workloads of a namespace, or of all, by name."""
@@ -291,7 +299,7 @@ class Workloads:
                 yield workload
 
     def view(self, workload: Workload, subject: str) -> WorkloadView:
-        """A workload as somebody sees it who may call it."""
+        """A workload with a token to call it, for a user who may."""
         token = self.token(*workload.key, ttl=TOKEN_LIFETIME, subject=subject)
         return workload.view(token=token.token, token_expires=token.expires)
 
@@ -304,40 +312,55 @@ class Workloads:
         subject: str,
         verbs: tuple[str, ...] = (tokens.CALL,),
     ) -> TokenView:
-        """A token for a workload.
-
-        Args:
-            namespace: Namespace of the workload.
-            name: Its name.
-            ttl: Seconds that it is good for.
-            subject: Who gets it.
-            verbs: What it is for, of `tokens.VERBS`.
-        """
         audience = tokens.audience(namespace, name)
         now = self._clock.time()
-        # Pods on this machine have this clock: none of them has to bear with another.
+        # Pods on this machine have this clock: their tokens need no tolerance.
         issued = 0.0 if self._backend.name == "local" else now
         claims = tokens.Claims(audience, now + ttl, subject, verbs, issued)
         key = tokens.workload_key(self._secret, audience)
         return TokenView(tokens.sign(key, claims), claims.expires)
 
+    def users_of_secrets(self, namespace: str | None) -> Users:
+        """The workloads of a namespace, or of all, that see each secret."""
+        return self._users(namespace, lambda attached: attached.all_secrets)
+
+    def users_of_volumes(self, namespace: str | None) -> Users:
+        """The workloads of a namespace, or of all, that have each volume mounted."""
+        return self._users(namespace, lambda attached: [one.claim for one in attached.claims])
+
+    def _users(self, namespace: str | None, used: Callable[[Attached], Iterable[str]]) -> Users:
+        found: Users = {}
+        for workload in self.in_namespace(namespace):
+            where, name = workload.key
+            attached = _attached(workload.spec, rendering.of_workload(workload.spec))
+            for one in dict.fromkeys(used(attached)):
+                found[where, one] = (*found.get((where, one), ()), name)
+        return found
+
     # ---------------------------------------------------------------------------------- changing
 
-    async def delete(self, namespace: str, name: str, *, grace: float = waits.DELETE_GRACE) -> None:
-        """End a workload; returns when nothing of it is left.
+    @contextlib.asynccontextmanager
+    async def _locked(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        """Allow one change of a workload at a time; a lock that nobody uses is dropped."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._lock_users[key] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._lock_users[key] -= 1
+            if not self._lock_users[key]:
+                del self._lock_users[key], self._locks[key]
 
-        Args:
-            namespace: Its namespace.
-            name: Its name.
-            grace: Seconds that running calls have to end.
-
-        Raises:
-            ServiceNotFoundError: There is none of that name.
-        """
+    async def delete(
+        self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
+    ) -> None:
+        """Delete a workload; returns when nothing of it is left."""
         key = (namespace, name)
-        async with self._locks.of(key):
+        async with self._locked(key):
             workload = self.get(namespace, name)
-            pods = dict.fromkeys(workload.pod_names, departures.DELETED)
+            torn_down = Ending(reason="Deleted", message="its service was torn down")
+            pods = dict.fromkeys(workload.pod_names, torn_down)
             # First the record: should the controller die now, its successor ends what is left.
             self._state.delete_workload(*key)
             await self._state.flush(*key)
@@ -349,12 +372,7 @@ class Workloads:
             _log.info("workload deleted workload=%s/%s", *key)
 
     def cancel_call(self, call_id: str) -> CallView:
-        """Cancel a spawned call, if it still runs.
-
-        Raises:
-            ResultExpiredError: It is unknown, or forgotten.
-            WorkloadError: Its pod cannot be told.
-        """
+        """Cancel a spawned call, if it still runs."""
         call = self._calls.get(call_id)
         if call.ended is not None:
             return call
@@ -383,3 +401,51 @@ class Workloads:
 
 async def _only(event: DeployEvent) -> AsyncIterator[DeployEvent]:
     yield event
+
+
+def _attached(spec: WorkloadSpec, manifest: Manifest) -> Attached:
+    """The secrets and volumes that the pods of a workload see."""
+    path = spec.compute.pod_template_path
+    return desired_pods.read(manifest, pod_template_path=path).attached
+
+
+def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
+    """Refuse an impossible spec: of a deploy, or one that another version or a user stored."""
+    compute = spec.compute
+    for label in (spec.namespace, spec.name):
+        if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:
+            raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
+    if not 1 <= compute.replicas <= 10_000:
+        raise SpecError(f"replicas is {compute.replicas}; it must be 1 or more")
+    if compute.distribution is not None:
+        compute.distribution.check()
+    if not compute.pods <= 10_000:
+        raise SpecError(f"workers is {compute.pods}; 10,000 are the most")
+    if compute.launch_timeout <= 0:
+        raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
+    mounted = len(compute.secrets) + len(compute.volumes)
+    if mounted > _MOUNTED_MOST:
+        raise SpecError(
+            f"it has {mounted} secrets and volumes; {_MOUNTED_MOST} are allowed",
+            hint="one secret has many values, and one volume many folders",
+        )
+    if compute.inactivity_ttl is not None:
+        quantity.seconds(compute.inactivity_ttl)
+    steps = compute.image.steps if compute.image is not None else ()
+    copied = (step.digest for step in steps if isinstance(step, CopyStep))
+    for digest in (spec.tree, spec.init_args, *copied):
+        if digest is not None and not blobs.is_digest(digest):
+            raise SpecError(
+                f"{digest!r} names no code or arguments: a digest has 64 lower-case hex digits"
+            )
+    manifest = rendering.of_workload(spec)
+    _attached(spec, manifest)  # lists of secrets and volumes read it
+    namespace = manifest["metadata"]["namespace"]
+    if namespace != spec.namespace:
+        # Who may do what is asked for the namespace of the service.
+        raise SpecError(
+            f"the object of {spec.name} would be in namespace {namespace!r}, and the service is "
+            f"in {spec.namespace!r}",
+            hint=f"leave metadata.namespace out of service_template, or deploy in {namespace}",
+        )
+    backend.check(spec)

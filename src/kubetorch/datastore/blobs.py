@@ -16,6 +16,7 @@ import errno
 import itertools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from kubetorch.errors import DataStoreError, StorageFullError
-from kubetorch.lib.records import record
 
 DIGEST_LENGTH = 64
+#: Bytes that a blob takes of a file system, however small.
+BLOCK = 4096
 #: Temporary files that are older were left by a process that died, in seconds.
 ABANDONED_AFTER = 3600.0
 
@@ -58,11 +60,6 @@ def is_digest(text: str) -> bool:
 
 
 def check_digest(digest: str) -> str:
-    """`digest`, if it is one.
-
-    Raises:
-        DataStoreError: It is not.
-    """
     if not is_digest(digest):
         raise DataStoreError(f"{digest!r} is no digest; one has 64 lower-case hex digits")
     return digest
@@ -73,17 +70,13 @@ def poisoned(digest: str, what: str) -> DataStoreError:
     return DataStoreError(f"the blob {digest} is poisoned: {what}")
 
 
-@record
+@dataclass(frozen=True)
 class Room:
-    """What to tell who meets a file system without room.
-
-    Attributes:
-        whose: What is full, for those who do not know the folder; nothing on their own machine.
-        hint: How to make room.
-    """
+    """How many bytes a store may have, and what to tell who meets one without room."""
 
     whose: str = ""
     hint: str = "make room there, then deploy again"
+    limit_bytes: int | None = None
 
 
 _HERE = Room()
@@ -113,17 +106,15 @@ class BlobInfo:
 
 
 class BlobStore:
-    """Blobs in a folder, which several threads and processes may use at once.
-
-    Args:
-        root: The folder; made when the first blob comes.
-        room: What to say when it is full.
-    """
+    """Blobs in a folder, which several threads and processes may use at once."""
 
     def __init__(self, root: Path, room: Room = _HERE) -> None:
         self._root = root
         self._room = room
         self._folder = os.fspath(root)
+        self._lock = threading.Lock()
+        # Bytes of all blobs, those included that are being written; counted when first asked for.
+        self._used: int | None = None
         #: Another object since a blob was found broken: what is remembered to be here may not be.
         self.mark = object()
 
@@ -151,22 +142,19 @@ class BlobStore:
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
     def open(self, digest: str) -> BinaryIO:
-        """The file of a blob, unchecked.
-
-        Raises:
-            DataStoreError: It is not here.
-        """
+        """The file of a blob, unchecked."""
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError as error:
             raise DataStoreError(f"the blob {digest} is not in {self._root}") from error
 
-    def read(self, digest: str) -> bytes:
-        """The bytes of a blob, checked.
+    def size(self, digest: str) -> int:
+        """Bytes of a blob."""
+        with self.open(digest) as file:
+            return os.fstat(file.fileno()).st_size
 
-        Raises:
-            DataStoreError: It is not here, or broken; a broken one is removed.
-        """
+    def read(self, digest: str) -> bytes:
+        """The bytes of a blob, checked."""
         with self.open(digest) as file:
             data = file.read()
         if digest_of(data) != digest:
@@ -174,11 +162,7 @@ class BlobStore:
         return data
 
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
-        """Length and pieces of a blob; its digest is checked with the last piece.
-
-        Raises:
-            DataStoreError: It is not here, or broken; a broken one is removed.
-        """
+        """Length and pieces of a blob; its digest is checked with the last piece."""
         file = self.open(digest)
         return os.fstat(file.fileno()).st_size, self._pieces(digest, file)
 
@@ -199,31 +183,65 @@ class BlobStore:
     # ------------------------------------------------------------------------------------ writing
 
     def put(self, digest: str, data: bytes | bytearray | memoryview) -> None:
-        """Store a blob.
-
-        Raises:
-            DataStoreError: The bytes are not those of this digest.
-            StorageFullError: There is no room.
-        """
         with self.writer(digest, len(data)) as writer:
             writer.write(data)
 
     def writer(self, digest: str, length: int) -> BlobWriter:
-        """A context in which the bytes of a blob are written; it is stored when the context ends.
+        """Context manager that takes the bytes of a blob and stores it at its end."""
+        check_digest(digest)
+        self._claim(length)
+        try:
+            return BlobWriter(self, digest, length, self._room)
+        except BaseException:  # whatever it is, these bytes are not stored
+            self.release(length)
+            raise
 
-        Args:
-            digest: What the bytes must have.
-            length: How many must come.
-        """
-        return BlobWriter(self._root, check_digest(digest), length, self._room)
+    def adopt(self, temporary: str, digest: str) -> bool:
+        """Give a complete file the name of its blob; whether the blob was not here before."""
+        target = self._file(digest)
+        with self._lock:
+            is_new = not self.has(digest)
+            try:
+                os.replace(temporary, target)  # noqa: PTH105  # names are text already
+            except FileNotFoundError:
+                Path(target).parent.mkdir(exist_ok=True, mode=0o700)
+                os.replace(temporary, target)  # noqa: PTH105  # names are text already
+        return is_new
 
     def delete(self, digest: str) -> bool:
         """Remove a blob; whether it was here."""
+        path = self._file(digest)
         try:
-            os.unlink(self._file(digest))  # noqa: PTH108  # the name is text already
+            with self._lock:
+                size = os.stat(path).st_size  # noqa: PTH116  # the name is text already
+                os.unlink(path)  # noqa: PTH108  # the same
         except FileNotFoundError:
             return False
+        self.release(size)
         return True
+
+    def _claim(self, length: int) -> None:
+        """Count the bytes of a blob that begins, if the store may have them."""
+        limit = self._room.limit_bytes
+        if limit is None:
+            return
+        with self._lock:
+            if self._used is None:
+                self._used = sum(max(blob.size, BLOCK) for blob in self.iterate())
+            if self._used + max(length, BLOCK) > limit:
+                raise StorageFullError(
+                    f"{self._room.whose or self._root} has no room left for namespace "
+                    f"{self._root.name}: it has {self._used:,} of its {limit:,} bytes, and a blob "
+                    f"of {length:,} came",
+                    hint=self._room.hint,
+                )
+            self._used += max(length, BLOCK)
+
+    def release(self, length: int) -> None:
+        """A blob is not here any more, or did not come."""
+        with self._lock:
+            if self._used is not None:
+                self._used -= max(length, BLOCK)
 
     # ----------------------------------------------------------------------------------- the whole
 
@@ -264,11 +282,13 @@ class BlobWriter:
     As a context it stores the blob when it is left, and drops it when an exception leaves it.
     """
 
-    def __init__(self, root: Path, digest: str, length: int, room: Room) -> None:
-        self._root = root
+    def __init__(self, store: BlobStore, digest: str, length: int, room: Room) -> None:
+        self._store = store
+        self._root = root = store.root
         self._room = room
         self._digest = digest
         self._length = length
+        self._is_claimed = True
         self._written = 0
         threads = blake3.AUTO if length >= _PARALLEL_BYTES else 1
         self._hasher = blake3(max_threads=threads)
@@ -301,12 +321,7 @@ class BlobWriter:
             self.drop()
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
-        """The next bytes.
-
-        Raises:
-            DataStoreError: More bytes come than were said.
-            StorageFullError: There is no room.
-        """
+        """The next bytes."""
         self._written += len(piece)
         if self._written > self._length:
             raise poisoned(self._digest, f"more than its {self._length} bytes came")
@@ -319,21 +334,11 @@ class BlobWriter:
             raise self._failure(error) from error
 
     def finish(self) -> None:
-        """All bytes have come: store the blob.
-
-        Raises:
-            DataStoreError: They are not those of its digest; nothing is stored.
-            StorageFullError: There is no room.
-        """
+        """All bytes have come: store the blob."""
         try:
             self._check()
             self._file.close()
-            target = f"{self._root}/{self._digest[:2]}/{self._digest}"
-            try:
-                os.replace(self._temporary, target)  # noqa: PTH105  # names are text already
-            except FileNotFoundError:
-                Path(target).parent.mkdir(exist_ok=True, mode=0o700)
-                os.replace(self._temporary, target)  # noqa: PTH105  # names are text already
+            self._is_claimed = not self._store.adopt(self._temporary, self._digest)
         except OSError as error:
             raise self._failure(error) from error
         finally:
@@ -343,6 +348,9 @@ class BlobWriter:
         """Forget what was written, unless it was stored."""
         self._file.close()
         Path(self._temporary).unlink(missing_ok=True)
+        if self._is_claimed:
+            self._is_claimed = False
+            self._store.release(self._length)
 
     def _check(self) -> None:
         if self._written != self._length:

@@ -6,16 +6,24 @@ Every scan lists all folders and asks all files for their size and times; that i
 files. Only what changed is read, hashed, and matched against ignore rules.
 
 Regular files travel, with their executable bit. A link that leads to somewhere in the project stays
-a link; one that leads out of it is followed. Links that lead nowhere or in a circle, sockets, pipes
-and devices do not travel; a warning names them. Empty folders do not travel.
+a link; one that leads out of it is followed if it is named: by a line `!follow PATH` of a
+`.ktignore`, or by `Options.named`. Other links out of it, links that lead nowhere or in a circle,
+sockets, pipes and devices do not travel; a warning names them. Empty folders do not travel.
+
+Decisions of the last scan are used again for names that a folder had then, so that ignore rules are
+matched for new names only. They are made anew below a folder whose ignore rules have changed.
 """
+
+# Names are text: a Path for each of thousands of files costs more than everything else here.
+# ruff: noqa: PTH110, PTH116
 
 from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Iterator
-from dataclasses import field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
@@ -23,14 +31,383 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from kubetorch.datastore import listings, trees
-from kubetorch.datastore.ignoring import IgnoreRules
-from kubetorch.datastore.limits import Limits
-from kubetorch.datastore.listings import FileRecord, FolderRecord, ListingCache
+from kubetorch.datastore import scan_cache, trees
+from kubetorch.datastore.ignore_rules import IGNORE_FILES, IgnoreRules
+from kubetorch.datastore.scan_cache import FileRecord, FolderRecord, ListingCache
 from kubetorch.datastore.trees import Entry, Tree
-from kubetorch.datastore.walking import Pending, Walk, unreadable
-from kubetorch.errors import DataStoreError, SpecError
-from kubetorch.lib.records import record
+from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
+
+_MIB = 1024 * 1024
+# Links that a warning names.
+_LINKS_SHOWN = 10
+_HINT = "list what the pods do not need in .ktignore"
+
+#: Sizes in bytes and paths of files.
+Sizes = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a project may be."""
+
+    total_bytes: int = trees.FILES_LIMIT
+    files: int = trees.ENTRY_LIMIT
+    warn_bytes: int = 50 * _MIB
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a project is scanned.
+
+    Attributes:
+        only: The one file of the folder that travels.
+        cache: Where the listings of scans are kept.
+        filters: Patterns that replace all ignore rules.
+        limits: How large the project may be.
+        named: Files and folders outside of the project to which links may lead.
+        own: Folders that never travel.
+    """
+
+    only: str | None = None
+    cache: Path | None = None
+    filters: tuple[str, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
+    named: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+
+def too_large(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
+    """The error for files that are too large together."""
+    total = sum(size for size, _ in sizes)
+    return ProjectTooLargeError(
+        f"the project {root} has {_mib(total)} in {len(sizes)} files; "
+        f"{_mib(limits.total_bytes)} are allowed. Its largest files:\n{_largest(sizes, 10)}",
+        hint=_HINT,
+    )
+
+
+def too_many(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
+    """The error for too many files, of which these were found before the walk ended."""
+    counts: dict[str, int] = {}
+    for _, path in sizes:
+        top = path.partition("/")[0]
+        counts[top] = counts.get(top, 0) + 1
+    most = sorted(counts, key=lambda top: -counts[top])[:5]
+    return ProjectTooLargeError(
+        f"the project {root} has more than {limits.files} files, most of them in "
+        f"{', '.join(most)}. The largest so far:\n{_largest(sizes, 10)}",
+        hint=_HINT,
+    )
+
+
+def warning(root: str, sizes: Sizes) -> str:
+    """The warning for files that are large, but allowed."""
+    total = sum(size for size, _ in sizes)
+    return (
+        f"the project {root} has {_mib(total)}; {_HINT}. Its largest files:\n{_largest(sizes, 3)}"
+    )
+
+
+def _largest(sizes: Sizes, count: int) -> str:
+    ordered = sorted(sizes, key=lambda item: (-item[0], item[1]))[:count]
+    return "\n".join(f"  {_mib(size):>12}  {path}" for size, path in ordered)
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.1f} MiB"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A file that has to be read; its record goes into `into`, a list of the folder's record."""
+
+    name: str
+    path: str
+    folder: FolderRecord
+    size: int
+    into: list[FileRecord]
+
+
+@dataclass
+class _Visit:
+    """A folder to look into."""
+
+    path: str
+    disk: str
+    is_fresh: bool = False
+    followed: tuple[str, ...] = ()
+
+
+class Walk:
+    """One walk."""
+
+    def __init__(
+        self, root: str, rules: IgnoreRules, last: Iterable[FolderRecord], options: Options
+    ) -> None:
+        self._root = root
+        self._rules = rules
+        self._last = {folder.path: folder for folder in last}
+        self._limits = options.limits
+        self._named = tuple(map(os.path.realpath, options.named))
+        self._own = frozenset(map(os.path.realpath, options.own))
+        self._left_out: list[str] = []
+        self._stack: list[_Visit] = []
+        self._count = 0
+        self._is_single = False
+        self.folders: list[FolderRecord] = []
+        self.pending: list[Pending] = []
+        self.warnings: list[str] = []
+
+    def run(self) -> None:
+        """Walk all folders."""
+        self._stack.append(_Visit("", self._root))
+        while self._stack:
+            visit = self._stack.pop()
+            listing = self._list(visit)
+            if listing is not None:
+                self._visit(visit, listing)
+                if self._count > self._limits.files:
+                    raise too_many(self._root, self._sizes(), self._limits)
+        if self._left_out:
+            self.warnings.append(_left_out(self._left_out))
+        self._check_size()
+
+    def run_single(self, name: str) -> None:
+        """Take one file of the folder only, whatever the rules say and wherever a link leads."""
+        self._is_single = True
+        self._visit(_Visit("", self._root, is_fresh=True), [name])
+        self._check_size()
+
+    # ------------------------------------------------------------------------------- one folder
+
+    def _list(self, visit: _Visit) -> list[str] | None:
+        listing = []
+        try:
+            with os.scandir(visit.disk) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if not name.isascii() and not _is_text(name):
+                        self.warnings.append(
+                            f"{visit.path or '.'}/{name!a} does not travel: its name is not UTF-8"
+                        )
+                    elif entry.is_dir(follow_symlinks=False):
+                        if f"{visit.disk}/{name}" in self._own:
+                            continue
+                        listing.append(f"{name}/")
+                    else:
+                        listing.append(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise unreadable(visit.disk, error) from error
+        return listing
+
+    def _visit(self, visit: _Visit, listing: list[str]) -> None:
+        old = self._last.get(visit.path)
+        found = FolderRecord(visit.path, listing.copy())
+        if self._read_rules(visit, listing, old, found):
+            visit.is_fresh = True
+        if old is not None and not visit.is_fresh and old.listing == listing:
+            self._look_again(visit, old, found)
+        else:
+            names = listing if self._is_single else self._travelling(visit, listing, old)
+            records = {file.name: file for file in old.files} if old else {}
+            for name in names:
+                if name.endswith("/"):
+                    found.folders.append(name[:-1])
+                else:
+                    self._look(visit, name, records.get(name), old, found)
+        for name in found.folders:
+            path = f"{visit.path}/{name}" if visit.path else name
+            disk = f"{visit.disk}/{name}"
+            self._stack.append(_Visit(path, disk, visit.is_fresh, visit.followed))
+        self._count += len(found.files) + len(found.links) + len(found.followed)
+        self.folders.append(found)
+
+    def _read_rules(
+        self, visit: _Visit, listing: list[str], old: FolderRecord | None, found: FolderRecord
+    ) -> bool:
+        """Whether the rules in this folder are others than at the last scan."""
+        for name in IGNORE_FILES:
+            if name in listing:
+                try:
+                    facts = os.stat(f"{visit.disk}/{name}")
+                except OSError:  # a link to nowhere: it has no rules
+                    continue
+                found.rules.append(scan_cache.record(name, facts, "", read_ns=time.time_ns()))
+        known = old.rules if old else []
+        return found.rules != known or any(rule.ctime_ns < 0 for rule in known)
+
+    def _travelling(self, visit: _Visit, listing: list[str], old: FolderRecord | None) -> list[str]:
+        """The names of a listing that travel."""
+        known: set[str] = set()
+        travelled: set[str] = set()
+        if old is not None and not visit.is_fresh:
+            known.update(old.listing)
+            travelled.update(file.name for file in old.files)
+            travelled.update(old.odd)
+            travelled.update(f"{name}/" for name in old.folders)
+        return [
+            name
+            for name in listing
+            if (
+                name in travelled
+                if name in known
+                else not self._rules.is_ignored(
+                    visit.path, name.rstrip("/"), is_folder=name.endswith("/")
+                )
+            )
+        ]
+
+    def _look_again(self, visit: _Visit, old: FolderRecord, found: FolderRecord) -> None:
+        """Look at a folder whose names are those of the last scan."""
+        found.folders.extend(old.folders)
+        for file in old.files:
+            self._look(visit, file.name, file, old, found)
+        for name in old.odd:
+            self._look(visit, name, None, old, found)
+
+    def _look(
+        self,
+        visit: _Visit,
+        name: str,
+        known: FileRecord | None,
+        old: FolderRecord | None,
+        found: FolderRecord,
+    ) -> None:
+        try:
+            facts = os.lstat(f"{visit.disk}/{name}")
+        except FileNotFoundError:
+            # Decisions are not to be used again for a name that was there only in between.
+            found.listing.clear()
+            return
+        if known is not None and known.matches(facts):
+            found.files.append(known)
+        else:
+            self._take(visit, name, facts, old, found)
+
+    def _take(
+        self,
+        visit: _Visit,
+        name: str,
+        facts: os.stat_result,
+        old: FolderRecord | None,
+        found: FolderRecord,
+    ) -> None:
+        """Take a file that is new or changed, or something that is no file."""
+        disk = f"{visit.disk}/{name}"
+        if stat.S_ISREG(facts.st_mode):
+            self._count += 1
+            self.pending.append(Pending(name, disk, found, facts.st_size, found.files))
+            return
+        if stat.S_ISDIR(facts.st_mode):  # it took a file's name a moment ago
+            found.listing.clear()
+            return
+        found.odd.append(name)
+        path = f"{visit.path}/{name}" if visit.path else name
+        if stat.S_ISLNK(facts.st_mode):
+            self._take_link(visit, name, path, old, found)
+        else:
+            self.warnings.append(f"{path} does not travel: it is no file, folder or link")
+
+    def _take_link(
+        self, visit: _Visit, name: str, path: str, old: FolderRecord | None, found: FolderRecord
+    ) -> None:
+        disk = f"{visit.disk}/{name}"
+        real = os.path.realpath(disk)
+        try:
+            facts = os.stat(real)
+        except OSError:
+            self.warnings.append(f"{path} does not travel: it is a link to nowhere")
+            return
+        if _is_within(real, self._root) and not self._is_single:
+            inside = os.path.relpath(real, self._root)
+            target = os.path.relpath(inside, visit.path or ".")
+            found.links.append(Entry(path, "symlink", target=target))
+        elif not self._is_named(visit, name, real):
+            self._left_out.append(f"{path} -> {real}")
+        elif stat.S_ISDIR(facts.st_mode):
+            if _is_within(self._root, real) or any(
+                _is_within(other, real) for other in visit.followed
+            ):
+                self.warnings.append(f"{path} does not travel: following this link has no end")
+                return
+            if os.path.exists(f"{real}/pyvenv.cfg"):
+                self.warnings.append(f"{path} does not travel: it leads to a virtual environment")
+                return
+            self._stack.append(_Visit(path, real, visit.is_fresh, (*visit.followed, real)))
+        elif stat.S_ISREG(facts.st_mode):
+            known = (
+                next((file for file in old.followed if file.name == name), None) if old else None
+            )
+            if known is not None and known.matches(facts):
+                found.followed.append(known)
+            else:
+                self._count += 1
+                self.pending.append(Pending(name, real, found, facts.st_size, found.followed))
+        else:
+            self.warnings.append(f"{path} does not travel: it leads to no file or folder")
+
+    def _is_named(self, visit: _Visit, name: str, real: str) -> bool:
+        """Whether the target of a link out of the project is to travel."""
+        if self._is_single or any(_is_within(real, one) for one in (*visit.followed, *self._named)):
+            return True
+        return self._rules.is_followed(visit.path, name)
+
+    # ----------------------------------------------------------------------------------- limits
+
+    def _sizes(self) -> list[tuple[int, str]]:
+        """Sizes and paths of all files."""
+        sizes = [
+            (file.size, f"{folder.path}/{file.name}".lstrip("/"))
+            for folder in self.folders
+            for file in (*folder.files, *folder.followed)
+        ]
+        for item in self.pending:
+            sizes.append((item.size, f"{item.folder.path}/{item.name}".lstrip("/")))
+        return sizes
+
+    def _check_size(self) -> None:
+        total = sum(
+            file.size for folder in self.folders for file in (*folder.files, *folder.followed)
+        ) + sum(item.size for item in self.pending)
+        if total > self._limits.total_bytes:
+            raise too_large(self._root, self._sizes(), self._limits)
+        if total > self._limits.warn_bytes:
+            self.warnings.append(warning(self._root, self._sizes()))
+
+
+def _left_out(links: list[str]) -> str:
+    """The warning for links that lead out of the project."""
+    which = ", ".join(sorted(links)[:_LINKS_SHOWN])
+    more = len(links) - _LINKS_SHOWN
+    return (
+        f"links that lead out of the project do not travel: {which}"
+        + (f" and {more} more" if more > 0 else "")
+        + '; name one that is to travel in a line "!follow PATH" of .ktignore, or copy its target '
+        "with Image.copy()"
+    )
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def unreadable(path: str, error: OSError) -> SpecError:
+    """The error for a file or folder of the project that cannot be read."""
+    return SpecError(
+        f"{path} cannot be read: {error.strerror}",
+        hint="make it readable, or list it in .ktignore",
+    )
+
 
 _READ_BYTES = 1024 * 1024
 #: From here on more than one thread pays off, in bytes.
@@ -42,33 +419,8 @@ class FileChangedError(DataStoreError):
     """A file is not what it was when the project was scanned: scan again."""
 
 
-@record
-class Options:
-    """How a project is scanned.
-
-    Attributes:
-        only: The one file of the folder that is the project; `None` is all of the folder.
-        cache: Folder for what is kept between scans; `None` keeps nothing.
-        filters: Instead of all ignore rules, see `kubetorch.datastore.ignoring.parse_filters`.
-        limits: How large a project may be.
-    """
-
-    only: str | None = None
-    cache: Path | None = None
-    filters: tuple[str, ...] | None = None
-    limits: Limits = field(default_factory=Limits)
-
-
 class Scan:
-    """A project as it was when it was scanned.
-
-    Attributes:
-        root: The folder.
-        digest: The tree digest.
-        fresh: Digests of the tree and of files that the last scan did not have; empty when nothing
-            changed, or when there was no scan before, so that nobody knows what is new.
-        warnings: Sentences for the user: what does not travel, and that much travels.
-    """
+    """A project as it was when it was scanned."""
 
     def __init__(
         self, root: str, folders: list[FolderRecord], digest: str, warnings: list[str]
@@ -81,7 +433,6 @@ class Scan:
 
     @cached_property
     def tree(self) -> Tree:
-        """The tree."""
         return _tree(self._folders)
 
     @cached_property
@@ -97,12 +448,7 @@ class Scan:
         return digest == self.digest or digest in self._files
 
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
-        """Length and pieces of a file, or of the tree itself; the source of an upload.
-
-        Raises:
-            FileChangedError: The file has another content by now.
-            DataStoreError: No file of the project has this digest.
-        """
+        """Length and pieces of a file, or of the tree itself; the source of an upload."""
         if digest == self.digest:
             return len(self.tree.encoded), iter((self.tree.encoded,))
         if digest not in self._files:
@@ -112,12 +458,7 @@ class Scan:
 
 
 def scan(root: Path, options: Options | None = None) -> Scan:
-    """The tree of a project.
-
-    Raises:
-        ProjectTooLargeError: It is above the limits; nothing was read then.
-        SpecError: A file or folder cannot be read; the message names it.
-    """
+    """The tree of a project."""
     options = options or Options()
     base = os.path.realpath(root)
     rules = IgnoreRules(base, options.filters)
@@ -126,7 +467,7 @@ def scan(root: Path, options: Options | None = None) -> Scan:
     last = cache.load()
     if last is not None and (last.root != base or last.signature != signature):
         last = None
-    walk = Walk(base, rules, last.folders if last else (), options.limits)
+    walk = Walk(base, rules, last.folders if last else (), options)
     if options.only is None:
         walk.run()
     else:
@@ -142,7 +483,7 @@ def scan(root: Path, options: Options | None = None) -> Scan:
     if last is not None and tree.digest != last.tree:
         known = _digests(last.folders)
         found.fresh = (tree.digest, *(item for item in tree.digests() if item not in known))
-    cache.save(listings.new(base, signature, tree.digest, walk.folders))
+    cache.save(scan_cache.new(base, signature, tree.digest, walk.folders))
     return found
 
 
@@ -165,17 +506,13 @@ def _tree(folders: list[FolderRecord]) -> Tree:
 
 
 def read_all(walk: Walk) -> None:
-    """Read the files that a walk found new or changed.
-
-    Raises:
-        SpecError: One cannot be read; the message names it.
-    """
+    """Read the files that a walk found new or changed."""
     for item in walk.pending:
         found = _read(item)
         if found is not None:
             item.into.append(found)
         else:  # vanished: the next scan must not take the decision on its name from this one
-            walk.folders[item.folder].listing.clear()
+            item.folder.listing.clear()
 
 
 def _read(item: Pending) -> FileRecord | None:
@@ -197,7 +534,7 @@ def _read(item: Pending) -> FileRecord | None:
             return None
         except OSError as error:
             raise unreadable(item.path, error) from error
-        found = listings.record(item.name, facts, digest, read_ns=now)
+        found = scan_cache.record(item.name, facts, digest, read_ns=now)
         if length == facts.st_size and facts.st_ctime_ns == after.st_ctime_ns:
             return found
         found = msgspec.structs.replace(found, size=length)

@@ -14,15 +14,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from kubetorch.datastore.blobs import Source, storage_error
-from kubetorch.datastore.materialising import WrittenFile, compare, materialise
-from kubetorch.datastore.trees import Tree
+from kubetorch.datastore.trees import Tree, WrittenFile, compare, materialise
 from kubetorch.errors import DataStoreError
-from kubetorch.lib.records import record
 
 #: Slots that are kept: one that serves, and one for the next generation.
 KEPT = 2
@@ -30,15 +29,9 @@ KEPT = 2
 _RECORD_VERSION = 1
 
 
-@record
+@dataclass(frozen=True)
 class Slot:
-    """A folder with a tree in it.
-
-    Attributes:
-        number: Its number.
-        path: The project in it.
-        tree: Digest of the tree.
-    """
+    """A folder with a tree in it."""
 
     number: int
     path: Path
@@ -57,11 +50,7 @@ _decoder = msgspec.msgpack.Decoder(_Record)
 
 
 class CodeSlots:
-    """The slots of one pod; safe to use from several threads of its one agent.
-
-    Args:
-        root: Their folder; made when the first tree comes.
-    """
+    """The slots of one pod; safe to use from several threads of its one agent."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -71,18 +60,7 @@ class CodeSlots:
         self._updating = threading.Lock()
 
     def update(self, tree: Tree, source: Source, project: str) -> Slot:
-        """A slot with this tree, held until it is released.
-
-        Args:
-            tree: What is wanted.
-            source: Where the bytes of blobs come from, such as `BlobStore.stream`.
-            project: Name of the folder that the tree becomes.
-
-        Raises:
-            DataStoreError: A blob is missing or broken, or the folder cannot be written. The slot
-                is made anew by the next update that takes it.
-            StorageFullError: There is no room.
-        """
+        """A slot with this tree, held until it is released."""
         if project in ("", ".", "..") or "/" in project or "\0" in project:
             raise DataStoreError(f"{project!r} is no name of a folder")
         with self._updating:
@@ -94,7 +72,8 @@ class CodeSlots:
                 # What is half-written would only take up room; the next update makes it anew.
                 if not self._record_path(number).exists():
                     shutil.rmtree(self._root / str(number), ignore_errors=True)
-                self._release(number)
+                with self._lock:
+                    self._held.remove(number)
                 if isinstance(error, OSError) and not isinstance(error, DataStoreError):
                     raise _failure(error, self._root) from error
                 raise
@@ -102,11 +81,8 @@ class CodeSlots:
 
     def release(self, slot: Slot) -> None:
         """The worker of this slot has ended, or there is to be none."""
-        self._release(slot.number)
-
-    def _release(self, number: int) -> None:
         with self._lock:
-            self._held.remove(number)
+            self._held.remove(slot.number)
 
     def _choose(self, digest: str) -> int:
         """A slot that nobody holds, now held: one with this tree, any other, or a new one."""
@@ -151,7 +127,9 @@ class CodeSlots:
     def _bring_up_to_date(self, number: int, tree: Tree, source: Source, project: str) -> None:
         folder = self._root / str(number)
         record = self._read_record(number)
-        if record is None or record.project != project:
+        # User code may have removed the folder, or put something else in its place.
+        is_there = (folder / project).is_dir() and not (folder / project).is_symlink()
+        if record is None or record.project != project or not is_there:
             self._record_path(number).unlink(missing_ok=True)
             _remove(folder)
             (folder / project).mkdir(parents=True, mode=0o755)
@@ -162,9 +140,7 @@ class CodeSlots:
             return
         self._record_path(number).unlink(missing_ok=True)
         files = materialise(base, tree, source, kept, removed)
-        self._write_record(number, _Record(_RECORD_VERSION, project, tree.digest, files))
-
-    def _write_record(self, number: int, record: _Record) -> None:
+        record = _Record(_RECORD_VERSION, project, tree.digest, files)
         path = self._record_path(number)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(_encoder.encode(record))
@@ -172,11 +148,7 @@ class CodeSlots:
 
 
 def switch(link: Path, slot: Slot) -> None:
-    """Make `link` point to this slot, in one step: whoever looks sees the old one or the new one.
-
-    Raises:
-        DataStoreError: Something that is no link has this name, or the folder cannot be written.
-    """
+    """Make `link` point to this slot, in one step."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.switch")
     try:
         if link.exists() and not link.is_symlink():

@@ -6,6 +6,7 @@ takes no more than it was told to, however well it was compressed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 
 import zstandard
@@ -26,15 +27,7 @@ _WINDOW_BYTES = 8 * 1024**2
 
 
 def compressed(digests: Iterable[str], source: Source) -> Iterator[bytes]:
-    """A stream with these blobs, in pieces.
-
-    Args:
-        digests: Which blobs, each once.
-        source: Where their bytes come from, such as `BlobStore.stream`.
-
-    Raises:
-        DataStoreError: A source gave another number of bytes than it said.
-    """
+    """A stream with these blobs, in pieces."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj()
     ready: list[bytes] = []
     size = 0
@@ -66,11 +59,6 @@ class Receiver:
     """Takes a stream and stores the blobs in it; each is stored as soon as it is complete.
 
     Close it in any case: it drops what is half-written.
-
-    Args:
-        store: Where blobs go.
-        limit_bytes: Most bytes that all blobs together may have.
-        limit_blobs: Most blobs that may come.
     """
 
     def __init__(
@@ -88,7 +76,9 @@ class Receiver:
         self._decompressor = zstandard.ZstdDecompressor(
             max_window_size=_WINDOW_BYTES
         ).stream_writer(
-            _Sink(self),  # type: ignore[arg-type]  # only its write() is used
+            # No reference back: the collector does not see through objects of this library, so
+            # each receiver would stay for good, with the window of its decompressor.
+            _Sink(weakref.proxy(self)),  # type: ignore[arg-type]  # only its write() is used
             write_size=_PIECE,
             closefd=False,
         )
@@ -97,24 +87,14 @@ class Receiver:
         self.received: list[str] = []
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the stream.
-
-        Raises:
-            ProtocolError: It is no such stream, or brings more than is allowed.
-            DataStoreError: A blob is not what its digest says.
-            StorageFullError: There is no room.
-        """
+        """The next bytes of the stream."""
         try:
             self._decompressor.write(data)
         except zstandard.ZstdError as error:
             raise ProtocolError(f"the stream of blobs cannot be decompressed: {error}") from error
 
     def finish(self) -> list[str]:
-        """The stream has ended: the digests of the blobs that it brought.
-
-        Raises:
-            ProtocolError: It is truncated.
-        """
+        """The stream has ended: the digests of the blobs that it brought."""
         self._unpacker.close()
         return self.received
 

@@ -5,24 +5,42 @@ Folders are implied by the paths in them; an empty one leaves no trace.
 
 A tree is data from outside: `decode` takes nothing that would write beside the folder that it is
 materialised in, or that two ways of materialising would disagree on.
+
+`compare` finds what of a folder can stay, and `materialise` writes the rest. Files are written
+beside and renamed, so whoever still has an old one open keeps it. With a source its byte code goes:
+Python compares whole seconds and sizes, and would take a same-size edit within one second for no
+edit.
+
+User code may have done anything to the folder since: what it changed differs from the record, and
+a link that it put in place of a folder is removed before anything is written below it.
 """
+
+# Names are text: a Path for each of thousands of files costs more than everything else here.
+# ruff: noqa: PTH102, PTH105, PTH106, PTH108, PTH114, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import shutil
+import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
 
-from kubetorch.datastore.blobs import DIGEST_LENGTH, digest_of
-from kubetorch.errors import DataStoreError
-from kubetorch.lib.records import record
+from kubetorch.datastore.blobs import DIGEST_LENGTH, BlobStore, Source, digest_of
+from kubetorch.errors import DataStoreError, ProjectTooLargeError
 
 Mode = Literal["file", "executable", "symlink"]
 
-#: Most entries that a tree may have.
-ENTRY_LIMIT = 1_000_000
+#: Most entries that a tree may have, bytes of all its files, and bytes of the tree itself.
+ENTRY_LIMIT = 100_000
+FILES_LIMIT = 512 * 1024**2
+ENCODED_LIMIT = 16 * 1024**2
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
 
@@ -36,15 +54,7 @@ _TARGET = re.compile(r"\.|(?P<up>(?:\.\./)*)(?:\.\.|(?P<down>[^/\0]+(?:/[^/\0]+)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A file or symbolic link in a tree.
-
-    Attributes:
-        path: Where it lies, relative to the tree, with `/`.
-        mode: What it is.
-        size: Bytes of a file; 0 for a link.
-        digest: Digest of a file's content; empty for a link.
-        target: What a link points to, relative to the folder that it lies in; empty for a file.
-    """
+    """A file or symbolic link in a tree."""
 
     path: str
     mode: Mode
@@ -53,15 +63,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
     target: str = ""
 
 
-@record
+@dataclass(frozen=True)
 class Tree:
-    """Entries in the order of their paths.
-
-    Attributes:
-        digest: The tree digest.
-        entries: The entries.
-        encoded: The blob.
-    """
+    """Entries in the order of their paths."""
 
     digest: str
     entries: tuple[Entry, ...]
@@ -77,23 +81,24 @@ _decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def build(entries: Iterable[Entry]) -> Tree:
-    """The tree of these entries, in any order.
-
-    Raises:
-        DataStoreError: They make no tree.
-    """
-    ordered = tuple(sorted(entries, key=_path))
+    """The tree of these entries, in any order."""
+    ordered = tuple(sorted(entries, key=attrgetter("path")))
     check(ordered)
     encoded = _encoder.encode(ordered)
     return Tree(digest_of(encoded), ordered, encoded)
 
 
-def decode(encoded: bytes) -> Tree:
-    """The tree that `build` made.
+def read(store: BlobStore, digest: str) -> Tree:
+    """A tree of a store; one that is too large is not read."""
+    size = store.size(digest)
+    if size > ENCODED_LIMIT:
+        raise _too_large(f"a list of files of {size:,} bytes; {ENCODED_LIMIT:,} are allowed")
+    return decode(store.read(digest))
 
-    Raises:
-        DataStoreError: It is no tree, or one that must not be materialised; names the entry.
-    """
+
+def decode(encoded: bytes) -> Tree:
+    """The tree that `build` made."""
+    _check_count(_count(encoded))
     try:
         entries = _decoder.decode(encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -104,23 +109,31 @@ def decode(encoded: bytes) -> Tree:
     return Tree(digest_of(encoded), entries, encoded)
 
 
-def _path(entry: Entry) -> str:
-    return entry.path
-
-
 # -------------------------------------------------------------------------------------- checking
 
 
-def check(entries: Sequence[Entry]) -> None:
-    """Whether these entries are a tree that can be materialised safely.
+def _count(encoded: bytes) -> int:
+    """How many entries an encoded tree claims to have, which costs nothing to know."""
+    if encoded[:1] == b"\xdd":
+        return int.from_bytes(encoded[1:5], "big")
+    return int.from_bytes(encoded[1:3], "big") if encoded[:1] == b"\xdc" else 0
 
-    Raises:
-        DataStoreError: They are not; the message names the entry.
-    """
-    if len(entries) > ENTRY_LIMIT:
-        raise DataStoreError(f"a tree of {len(entries)} entries; {ENTRY_LIMIT} are allowed")
+
+def _check_count(entries: int) -> None:
+    if entries > ENTRY_LIMIT:
+        raise _too_large(f"{entries:,} files; {ENTRY_LIMIT:,} are allowed")
+
+
+def _too_large(what: str) -> ProjectTooLargeError:
+    return ProjectTooLargeError(
+        f"the project has {what}", hint="list what the pods do not need in .ktignore"
+    )
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Whether these entries are a tree that can be materialised safely."""
+    _check_count(len(entries))
     previous: str | None = None
-    folders: set[str] = set()
     for entry in entries:
         path = entry.path
         if not _PLAIN_PATH.fullmatch(path):
@@ -130,21 +143,30 @@ def check(entries: Sequence[Entry]) -> None:
             raise _refusal(path, what)
         previous = path
         _check_content(entry)
+    total = sum(entry.size for entry in entries)
+    if total > FILES_LIMIT:
+        raise _too_large(f"files of {total:,} bytes; {FILES_LIMIT:,} are allowed")
+    # NUL sorts before all else, so what lies below an entry follows at once.
+    ordered = sorted(entry.path.replace("/", "\0") for entry in entries)
+    for path, following in itertools.pairwise(ordered):
+        if following.startswith(f"{path}\0"):
+            above = path.replace("\0", "/")
+            raise _refusal(above, "is a file or link, and a folder of other entries")
+
+
+def _folders(paths: Iterable[str]) -> set[str]:
+    """The folders above paths."""
+    folders: set[str] = set()
+    for path in paths:
         folder = path.rpartition("/")[0]
         while folder and folder not in folders:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
-    for entry in entries:
-        if entry.path in folders:
-            raise _refusal(entry.path, "is a file or link, and a folder of other entries")
+    return folders
 
 
 def check_path(path: str) -> None:
-    """Whether a path stays in its tree and can be written.
-
-    Raises:
-        DataStoreError: It does not.
-    """
+    """Whether a path stays in its tree and can be written."""
     fault = _fault(path)
     if fault is not None:
         raise _refusal(path, fault)
@@ -205,3 +227,163 @@ def _check_target(entry: Entry) -> None:
 
 def _refusal(path: str, why: str) -> DataStoreError:
     return DataStoreError(f"not a tree that can be used: the entry {path!r} {why}")
+
+
+class WrittenFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was written, and what `lstat` said of it then."""
+
+    entry: Entry
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+def materialise(
+    base: str, tree: Tree, source: Source, kept: dict[str, WrittenFile], removed: list[str]
+) -> list[WrittenFile]:
+    """Make a folder what `tree` says."""
+    written = [entry for entry in tree.entries if entry.path not in kept]
+    _forget_byte_code(base, [*removed, *(entry.path for entry in written)])
+    for path in removed:
+        _unlink(f"{base}/{path}")
+    _remove_empty_folders(base, removed)
+    return [*kept.values(), *(_write(base, entry, source) for entry in written)]
+
+
+def compare(
+    base: str, files: Sequence[WrittenFile], tree: Tree
+) -> tuple[dict[str, WrittenFile], list[str]]:
+    """What of a folder can stay: the files that are as wanted and untouched, and what must go."""
+    wanted = {entry.path: entry for entry in tree.entries}
+    kept: dict[str, WrittenFile] = {}
+    removed: list[str] = []
+    _remove_links_to_folders(base, [*wanted, *(file.entry.path for file in files)])
+    for file in files:
+        path = file.entry.path
+        entry = wanted.get(path)
+        if entry is None:
+            removed.append(path)
+            continue
+        if entry != file.entry:
+            continue
+        try:
+            facts = os.lstat(f"{base}/{path}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if (
+            facts.st_ctime_ns == file.ctime_ns
+            and facts.st_mtime_ns == file.mtime_ns
+            and facts.st_size == file.size
+            and facts.st_ino == file.inode
+        ):
+            kept[path] = file
+    return kept, removed
+
+
+def _remove_links_to_folders(base: str, paths: Iterable[str]) -> None:
+    """Where a folder of the tree should be, user code may have put a link that leads elsewhere."""
+    # Those above first: nothing is ever reached through a link.
+    for folder in sorted(_folders(paths)):
+        try:
+            if not stat.S_ISDIR(os.lstat(f"{base}/{folder}").st_mode):
+                os.unlink(f"{base}/{folder}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+def _write(base: str, entry: Entry, source: Source) -> WrittenFile:
+    path = f"{base}/{entry.path}"
+    temporary = f"{path.rpartition('/')[0]}/.kt-new-{os.getpid()}"
+    try:
+        _create(temporary, entry, source)
+    except (FileNotFoundError, NotADirectoryError):
+        _make_folder(base, entry.path.rpartition("/")[0])
+        _create(temporary, entry, source)
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+        os.replace(temporary, path)
+    facts = os.lstat(path)
+    return WrittenFile(entry, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def _create(temporary: str, entry: Entry, source: Source) -> None:
+    if entry.mode == "symlink":
+        os.symlink(entry.target, temporary)
+        return
+    mode = 0o777 if entry.mode == "executable" else 0o666
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb", buffering=0) as file:
+        length, pieces = source(entry.digest)
+        if length != entry.size:
+            raise DataStoreError(
+                f"the blob of {entry.path!r} has {length} bytes; the tree says {entry.size}"
+            )
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[file.write(left) :]
+
+
+def _make_folder(base: str, folder: str) -> None:
+    """Make a folder and those above it; what user code has put in the way goes."""
+    path = base
+    for name in folder.split("/") if folder else ():
+        path = f"{path}/{name}"
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                os.unlink(path)
+                os.mkdir(path, 0o755)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
+def _remove_empty_folders(base: str, removed: Iterable[str]) -> None:
+    """Remove the folders that removed files have left empty: one would be a namespace package."""
+    for folder in sorted({path.rpartition("/")[0] for path in removed}, reverse=True):
+        while folder:
+            for empty in (f"{base}/{folder}/__pycache__", f"{base}/{folder}"):
+                try:
+                    os.rmdir(empty)
+                except OSError:
+                    continue
+            folder = folder.rpartition("/")[0]
+
+
+def _forget_byte_code(base: str, paths: Iterable[str]) -> None:
+    """Delete the byte code of these sources."""
+    modules: dict[str, set[str]] = {}
+    for path in paths:
+        if path.endswith(".py"):
+            folder, _, name = path.rpartition("/")
+            modules.setdefault(folder, set()).add(name[: -len(".py")])
+    for folder, names in modules.items():
+        cache = f"{base}/{folder}/__pycache__" if folder else f"{base}/__pycache__"
+        try:
+            found = [] if os.path.islink(cache) else os.listdir(cache)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for file in found:
+            # <module>.<interpreter>[.opt-N].pyc
+            if _module_of(file) in names:
+                _unlink(f"{cache}/{file}")
+
+
+def _module_of(byte_code: str) -> str:
+    stem = byte_code.removesuffix(".pyc")
+    head, _, last = stem.rpartition(".")
+    return head.rpartition(".")[0] if last.startswith("opt-") else head

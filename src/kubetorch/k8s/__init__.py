@@ -3,10 +3,10 @@
 Nothing here knows a workload, a generation or any other concept of Kubetorch, and nothing outside
 talks to an API server. Objects are plain dicts.
 
-    kubeconfig, locating ──► access (who, where) ──► credentials, plugins, tls, proxies
-                                                                  │
-    resources, discovery, failures ──► client (verbs) ──► session ┴─► lib.httppool
-                                          │                       └─► lib.upgrading
-    watching (pure) ──► informers ────────┤
-    channels ──► execs, portforward, podlogs
+    kubeconfig (which API server, as whom) ──► credentials
+                                                    │
+    resources, failures ──► client (verbs) ──► session ──► lib.async_http, lib.websocket
+                                │
+    watching (pure) ──► informers
+    pod_streams, podlogs: streams into pods
 """

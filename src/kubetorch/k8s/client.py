@@ -1,6 +1,6 @@
-"""The verbs of the API: objects in, objects out, as plain dicts.
+"""The verbs of the API, objects in, objects out, as plain dicts; and which kinds a cluster serves.
 
-async with Client(locating.find()) as client:
+async with Client(kubeconfig.find()) as client:
     deployments = await client.discovery.find("apps/v1", "Deployment")
     await client.apply(manifest, field_manager="kubetorch")
     pods = await client.list(Selection(PODS, "team", labels="app=web"))
@@ -8,22 +8,117 @@ async with Client(locating.find()) as client:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
+from kubetorch.errors import KubernetesError, KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s import failures
-from kubetorch.k8s.access import Access
-from kubetorch.k8s.discovery import Discovery
 from kubetorch.k8s.failures import Action
-from kubetorch.k8s.resources import Object, Ref, Resource, Selection, version
+from kubetorch.k8s.kubeconfig import Access
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection, group_path, version
 from kubetorch.k8s.session import LINE_LIMIT, Call, Session
-from kubetorch.lib import httppool
-from kubetorch.lib.httpanswer import BrokenError
+from kubetorch.lib import async_http
+from kubetorch.lib.http1 import BrokenError
+
+#: Gets the document at a path.
+Fetch = Callable[[str], Awaitable[Object]]
+
+
+class Served(NamedTuple):
+    """What a cluster serves."""
+
+    kinds: list[Resource]
+    unanswered: list[str]
+
+
+class Discovery:
+    """The kinds of one cluster.
+
+    What is known stays known; a kind that is not known is looked for again each time, so that one
+    whose definition was just created is found.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._known: dict[str, dict[str, Resource]] = {}
+
+    async def find(self, api_version: str, kind: str) -> Resource:
+        """How a kind is served."""
+        known = self._known.get(api_version, {})
+        if kind not in known:
+            try:
+                known = parse(api_version, await self._fetch(group_path(api_version)))
+            except KubernetesNotFoundError as error:
+                raise _unknown(api_version, kind) from error
+            self._known[api_version] = known
+        if kind not in known:
+            raise _unknown(api_version, kind)
+        return known[kind]
+
+    async def resource_of(self, manifest: Mapping[str, Any]) -> Resource:
+        """How the kind of an object is served."""
+        return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
+
+    async def everything(self, *verbs: str) -> Served:
+        """All kinds that the cluster serves, each in the version that its group prefers."""
+        groups = (await self._fetch("/apis")).get("groups") or []
+        versions = ["v1", *(name for group in groups for name in _versions(group))]
+        documents = await asyncio.gather(*map(self._resources, versions))
+        found: dict[str, Resource] = {}
+        unanswered = []
+        for name, document in zip(versions, documents, strict=True):
+            if document is None:
+                unanswered.append(name)
+                continue
+            for resource in parse(name, document, verbs).values():
+                found.setdefault(str(resource), resource)
+        return Served(list(found.values()), unanswered)
+
+    async def _resources(self, api_version: str) -> Object | None:
+        try:
+            return await self._fetch(group_path(api_version))
+        except KubernetesError:
+            return None
+
+    def forget(self, api_version: str) -> None:
+        """A path of this version is not served any more."""
+        self._known.pop(api_version, None)
+
+
+def _versions(group: Mapping[str, Any]) -> list[str]:
+    """The versions of an API group, the preferred one first."""
+    preferred = str(group["preferredVersion"]["groupVersion"])
+    every = [str(one["groupVersion"]) for one in group.get("versions") or []]
+    return [preferred, *(one for one in every if one != preferred)]
+
+
+def parse(api_version: str, document: Object, verbs: Iterable[str] = ()) -> dict[str, Resource]:
+    """The kinds in an `APIResourceList`, those with which all of the verbs are possible."""
+    group, _, version = api_version.rpartition("/")
+    found = {}
+    for entry in document.get("resources") or []:
+        is_able = set(verbs) <= set(entry.get("verbs") or [])
+        if "/" not in entry["name"] and is_able:  # a subresource may have another kind
+            resource = Resource(group, version, entry["name"], entry["kind"], entry["namespaced"])
+            found[resource.kind] = resource
+    return found
+
+
+def _unknown(api_version: str, kind: str) -> KubernetesNotFoundError:
+    error = KubernetesNotFoundError(
+        f"the cluster has no kind {kind} in {api_version}",
+        hint="install the operator that brings it, or correct apiVersion and kind",
+    )
+    error.resource = f"{kind}.{api_version}"
+    error.status_code = 404
+    error.reason = "NoKindMatch"
+    return error
+
 
 #: Objects of one page of a list.
 PAGE = 500
@@ -39,12 +134,7 @@ Patch = Object | list[Object]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a list found.
-
-    Attributes:
-        items: The objects.
-        resource_version: The moment; a watch goes on from here.
-    """
+    """What a list found."""
 
     items: list[Object]
     resource_version: str
@@ -52,17 +142,6 @@ class Listing:
 
 class Client:
     """One user of one cluster; belongs to one event loop.
-
-    Args:
-        access: Where and as whom.
-        timeout: Seconds that an answer may take to begin, and a short one to end.
-        patience: Seconds for which requests that may be sent again are sent again.
-        variables: Variables for credential plugins and about proxies; those of this process if not
-            given.
-
-    Attributes:
-        access: As given.
-        discovery: The kinds of the cluster.
 
     Every verb raises `KubernetesRequestError` (or a class below it) when the server refuses,
     `KubernetesUnavailableError` when it does not answer, `KubernetesCredentialsError` when there is
@@ -103,12 +182,7 @@ class Client:
         return await self._send("GET", self.action("get", ref), self.path(ref))
 
     async def list(self, selection: Selection, *, page: int = PAGE) -> Listing:
-        """All objects of a selection, fetched in pages.
-
-        Args:
-            selection: Which.
-            page: Objects of each page.
-        """
+        """All objects of a selection, fetched in pages."""
         try:
             return await self._list(selection, page)
         except KubernetesRequestError as error:
@@ -121,10 +195,12 @@ class Client:
         action = self.action_on("list", selection)
         path = selection.resource.path(namespace=selection.namespace)
         query = {**selection.query, **({"limit": str(page)} if page else {})}
+        kind = {"apiVersion": selection.resource.api_version, "kind": selection.resource.kind}
         items: list[Object] = []
         while True:
             found = await self._send("GET", action, path, query)
-            items += [_complete(item, selection.resource) for item in found.get("items") or []]
+            # Lists leave out what kind their items are of.
+            items += [{**kind, **item} for item in found.get("items") or []]
             proceed = (found.get("metadata") or {}).get("continue")
             if not proceed:
                 return Listing(items, version(found))
@@ -139,12 +215,6 @@ class Client:
         on_open: Callable[[], object] = dict,
     ) -> AsyncGenerator[Object, None]:
         """Events since a moment: dicts with `type` and `object`, the last ones `BOOKMARK`.
-
-        Args:
-            selection: Of which objects.
-            resource_version: The moment, from a listing or an earlier event.
-            seconds: After how long the server ends it.
-            on_open: Called when the server has agreed.
 
         Nothing is tried again here: `kubetorch.k8s.informers` goes on after whatever happens.
         """
@@ -169,9 +239,9 @@ class Client:
                 async for line in lines:
                     if line:
                         yield self._decode(action, line)
-            except (BrokenError, httppool.SilentError) as error:
+            except (BrokenError, async_http.SilentError) as error:
                 raise failures.unavailable(action, self.session.server, error) from error
-            except httppool.TooLargeError as error:
+            except async_http.TooLargeError as error:
                 raise failures.garbled(action, self.session.server, error) from error
 
     # ------------------------------------------------------------------------------------ writing
@@ -179,17 +249,13 @@ class Client:
     async def create(
         self, manifest: Object, *, field_manager: str = "kubetorch", dry_run: bool = False
     ) -> Object:
-        """Make an object.
-
-        Args:
-            manifest: The object; it may have `generateName` instead of a name.
-            field_manager: Who owns its fields.
-            dry_run: Only check it, with all of the server's admission.
-        """
+        """Make an object."""
         resource = await self.discovery.resource_of(manifest)
         metadata = manifest.get("metadata") or {}
         namespace = self.namespace_of(resource, metadata.get("namespace"))
-        action = Action("create", str(resource), namespace, metadata.get("name"), self._origin)
+        action = Action(
+            "create", str(resource), namespace, metadata.get("name"), self.access.origin
+        )
         query = _options(dry_run, fieldManager=field_manager)
         path = resource.path(namespace=namespace)
         return await self._send("POST", action, path, query, manifest)
@@ -207,17 +273,7 @@ class Client:
         dry_run: bool = False,
         subresource: str = "",
     ) -> Object:
-        """Server-side apply: the object has what the manifest says, made if it is not there.
-
-        Args:
-            manifest: What the field manager wants; what it had applied before and is not in it any
-                more is removed.
-            field_manager: Who wants it.
-            force: Take fields from managers that own them with other values, instead of
-                `KubernetesConflictError`.
-            dry_run: Only check it, with all of the server's admission.
-            subresource: Apply to this part, such as `status`.
-        """
+        """Server-side apply: the object has what the manifest says, made if it is not there."""
         ref = await self._ref(manifest, subresource)
         query = _options(dry_run, fieldManager=field_manager, force="true" if force else "")
         action = self.action("patch", ref)
@@ -226,13 +282,7 @@ class Client:
     async def replace(
         self, manifest: Object, *, dry_run: bool = False, subresource: str = ""
     ) -> Object:
-        """Put an object in place of what is there; a `resourceVersion` in it has to be the latest.
-
-        Args:
-            manifest: All of the object.
-            dry_run: Only check it.
-            subresource: Replace this part, such as `status`.
-        """
+        """Put an object in place of what is there."""
         ref = await self._ref(manifest, subresource)
         query = _options(dry_run)
         return await self._send("PUT", self.action("update", ref), self.path(ref), query, manifest)
@@ -245,14 +295,7 @@ class Client:
         field_manager: str = "kubetorch",
         dry_run: bool = False,
     ) -> Object:
-        """Change parts of an object.
-
-        Args:
-            ref: Which.
-            patch: A mapping is merged, a list has operations.
-            field_manager: Who owns what is changed.
-            dry_run: Only check it.
-        """
+        """Change parts of an object."""
         kind = _JSON_PATCH if isinstance(patch, list) else _MERGE
         query = _options(dry_run, fieldManager=field_manager)
         return await self._send(
@@ -268,25 +311,21 @@ class Client:
         grace_seconds: int | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Delete an object; the answer is the object that is going, or a `Status`.
-
-        Args:
-            ref: Which.
-            propagation: What becomes of what it owns: `Background`, `Foreground` or `Orphan`.
-            preconditions: `uid` and `resourceVersion` that it must have.
-            grace_seconds: Seconds that its processes get; its own number when not given.
-            dry_run: Only check whether it could be.
-        """
-        body = _deletion(propagation, grace_seconds, dry_run)
+        """Delete an object; the answer is the object that is going, or a `Status`."""
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        if dry_run:
+            body["dryRun"] = ["All"]
         if preconditions:
             body["preconditions"] = dict(preconditions)
         return await self._send("DELETE", self.action("delete", ref), self.path(ref), {}, body)
 
     # ------------------------------------------------------------------------------------- common
-
-    @property
-    def _origin(self) -> str:
-        return self.access.origin
 
     def namespace_of(self, resource: Resource, namespace: str | None) -> str | None:
         """The namespace that is meant: the given one, else the client's own."""
@@ -301,11 +340,11 @@ class Client:
         """What a verb on an object is called in messages."""
         what = f"{ref.resource}/{ref.subresource}" if ref.subresource else str(ref.resource)
         namespace = self.namespace_of(ref.resource, ref.namespace)
-        return Action(verb, what, namespace, ref.name, self._origin)
+        return Action(verb, what, namespace, ref.name, self.access.origin)
 
     def action_on(self, verb: str, selection: Selection) -> Action:
         """What a verb on a selection is called in messages."""
-        return Action(verb, str(selection.resource), selection.namespace, None, self._origin)
+        return Action(verb, str(selection.resource), selection.namespace, None, self.access.origin)
 
     async def _ref(self, manifest: Object, subresource: str) -> Ref:
         metadata = manifest["metadata"]
@@ -313,7 +352,7 @@ class Client:
         return Ref(resource, metadata["name"], metadata.get("namespace"), subresource)
 
     async def _document(self, path: str) -> Object:
-        return await self._send("GET", Action("get", path, origin=self._origin), path)
+        return await self._send("GET", Action("get", path, origin=self.access.origin), path)
 
     async def _send(
         self,
@@ -341,27 +380,9 @@ class Client:
         raise failures.garbled(action, self.session.server, repr(data[:80]))
 
 
-def _complete(item: Object, resource: Resource) -> Object:
-    """An item of a list with its `apiVersion` and `kind`, which lists leave out."""
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
-
-
 def _options(dry_run: bool, **options: str) -> Pairs:
     given = {name: value for name, value in options.items() if value}
     return {**given, "dryRun": "All"} if dry_run else given
-
-
-def _deletion(propagation: str, grace_seconds: int | None, dry_run: bool) -> Object:
-    body: Object = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "propagationPolicy": propagation,
-    }
-    if grace_seconds is not None:
-        body["gracePeriodSeconds"] = grace_seconds
-    if dry_run:
-        body["dryRun"] = ["All"]
-    return body
 
 
 def _version_in(path: str) -> str:

@@ -1,18 +1,320 @@
-"""What a request needs to be let in, kept fresh: tokens that are rotated, plugins, certificates."""
+"""What a request needs to be let in, kept fresh: rotated tokens, plugins, certificates, the proxy.
+
+Plugins are programs that print an `ExecCredential`. The TLS context is made by hand, because
+`ssl.create_default_context` refuses, from Python 3.13 on, certificate authorities without
+extensions that clusters in use do not have.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import ipaddress
+import json
+import os
+import signal
 import ssl
+import sys
+import tempfile
 import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kubetorch.errors import KubernetesCredentialsError
-from kubetorch.k8s import plugins, proxies, tls
-from kubetorch.k8s.access import ABSENT, Access, Impersonation, Pem
-from kubetorch.lib.dialing import Route
+from kubetorch.k8s.kubeconfig import ABSENT, Access, Cluster, Impersonation, Pem, Plugin
+from kubetorch.lib import deadlines
+from kubetorch.lib.transports import Route
+
+#: Seconds that a plugin may take at least when it may talk to the user.
+INTERACTIVE_TIMEOUT = 300.0
+#: Bytes that it may print.
+_LIMIT = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a plugin gave."""
+
+    token: str | None = field(default=None, repr=False)
+    certificate: Pem = ABSENT
+    key: Pem = ABSENT
+    expires: float | None = None
+
+
+async def run(plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]) -> Credential:
+    """Ask a plugin for credentials."""
+    interactive = plugin.interaction != "Never" and sys.stdin is not None and sys.stdin.isatty()
+    if plugin.interaction == "Always" and not interactive:
+        raise KubernetesCredentialsError(
+            f"the credential plugin {plugin.command} needs a terminal, and there is none",
+            hint="log in from a terminal first, or use credentials that need no user",
+        )
+    info = json.dumps(request(plugin, cluster, interactive=interactive))
+    variables = {**environment, **plugin.environment, "KUBERNETES_EXEC_INFO": info}
+    timeout = max(plugin.timeout, INTERACTIVE_TIMEOUT) if interactive else plugin.timeout
+    output = await _output_of(plugin, variables, interactive=interactive, timeout=timeout)
+    return parse(plugin, output)
+
+
+def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str, Any]:
+    """What a plugin is told in `KUBERNETES_EXEC_INFO`."""
+    spec: dict[str, Any] = {"interactive": interactive}
+    if plugin.wants_cluster:
+        authority = cluster.authority
+        data = authority.data
+        if data is None and authority.path is not None:
+            with contextlib.suppress(OSError):  # it is named, but not there: not ours to judge here
+                data = authority.path.read_bytes()
+        described = {
+            "server": cluster.server,
+            "tls-server-name": cluster.tls_name,
+            "insecure-skip-tls-verify": cluster.is_insecure or None,
+            "certificate-authority-data": base64.b64encode(data).decode() if data else None,
+            "proxy-url": cluster.proxy,
+            "config": cluster.config,
+        }
+        spec["cluster"] = {name: value for name, value in described.items() if value is not None}
+    return {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
+
+
+def parse(plugin: Plugin, output: bytes) -> Credential:
+    """What a plugin printed."""
+    try:
+        printed = json.loads(output)
+        status = printed["status"]
+        version, token = printed["apiVersion"], status.get("token")
+        certificate, key = (status.get(f"client{part}Data") for part in ("Certificate", "Key"))
+        stamp = status.get("expirationTimestamp")
+        expires = None if stamp is None else _seconds(stamp)
+        is_sound = printed["kind"] == "ExecCredential" and version == plugin.api_version
+        if not is_sound or bool(certificate) != bool(key) or not (token or certificate):
+            raise ValueError
+        return Credential(token, _pem(certificate), _pem(key), expires)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KubernetesCredentialsError(
+            f"the credential plugin {plugin.command} printed no credential of version "
+            f"{plugin.api_version}",
+            hint="run it by hand: it should print an ExecCredential with a status",
+        ) from error
+
+
+def _pem(text: str | None) -> Pem:
+    return Pem(data=text.encode()) if text else ABSENT
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+
+
+async def _output_of(
+    plugin: Plugin, variables: Mapping[str, str], *, interactive: bool, timeout: float
+) -> bytes:
+    try:
+        # One that uses the terminal stays in its session; any other has a group of its own, which
+        # ends with it.
+        process = await asyncio.create_subprocess_exec(
+            plugin.command,
+            *plugin.arguments,
+            stdin=None if interactive else DEVNULL,
+            stdout=PIPE,
+            stderr=None if interactive else PIPE,
+            env=variables,
+            start_new_session=not interactive,
+        )
+    except OSError as error:
+        raise KubernetesCredentialsError(
+            f"the credential plugin {plugin.command} cannot be started: {error.strerror}",
+            hint=plugin.install_hint or "install it, or correct the kubeconfig",
+        ) from error
+    try:
+        async with deadlines.timeout(timeout):
+            output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            status = await process.wait()
+    except BaseException as error:
+        await _end(process, whole_group=not interactive)
+        if isinstance(error, TimeoutError):
+            raise KubernetesCredentialsError(
+                f"the credential plugin {plugin.command} did not end within {timeout:g} s",
+                hint="run it by hand to see what it waits for",
+            ) from error
+        raise
+    if status != 0:
+        said = complaint.decode(errors="replace").strip()[-500:]
+        raise KubernetesCredentialsError(
+            f"the credential plugin {plugin.command} failed with status {status}"
+            + (f": {said}" if said else ""),
+            hint="log in again, or run it by hand to see why",
+        )
+    return output
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """What a program prints, as far as it is of any interest."""
+    kept = bytearray()
+    while stream is not None and (piece := await stream.read(64 * 1024)):
+        kept += piece[: _LIMIT - len(kept)]
+    return bytes(kept)
+
+
+async def _end(process: Process, *, whole_group: bool) -> None:
+    # macOS forbids to signal a group whose members have all ended.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if whole_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.returncode is None:
+            process.kill()
+    await process.wait()
+    # The pipes close with the last process that has them, which may have left the group.
+    with contextlib.suppress(TimeoutError):
+        async with deadlines.timeout(1.0):
+            await asyncio.gather(_read(process.stdout), _read(process.stderr))
+
+
+def pem_signature(*materials: Pem) -> tuple[object, ...]:
+    """Changes when the content of one of these does."""
+    return tuple(_state(pem) for pem in materials)
+
+
+def _state(pem: Pem) -> object:
+    if pem.data is not None or pem.path is None:
+        return pem.data
+    try:
+        found = pem.path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def tls_context(cluster: Cluster, certificate: Pem, key: Pem) -> ssl.SSLContext:
+    """What to trust and what to show."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.set_alpn_protocols(["http/1.1"])
+    if cluster.is_insecure:
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    elif cluster.authority.is_given:
+        _trust(made, cluster.authority)
+    else:
+        made.load_default_certs()
+    if certificate.is_given:
+        _show(made, certificate, key)
+    return made
+
+
+def _trust(made: ssl.SSLContext, authority: Pem) -> None:
+    text = _read_pem(authority, "certificate authority").decode("ascii", errors="replace")
+    try:
+        made.load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError) as error:
+        raise _wrong("certificate authority", authority, error) from error
+
+
+def _show(made: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
+    chain = _read_pem(certificate, "client certificate") + b"\n" + _read_pem(key, "client key")
+    # The library reads files only; this one is the user's alone, and gone at once.
+    descriptor, name = tempfile.mkstemp(prefix="kt-", suffix=".pem")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(chain)
+        # An encrypted key is refused; without the password OpenSSL would ask on the terminal.
+        made.load_cert_chain(name, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise _wrong("client certificate or key", certificate, error) from error
+    finally:
+        Path(name).unlink()
+
+
+def _read_pem(pem: Pem, what: str) -> bytes:
+    if pem.data is not None or pem.path is None:
+        return pem.data or b""
+    try:
+        return pem.path.read_bytes()
+    except OSError as error:
+        raise KubernetesCredentialsError(
+            f"the {what} {pem.path} cannot be read: {error.strerror}",
+            hint="correct the path in the kubeconfig",
+        ) from error
+
+
+def _wrong(what: str, pem: Pem, error: Exception) -> KubernetesCredentialsError:
+    where = f" {pem.path}" if pem.data is None else ""
+    return KubernetesCredentialsError(
+        f"the {what}{where} cannot be used: {error}",
+        hint="it should be unencrypted PEM, with the certificate and the key belonging together",
+    )
+
+
+def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
+    """The proxy for a URL by `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`, as Go reads them."""
+    parts = urlsplit(server)
+    host = (parts.hostname or "").rstrip(".")
+    proxy = _variable(environment, f"{parts.scheme}_proxy")
+    if not proxy or host == "localhost" or _is_loopback(host):
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    exceptions = _variable(environment, "no_proxy").split(",")
+    if any(_excludes(exception.strip().lower(), host, port) for exception in exceptions):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(name.upper()) or environment.get(name) or ""
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _excludes(exception: str, host: str, port: int) -> bool:
+    """Whether an item of `NO_PROXY` covers a host: `*`, address, network, domain, `.domain`."""
+    if not exception:
+        return False
+    if exception == "*":
+        return True
+    address = _address(host)
+    if "/" in exception:
+        try:
+            return address is not None and address in ipaddress.ip_network(exception, strict=False)
+        except ValueError:
+            return False
+    name, only_port = _split_port(exception)
+    if only_port is not None and only_port != port:
+        return False
+    listed = _address(name)
+    if listed is not None:
+        return address == listed
+    name = name.removeprefix("*")
+    if name.startswith("."):
+        return host.endswith(name)
+    return host == name or host.endswith(f".{name}")
+
+
+def _split_port(exception: str) -> tuple[str, int | None]:
+    if exception.startswith("["):
+        name, _, rest = exception[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif exception.count(":") == 1:
+        name, _, port = exception.partition(":")
+    else:
+        name, port = exception, ""
+    return name, int(port) if port.isdigit() else None
+
 
 #: A token file is read again after so many seconds; kubelets rotate tokens long before they end.
 TOKEN_FILE_SECONDS = 60.0
@@ -23,19 +325,14 @@ Pair = tuple[str, str]
 
 
 class Credentials:
-    """Headers and TLS settings of the requests to one cluster.
-
-    Args:
-        access: Who and where.
-        environment: Variables for plugins and about proxies.
-    """
+    """Headers and TLS settings of the requests to one cluster."""
 
     def __init__(self, access: Access, environment: Mapping[str, str]) -> None:
         self._access = access
         self._environment = environment
         self._token: str | None = None
         self._token_time: float | None = None
-        self._credential: plugins.Credential | None = None
+        self._credential: Credential | None = None
         self._given: tuple[Pair, ...] = ()
         self._asking = asyncio.Lock()
         self._context: ssl.SSLContext | None = None
@@ -44,7 +341,7 @@ class Credentials:
         self._is_tls = server.scheme == "https"
         self._host = server.hostname or ""
         self._port = server.port or (443 if self._is_tls else 80)
-        self._proxy = access.cluster.proxy or proxies.proxy_for(access.cluster.server, environment)
+        self._proxy = access.cluster.proxy or proxy_for(access.cluster.server, environment)
 
     @property
     def can_change(self) -> bool:
@@ -65,11 +362,7 @@ class Credentials:
             self._credential = None
 
     async def bearer_token(self) -> str | None:
-        """The token of a user who is known by one and acts as nobody else.
-
-        Raises:
-            KubernetesCredentialsError: The token file or the plugin fails.
-        """
+        """The token of a user who is known by one and acts as nobody else."""
         if self._access.user.impersonation.user:
             return None
         for _, value in await self._authorization():
@@ -78,11 +371,7 @@ class Credentials:
         return None
 
     async def headers(self) -> tuple[Pair, ...]:
-        """What says who asks.
-
-        Raises:
-            KubernetesCredentialsError: The token file or the plugin fails.
-        """
+        """What says who asks."""
         acting = impersonation_headers(self._access.user.impersonation)
         self._given = (*await self._authorization(), *acting)
         return self._given
@@ -119,22 +408,21 @@ class Credentials:
                 ) from error
         return self._token or ""
 
-    async def _ask_plugin(self) -> plugins.Credential | None:
+    async def _ask_plugin(self) -> Credential | None:
         plugin = self._access.user.plugin
         if plugin is None:
             return None
         async with self._asking:  # one answer serves all who ask meanwhile
-            if self._credential is None or _is_void(self._credential, time.time()):
+            known = self._credential
+            expires = known.expires if known is not None else None
+            is_void = expires is not None and time.time() > expires - EXPIRY_MARGIN
+            if known is None or is_void:
                 cluster = self._access.cluster
-                self._credential = await plugins.run(plugin, cluster, self._environment)
-            return self._credential
+                known = self._credential = await run(plugin, cluster, self._environment)
+            return known
 
     async def route(self) -> Route:
-        """How to reach the server, with the certificates as they are now.
-
-        Raises:
-            KubernetesCredentialsError: A certificate, a key or the plugin fails.
-        """
+        """How to reach the server, with the certificates as they are now."""
         cluster = self._access.cluster
         context = await self._tls() if self._is_tls else None
         return Route(self._host, self._port, context, cluster.tls_name, self._proxy)
@@ -144,9 +432,9 @@ class Credentials:
         if not certificate.is_given:
             certificate, key = await self._plugin_certificate()
         authority = self._access.cluster.authority
-        signature = tls.signature(authority, certificate, key)
+        signature = pem_signature(authority, certificate, key)
         if self._context is None or signature != self._context_signature:
-            self._context = tls.context(self._access.cluster, certificate, key)
+            self._context = tls_context(self._access.cluster, certificate, key)
             self._context_signature = signature
         return self._context
 
@@ -156,10 +444,6 @@ class Credentials:
             return ABSENT, ABSENT
         credential = await self._ask_plugin()
         return (credential.certificate, credential.key) if credential else (ABSENT, ABSENT)
-
-
-def _is_void(credential: plugins.Credential, now: float) -> bool:
-    return credential.expires is not None and now > credential.expires - EXPIRY_MARGIN
 
 
 def impersonation_headers(impersonation: Impersonation) -> tuple[Pair, ...]:

@@ -12,7 +12,7 @@ from kubetorch import errors
 #: Longest text of an answer that is no `Status`.
 _TEXT_LIMIT = 300
 #: Parts of pods that are connections.
-_STREAMS = ("pods/attach", "pods/exec", "pods/portforward")
+_STREAMS = ("pods/exec", "pods/portforward")
 _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
     401: errors.KubernetesForbiddenError,
     403: errors.KubernetesForbiddenError,
@@ -23,15 +23,7 @@ _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """What is asked of the server, in the words of RBAC.
-
-    Attributes:
-        verb: `get`, `list`, `watch`, `create`, `patch`, `update`, `delete`.
-        resource: `pods`, `pods/exec`, `deployments.apps`, ….
-        namespace: Where; `None` for all of them, and for what lies in none.
-        name: Which one; `None` for a collection.
-        origin: As whom and where, such as the context of a kubeconfig.
-    """
+    """What is asked of the server, in the words of RBAC."""
 
     verb: str
     resource: str
@@ -74,36 +66,24 @@ def garbled(action: Action, server: str, why: object) -> errors.KubetorchError:
 def refused(
     action: Action, status_code: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> errors.KubernetesRequestError:
-    """The error for an action that the server refused.
-
-    Args:
-        action: What was asked.
-        status_code: HTTP status of the answer.
-        body: Its body, a `Status` if the API server itself refused.
-        headers: Its headers.
-    """
+    """The error for an action that the server refused."""
     status = parse_status(body)
     said = "" if status else body[:_TEXT_LIMIT].decode(errors="replace").strip()
-    return refused_by(action, status_code, status, said=said, headers=headers)
+    return refused_by(action, status, status_code, said=said, headers=headers)
 
 
 def refused_by(
     action: Action,
-    status_code: int,
     status: Mapping[str, Any],
+    status_code: int | None = None,
     *,
     said: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> errors.KubernetesRequestError:
-    """The error that a `Status` describes.
-
-    Args:
-        action: What was asked.
-        status_code: The HTTP status.
-        status: The object; empty if there was none.
-        said: The message instead of its own.
-        headers: Headers of the answer.
-    """
+    """The error that a `Status` describes; its own code counts where no other is given."""
+    if status_code is None:
+        code = status.get("code")
+        status_code = code if isinstance(code, int) else 500
     details = status.get("details") or {}
     reason = str(status.get("reason") or "")
     said = said or str(status.get("message") or "")
@@ -114,7 +94,10 @@ def refused_by(
     error.verb, error.resource = action.verb, action.resource
     error.namespace, error.name = action.namespace, action.name
     error.status_code, error.reason = status_code, reason
-    error.causes = [_cause(cause) for cause in details.get("causes") or []]
+    error.causes = [
+        {name: str(cause.get(name) or "") for name in ("reason", "message", "field")}
+        for cause in details.get("causes") or []
+    ]
     error.retry_after = _retry_after(details, headers or {})
     return error
 
@@ -126,10 +109,6 @@ def parse_status(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return status if isinstance(status, dict) and status.get("kind") == "Status" else {}
-
-
-def _cause(cause: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(cause.get(name) or "") for name in ("reason", "message", "field")}
 
 
 def _retry_after(details: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:

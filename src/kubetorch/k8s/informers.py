@@ -21,7 +21,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Selection
-from kubetorch.k8s.watching import Change, Key, WatchFrom, WatchState
+from kubetorch.k8s.watching import Change, Key, WatchState
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 
@@ -34,18 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Informer:
-    """Lists and watches a selection until it is closed; an asynchronous context manager.
-
-    Args:
-        client: Asks the server.
-        selection: What to watch.
-        on_change: Called with each change, in order; the first ones are all objects that there
-            are. An exception of its own is logged and changes nothing.
-        watch_seconds: How long a watch lasts before the next one, at least and at most.
-
-    Attributes:
-        error: Why the server is not being listened to at this moment; `None` while it is.
-    """
+    """Lists and watches a selection until it is closed; an asynchronous context manager."""
 
     def __init__(
         self,
@@ -95,15 +84,7 @@ class Informer:
         return self._state.objects.get((namespace, name))
 
     async def listed(self, *, timeout: float) -> None:
-        """Wait until all objects are known.
-
-        Args:
-            timeout: Seconds.
-
-        Raises:
-            KubernetesRequestError: The server refused for a reason that waiting does not change.
-            KubernetesUnavailableError: The seconds are over.
-        """
+        """Wait until all objects are known."""
         try:
             async with deadlines.timeout(timeout):
                 while not self._state.is_listed:
@@ -119,15 +100,7 @@ class Informer:
     async def until(
         self, condition: Callable[[Mapping[Key, Object]], bool], *, timeout: float | None
     ) -> None:
-        """Wait until something is true of the objects.
-
-        Args:
-            condition: Asked after every change.
-            timeout: Seconds; `None` where whoever waits bounds it.
-
-        Raises:
-            TimeoutError: They are over.
-        """
+        """Wait until something is true of the objects."""
         async with deadlines.timeout(timeout):
             while not (self._state.is_listed and condition(self.objects)):
                 await self._changes.wait()
@@ -138,10 +111,10 @@ class Informer:
         state, loop = self._state, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(state.pause)
-            step, begun = state.step, loop.time()
+            begun = loop.time()
             try:
-                if isinstance(step, WatchFrom):
-                    await self._watch(step.resource_version)
+                if state.version:
+                    await self._watch(state.version)
                     state.ended(loop.time() - begun)
                 else:
                     listing = await self._client.list(self._selection)

@@ -1,4 +1,4 @@
-"""Kubeconfig files: found, merged, and resolved to one `Access`.
+"""Which API server, as whom: found in kubeconfig files, or in the service account of this pod.
 
 Several files are merged as Kubernetes documents it: the first that sets a value wins, and of two
 clusters, users or contexts of one name the first file's counts in full. Files that `KUBECONFIG`
@@ -19,8 +19,87 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from kubetorch.config import environment
 from kubetorch.errors import KubernetesCredentialsError
-from kubetorch.k8s.access import Access, Cluster, Impersonation, Pem, Plugin, User
+
+
+@dataclass(frozen=True)
+class Pem:
+    """A certificate or key: a file that is read when it is needed, or the data itself."""
+
+    path: Path | None = None
+    data: bytes | None = field(default=None, repr=False)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is any."""
+        return self.path is not None or self.data is not None
+
+
+#: No certificate, no key.
+ABSENT = Pem()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An API server."""
+
+    server: str
+    authority: Pem = ABSENT
+    is_insecure: bool = False
+    tls_name: str | None = None
+    proxy: str | None = None
+    config: Any = None
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A program that gives credentials (`client.authentication.k8s.io`)."""
+
+    command: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    api_version: str = "client.authentication.k8s.io/v1"
+    install_hint: str | None = None
+    wants_cluster: bool = False
+    interaction: str = "IfAvailable"
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class Impersonation:
+    """Whom to act as."""
+
+    user: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class User:
+    """Who asks. At most one of token, password and plugin is used, in this order."""
+
+    certificate: Pem = ABSENT
+    key: Pem = ABSENT
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    plugin: Plugin | None = None
+    impersonation: Impersonation = Impersonation()
+
+
+@dataclass(frozen=True)
+class Access:
+    """Everything that a client needs to know."""
+
+    cluster: Cluster
+    user: User = User()
+    namespace: str = "default"
+    context: str | None = None
+    origin: str = "the program"
+
 
 _EXTENSION = "client.authentication.k8s.io/exec"
 _PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -37,12 +116,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """Merged files.
-
-    Attributes:
-        files: Those that exist, in order.
-        current_context: The context that is used when none is named.
-    """
+    """Merged files."""
 
     files: tuple[Path, ...] = ()
     current_context: str = ""
@@ -56,14 +130,7 @@ class Kubeconfig:
         return sorted(self._contexts)
 
     def access(self, context: str | None = None) -> Access:
-        """What a context comes to.
-
-        Args:
-            context: Its name; the current one when not given.
-
-        Raises:
-            KubernetesCredentialsError: Something that it needs is missing or wrong.
-        """
+        """What a context comes to."""
         name = context or self.current_context
         where = ", ".join(map(str, self.files)) or "no file"
         if not name:
@@ -92,12 +159,7 @@ class Kubeconfig:
 
 
 def paths(variable: str | None, home: Path) -> list[Path]:
-    """The files that `KUBECONFIG` lists, or the default one.
-
-    Args:
-        variable: Its value.
-        home: Folder that `~` stands for.
-    """
+    """The files that `KUBECONFIG` lists, or the default one."""
     listed = [name for name in (variable or "").split(os.pathsep) if name]
     if not listed:
         return [home / ".kube" / "config"]
@@ -105,11 +167,7 @@ def paths(variable: str | None, home: Path) -> list[Path]:
 
 
 def load(files: Sequence[Path]) -> Kubeconfig:
-    """Read and merge files; those that do not exist are left out.
-
-    Raises:
-        KubernetesCredentialsError: One cannot be read or is no kubeconfig.
-    """
+    """Read and merge files; those that do not exist are left out."""
     documents: list[tuple[Path, str]] = []
     for file in files:
         try:
@@ -125,11 +183,7 @@ def load(files: Sequence[Path]) -> Kubeconfig:
 
 
 def load_file(file: Path) -> Kubeconfig:
-    """Read one file, which has to exist.
-
-    Raises:
-        KubernetesCredentialsError: It does not, or cannot be used.
-    """
+    """Read one file, which has to exist."""
     config = load([file])
     if not config.files:
         raise KubernetesCredentialsError(
@@ -139,14 +193,7 @@ def load_file(file: Path) -> Kubeconfig:
 
 
 def merge(documents: Sequence[tuple[Path, str]]) -> Kubeconfig:
-    """Merge the texts of files.
-
-    Args:
-        documents: Where each lies, and what it contains.
-
-    Raises:
-        KubernetesCredentialsError: One is no kubeconfig.
-    """
+    """Merge the texts of files."""
     current = ""
     merged: dict[str, dict[str, _Entry]] = {"cluster": {}, "user": {}, "context": {}}
     for file, text in documents:
@@ -357,4 +404,51 @@ def _plugin(fields: _Fields) -> Plugin:
         install_hint=fields.text("installHint"),
         wants_cluster=fields.flag("provideClusterInfo"),
         interaction=interaction,
+    )
+
+
+#: Where a pod finds its service account.
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def find(kubeconfig_path: str | None = None, *, context: str | None = None) -> Access:
+    """The cluster that is meant.
+
+    The first of: the file `kubeconfig_path`; the files that `KUBECONFIG` lists; in a pod, its
+    cluster as its service account; `~/.kube/config`.
+    """
+    if kubeconfig_path is not None:
+        return load_file(Path(kubeconfig_path).expanduser()).access(context)
+    listed = environment.kubeconfig_list()
+    if listed is None and context is None:
+        inside = in_cluster()
+        if inside is not None:
+            return inside
+    files = paths(listed, Path.home())
+    config = load(files)
+    if not config.files:
+        raise KubernetesCredentialsError(
+            f"there is no kubeconfig: {', '.join(map(str, files))} does not exist",
+            hint="set KUBECONFIG to one, or KT_BACKEND=local to do without a cluster",
+        )
+    return config.access(context)
+
+
+def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access | None:
+    """The cluster that this process runs in a pod of, as the pod's service account."""
+    service = environment.kubernetes_service()
+    token, authority = folder / "token", folder / "ca.crt"
+    if service is None or not token.exists():
+        return None
+    host, port = service
+    address = f"[{host}]" if ":" in host else host
+    try:
+        namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        namespace = ""
+    return Access(
+        cluster=Cluster(f"https://{address}:{port}", authority=Pem(path=authority)),
+        user=User(token_file=token),
+        namespace=namespace or "default",
+        origin=f"the service account in {folder}",
     )

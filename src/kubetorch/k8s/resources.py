@@ -1,7 +1,8 @@
-"""Kinds as the API serves them, and the paths of their objects. Pure."""
+"""Kinds as the API serves them, paths of their objects, and times as the API writes them. Pure."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind in one version.
-
-    Attributes:
-        group: Its API group; empty for the core.
-        version: Of the group, such as `v1`.
-        plural: Its name in paths and in RBAC, such as `deployments`.
-        kind: Its name in manifests, such as `Deployment`.
-        is_namespaced: Whether its objects lie in namespaces.
-    """
+    """One kind in one version."""
 
     group: str
     version: str
@@ -40,13 +33,7 @@ class Resource:
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str = ""
     ) -> str:
-        """The path of the collection, of one object, or of a part of that.
-
-        Args:
-            namespace: Where; `None` for all, and for what lies in none.
-            name: The object.
-            subresource: Its part, such as `status`.
-        """
+        """The path of the collection, of one object, or of a part of that."""
         parts = [group_path(self.api_version)]
         if self.is_namespaced and namespace is not None:
             parts += ["namespaces", quote(namespace, safe="")]
@@ -60,15 +47,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Ref:
-    """One object, or a part of one.
-
-    Attributes:
-        resource: Its kind.
-        name: Its name.
-        namespace: Where it lies; `None` means the client's own namespace, or none for what lies in
-            none.
-        subresource: The part, such as `status`; empty for the object itself.
-    """
+    """One object, or a part of one."""
 
     resource: Resource
     name: str
@@ -76,16 +55,19 @@ class Ref:
     subresource: str = ""
 
 
+def is_leaving(pod: Object) -> bool:
+    """Whether somebody asked for the deletion of a pod."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_over(pod: Object) -> bool:
+    """Whether all containers of a pod have ended for good."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Objects of one kind.
-
-    Attributes:
-        resource: The kind.
-        namespace: Where they lie; `None` for everywhere.
-        labels: A label selector, such as `app=web,tier!=cache`.
-        fields: A field selector, such as `metadata.name=web`.
-    """
+    """Objects of one kind."""
 
     resource: Resource
     namespace: str | None = None
@@ -118,3 +100,10 @@ def key(manifest: Mapping[str, Any]) -> tuple[str, str]:
 def version(manifest: Mapping[str, Any]) -> str:
     """The `resourceVersion` of an object or a list; empty if it has none."""
     return str((manifest.get("metadata") or {}).get("resourceVersion") or "")
+
+
+def seconds(timestamp: str | None) -> float:
+    """Seconds since the epoch of a time such as `2026-01-31T12:00:00Z`; 0 for none."""
+    if not timestamp:
+        return 0.0
+    return datetime.datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()

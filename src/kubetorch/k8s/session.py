@@ -23,11 +23,11 @@ from kubetorch._version import __version__
 from kubetorch.config import environment
 from kubetorch.errors import KubernetesRequestError
 from kubetorch.k8s import failures
-from kubetorch.k8s.access import Access
 from kubetorch.k8s.credentials import Credentials
 from kubetorch.k8s.failures import Action
-from kubetorch.lib import backoff, connections, dialing, httppool, upgrading, websocket
-from kubetorch.lib.httpanswer import BrokenError
+from kubetorch.k8s.kubeconfig import Access
+from kubetorch.lib import async_http, backoff, transports, websocket, websocket_protocol
+from kubetorch.lib.http1 import BrokenError
 
 #: Bytes that an answer, a watch's line or a refusal may have.
 ANSWER_LIMIT, LINE_LIMIT, REFUSAL_LIMIT = 256 * 1024**2, 16 * 1024**2, 1024**2
@@ -47,16 +47,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class Call:
-    """A request to an API server.
-
-    Attributes:
-        action: What it asks, for messages.
-        method: `GET`, `POST`, ….
-        path: Without the prefix of the server's URL.
-        query: Pairs of the query; a name may occur twice.
-        body: What is sent.
-        content_type: Of the body.
-    """
+    """A request to an API server."""
 
     action: Action
     method: str
@@ -72,15 +63,7 @@ class Call:
 
 
 class Session:
-    """The connections of one client.
-
-    Args:
-        access: Where and as whom.
-        timeout: Seconds that an answer may take to begin, and a short one to end.
-        patience: Seconds for which requests that may be sent again are sent again.
-        variables: Variables for credential plugins and about proxies; those of this process if not
-            given.
-    """
+    """The connections of one client."""
 
     def __init__(
         self,
@@ -97,7 +80,7 @@ class Session:
         self._credentials = Credentials(access, variables)
         self._timeout = timeout
         self._patience = patience
-        self._pool = httppool.HttpPool(connect_timeout=min(10.0, timeout))
+        self._pool = async_http.HttpPool(connect_timeout=min(10.0, timeout))
         self._turns = asyncio.Semaphore(CONCURRENCY)
 
     async def close(self) -> None:
@@ -108,9 +91,6 @@ class Session:
         """The bearer token that requests carry now.
 
         None where the user is known by a certificate or a password, or acts as somebody else.
-
-        Raises:
-            KubernetesCredentialsError: The token file or the plugin fails.
         """
         return await self._credentials.bearer_token()
 
@@ -121,11 +101,7 @@ class Session:
         return self._credentials.can_change
 
     async def fetch(self, call: Call) -> bytes:
-        """The whole answer to a request.
-
-        Raises:
-            KubetorchError: See `send`; also when the answer does not end.
-        """
+        """The whole answer to a request."""
         attempts = _Attempts(self._patience)
         while True:
             # Those that wait for their next attempt keep nobody else from theirs.
@@ -135,44 +111,25 @@ class Session:
                 return found
             await asyncio.sleep(found)
 
-    async def send(self, call: Call, *, patience: float | None = None) -> httppool.Answer:
-        """Send a request that may be answered for long; the answer has begun then.
-
-        Args:
-            call: The request.
-            patience: Instead of the session's own.
-
-        Raises:
-            KubernetesRequestError: The server refused.
-            KubernetesUnavailableError: It does not answer.
-            KubernetesCredentialsError: Credentials cannot be had, or its certificate is wrong.
-        """
+    async def send(self, call: Call, *, patience: float | None = None) -> async_http.Answer:
+        """Send a request that may be answered for long; the answer has begun then."""
         attempts = _Attempts(self._patience if patience is None else patience)
         while True:
             found = await self._sent(call, attempts)
-            if isinstance(found, httppool.Answer):
+            if isinstance(found, async_http.Answer):
                 return found
             await asyncio.sleep(found)
 
     async def open_channel(
-        self, call: Call, endpoint: connections.Endpoint, subprotocols: tuple[str, ...]
-    ) -> connections.Connection:
-        """Upgrade a request to a WebSocket.
-
-        Args:
-            call: The request, a GET; it is not repeated once it was sent.
-            endpoint: Told of the messages.
-            subprotocols: One of these is spoken; `Connection.subprotocol` says which.
-
-        Raises:
-            KubetorchError: As `send`.
-        """
+        self, call: Call, endpoint: websocket.Endpoint, subprotocols: tuple[str, ...]
+    ) -> websocket.Connection:
+        """Upgrade a request to a WebSocket."""
         attempts = _Attempts(self._patience)
         while True:
             headers = await self._credentials.headers()
             offered = (*headers, ("Sec-WebSocket-Protocol", ", ".join(subprotocols)))
             try:
-                connection = await upgrading.upgrade(
+                connection = await websocket.upgrade(
                     await self._credentials.route(),
                     self._prefix + call.target,
                     endpoint,
@@ -180,7 +137,7 @@ class Session:
                     max_message=MESSAGE_LIMIT,
                     timeout=self._timeout,
                 )
-            except upgrading.UpgradeRefusedError as error:
+            except websocket_protocol.UpgradeRefusedError as error:
                 if self._renews(error.status, headers, attempts):
                     continue
                 refusal = failures.refused(call.action, error.status, error.body)
@@ -188,17 +145,17 @@ class Session:
                 if pause is None:
                     raise refusal from None
                 await asyncio.sleep(pause)
-            except dialing.UntrustedError as error:
+            except transports.UntrustedError as error:
                 raise failures.untrusted(call.action, self.server, error) from error
-            except dialing.UnreachableError as error:
+            except transports.UnreachableError as error:
                 pause = attempts.pause()
                 if pause is None:
                     raise failures.unavailable(call.action, self.server, error) from error
                 await asyncio.sleep(pause)
             except TimeoutError as error:
-                silent = httppool.SilentError(f"no answer within {self._timeout:g} s")
+                silent = async_http.SilentError(f"no answer within {self._timeout:g} s")
                 raise failures.unavailable(call.action, self.server, silent) from error
-            except (OSError, websocket.WebSocketError) as error:
+            except (OSError, websocket_protocol.WebSocketError) as error:
                 raise failures.unavailable(call.action, self.server, error) from error
             else:
                 connection.silence = SILENCE
@@ -209,28 +166,28 @@ class Session:
     async def _fetched(self, call: Call, attempts: _Attempts) -> bytes | float:
         """The whole answer of one attempt, or the seconds until the next one."""
         found = await self._sent(call, attempts)
-        if not isinstance(found, httppool.Answer):
+        if not isinstance(found, async_http.Answer):
             return found
         try:
             async with found as answer:
                 return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
-        except (BrokenError, httppool.SilentError) as error:
+        except (BrokenError, async_http.SilentError) as error:
             pause = attempts.pause() if call.method == _READING else None
             if pause is None:
                 raise failures.unavailable(call.action, self.server, error) from error
             return pause
-        except httppool.TooLargeError as error:
+        except async_http.TooLargeError as error:
             raise failures.garbled(call.action, self.server, error) from error
 
-    async def _sent(self, call: Call, attempts: _Attempts) -> httppool.Answer | float:
+    async def _sent(self, call: Call, attempts: _Attempts) -> async_http.Answer | float:
         """The begun answer of one attempt, or the seconds until the next one."""
         headers = await self._credentials.headers()
         try:
             answer = await self._exchange(call, headers)
-        except dialing.UntrustedError as error:
+        except transports.UntrustedError as error:
             raise failures.untrusted(call.action, self.server, error) from error
-        except (dialing.UnreachableError, BrokenError, httppool.SilentError) as error:
-            is_safe = isinstance(error, dialing.UnreachableError) or call.method == _READING
+        except (transports.UnreachableError, BrokenError, async_http.SilentError) as error:
+            is_safe = isinstance(error, transports.UnreachableError) or call.method == _READING
             pause = attempts.pause() if is_safe else None
             if pause is None:
                 raise failures.unavailable(call.action, self.server, error) from error
@@ -240,7 +197,9 @@ class Session:
         refusal = await self._refusal(call, answer)
         if self._renews(answer.status, headers, attempts):
             return 0.0
-        pause = attempts.pause(refusal.retry_after) if _may_repeat(call, answer.status) else None
+        is_busy = answer.status == 429
+        may_repeat = is_busy or (answer.status >= 500 and call.method == _READING)
+        pause = attempts.pause(refusal.retry_after) if may_repeat else None
         if pause is None:
             raise refusal
         return pause
@@ -255,32 +214,28 @@ class Session:
         self._credentials.reject(headers)
         return True
 
-    async def _exchange(self, call: Call, headers: tuple[tuple[str, str], ...]) -> httppool.Answer:
+    async def _exchange(
+        self, call: Call, headers: tuple[tuple[str, str], ...]
+    ) -> async_http.Answer:
         head = [*headers, ("Accept", _JSON), ("User-Agent", f"kubetorch/{__version__}")]
         if call.body is not None:
             head.append(("Content-Type", call.content_type))
-        request = httppool.Request(call.method, self._prefix + call.target, tuple(head), call.body)
+        request = async_http.Request(
+            call.method, self._prefix + call.target, tuple(head), call.body
+        )
         route = await self._credentials.route()
         return await self._pool.send(route, request, timeout=self._timeout)
 
-    async def _refusal(self, call: Call, answer: httppool.Answer) -> KubernetesRequestError:
+    async def _refusal(self, call: Call, answer: async_http.Answer) -> KubernetesRequestError:
         try:
             body = await answer.read(REFUSAL_LIMIT, timeout=self._timeout)
-        except (BrokenError, httppool.SilentError, httppool.TooLargeError):
+        except (BrokenError, async_http.SilentError, async_http.TooLargeError):
             body = b""  # the status says enough
         return failures.refused(call.action, answer.status, body, answer.headers)
 
 
-def _may_repeat(call: Call, status: int) -> bool:
-    return status == 429 or (status >= 500 and call.method == _READING)
-
-
 class _Attempts:
-    """The attempts of one request, and the pauses between them.
-
-    Attributes:
-        renewed: Whether one was made with fresh credentials.
-    """
+    """The attempts of one request, and the pauses between them."""
 
     def __init__(self, patience: float) -> None:
         self.renewed = False
@@ -288,10 +243,6 @@ class _Attempts:
         self._delays = backoff.jittered(backoff.exponential(first=0.1, limit=5.0))
 
     def pause(self, wanted: float | None = None) -> float | None:
-        """Seconds until the next attempt; `None` if there is to be none.
-
-        Args:
-            wanted: Seconds that the server asked for.
-        """
+        """Seconds until the next attempt; `None` if there is to be none."""
         delay = max(next(self._delays), wanted or 0.0)
         return delay if asyncio.get_running_loop().time() + delay <= self._end else None

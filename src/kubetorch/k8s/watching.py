@@ -1,6 +1,6 @@
 """What is known of a selection of objects, and what to ask next: a state machine without I/O.
 
-    ListAll ──(listed)──► WatchFrom ──(told: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
+       list ──(listed)──► watch ──(told: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
        ▲                     │  ▲
        │                     │  └──(ended, failed: resume at the last version, after a pause)
        └──(410: forgotten)───┘
@@ -35,56 +35,25 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """Something is different.
-
-    Attributes:
-        kind: `ADDED`, `MODIFIED` or `DELETED`.
-        object: As it is now; a deleted one as it was last seen.
-        previous: As it was before; `None` for an added one.
-    """
+    """Something is different."""
 
     kind: str
     object: Object
     previous: Object | None = None
 
 
-@dataclass(frozen=True)
-class ListAll:
-    """List all objects."""
-
-
-@dataclass(frozen=True)
-class WatchFrom:
-    """Watch from this moment on."""
-
-    resource_version: str
-
-
 class WatchState:
-    """What a watcher knows.
-
-    Attributes:
-        objects: By namespace and name, without `managedFields`, which are half of their size.
-        is_listed: Whether all of them were listed once.
-        pause: Seconds to wait before `step` is taken.
-
-    Args:
-        action: What is watched, for messages.
-    """
+    """What a watcher knows."""
 
     def __init__(self, action: failures.Action) -> None:
         self.objects: dict[Key, Object] = {}
         self.is_listed = False
         self.pause = 0.0
         self._action = action
-        self._version = ""
+        #: Where to watch from; empty when everything has to be listed.
+        self.version = ""
         self._is_silent = True
         self._pauses: Iterator[float] | None = None
-
-    @property
-    def step(self) -> ListAll | WatchFrom:
-        """What to ask the server next."""
-        return WatchFrom(self._version) if self._version else ListAll()
 
     def listed(self, items: list[Object], resource_version: str) -> list[Change]:
         """All objects were listed, as of this moment."""
@@ -92,25 +61,20 @@ class WatchState:
         present = {key(item) for item in items}
         gone = [known for known in self.objects if known not in present]
         changes += [Change(DELETED, old, old) for old in map(self.objects.pop, gone)]
-        self._version = resource_version
+        self.version = resource_version
         self._is_silent = True
         self.is_listed = True
         self._rest()
         return changes
 
     def told(self, event: Mapping[str, Any]) -> list[Change]:
-        """The watch said something.
-
-        Raises:
-            KubernetesRequestError: It said that it cannot go on; pass that to `failed`.
-            KubernetesError: It is no event; pass that to `failed`.
-        """
+        """The watch said something."""
         kind, item = event.get("type"), event.get("object")
         if kind == "ERROR" and isinstance(item, dict):
-            raise refusal(self._action, item)
+            raise failures.refused_by(self._action, item)
         if not isinstance(item, dict) or not version(item):
             raise failures.garbled(self._action, "the API server", f"{event!r:.80}")
-        self._version = version(item)
+        self.version = version(item)
         self._is_silent = False
         if kind == "BOOKMARK":
             return []
@@ -122,7 +86,7 @@ class WatchState:
     def ended(self, seconds: float) -> None:
         """The watch ended after so many seconds, as each does sooner or later."""
         if self._is_silent and seconds >= SILENT_SECONDS:
-            self._version = ""
+            self.version = ""
         self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
             self._rest()
@@ -136,7 +100,7 @@ class WatchState:
             self._rest()
         refused = error if isinstance(error, KubernetesRequestError) else None
         if refused is not None and _is_forgotten(refused):
-            self._version = ""
+            self.version = ""
         self._wait(refused.retry_after if refused is not None else None)
 
     def _put(self, item: Object) -> list[Change]:
@@ -162,9 +126,3 @@ def _is_forgotten(error: KubernetesRequestError) -> bool:
     """Whether the server does not know the moment any more, or never did (etcd was restored)."""
     never_was = any(cause["reason"] == "ResourceVersionTooLarge" for cause in error.causes)
     return error.status_code == 410 or error.reason in ("Expired", "Gone") or never_was
-
-
-def refusal(action: failures.Action, status: Object) -> KubernetesRequestError:
-    """The error for a `Status` that came as an event."""
-    code = status.get("code")
-    return failures.refused_by(action, code if isinstance(code, int) else 500, status)

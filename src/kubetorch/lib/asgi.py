@@ -2,6 +2,11 @@
 
 No framework: these routes need a dozen lines of one, and importing the smallest costs each pod
 25 ms of its start and 4 MB.
+
+Who led a browser here: `Host` and `Origin` headers of servers that only this machine may use.
+
+A page of another site can make a browser send requests to loopback addresses, under a name of its
+own that resolves to one (DNS rebinding). Neither header can be set by the page.
 """
 
 from __future__ import annotations
@@ -9,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
-from kubetorch.errors import KubetorchError, ProtocolError
+from kubetorch.errors import ForeignOriginError, KubetorchError, ProtocolError
 
 if TYPE_CHECKING:
     import zlib
@@ -41,12 +47,7 @@ def with_status(error: _Error, status: int) -> _Error:
 
 
 def request_id(given: str, *, size: int = 5) -> str:
-    """The client's own name of a request if it can be repeated everywhere, else a new one.
-
-    Args:
-        given: What the client says.
-        size: Bytes of a new one, which is hexadecimal.
-    """
+    """The client's own name of a request if it can be repeated everywhere, else a new one."""
     given = given.strip()
     return given if given.isprintable() and 0 < len(given) <= 200 else os.urandom(size).hex()
 
@@ -56,15 +57,7 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """One request.
-
-    Attributes:
-        method: `GET`, `POST`, ….
-        path: The path, decoded.
-        headers: Headers by name in lower case; of a repeated one, the last.
-        source: Where it comes from, as far as this process can see: a proxy, for what comes
-            through one.
-    """
+    """One request."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -72,6 +65,8 @@ class Request:
         self.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        #: To be called when the request has proved who sends it.
+        self.admit: Callable[[], None] = scope.get("admit", lambda: None)
         self.source: str = (scope.get("client") or ("",))[0]
         self._query: bytes = scope["query_string"]
         self._receive = receive
@@ -83,11 +78,7 @@ class Request:
         return dict(pairs).get(name, default)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes.
-
-        Raises:
-            ClientGoneError: It ended too early.
-        """
+        """The body as it comes."""
         while not self._is_complete:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -97,13 +88,7 @@ class Request:
                 yield message["body"]
 
     async def body(self, limit: int) -> bytes:
-        """The body, decompressed.
-
-        Raises:
-            ProtocolError: It has more than `limit` bytes, which are not read, or is compressed in
-                an unknown way.
-            ClientGoneError: It is not complete.
-        """
+        """The body, decompressed."""
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
             raise refusal(413, f"a body of {length} bytes; {limit} are allowed")
@@ -148,22 +133,17 @@ def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
 
 
 class Responder:
-    """Answers one request.
-
-    Args:
-        send: Sends it.
-        headers: What every answer has.
-
-    Attributes:
-        has_begun: Whether the head of the answer was sent.
-        on_status: Told the status of the answer before it is sent.
-    """
+    """Answers one request."""
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = dict(headers)
         self.has_begun = False
         self.on_status: Callable[[int], None] | None = None
+
+    def add_header(self, name: str, value: str) -> None:
+        """Have the answer carry one more header, which has to be ASCII."""
+        self._headers[name.lower()] = value
 
     async def begin(self, status: int, content_type: str, **headers: str) -> None:
         """Send the head of an answer."""
@@ -213,7 +193,13 @@ class Responder:
     ) -> None:
         """Send an answer in chunks as they come; they are closed when the client has `gone`."""
         await self.begin(200, content_type)
-        sending = asyncio.ensure_future(self._send_all(chunks))
+
+        async def send_all() -> None:
+            async for chunk in chunks:
+                await self.write(chunk)
+            await self.write(b"", more=False)
+
+        sending = asyncio.ensure_future(send_all())
         watching = asyncio.ensure_future(gone)
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,7 +210,54 @@ class Responder:
             watching.cancel()
             await asyncio.gather(sending, watching, return_exceptions=True)
 
-    async def _send_all(self, chunks: AsyncIterator[bytes]) -> None:
-        async for chunk in chunks:
-            await self.write(chunk)
-        await self.write(b"", more=False)
+
+_NAME_AND_PORT = re.compile(r"^(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+))(?::\d{1,5})?$")
+_IPV4 = re.compile(r"127(?:\.\d{1,3}){3}")
+
+
+def check_local(host: str | None, origin: str | None) -> None:
+    """Refuse a request whose `Host` is no name of the loopback interface, or of a page elsewhere.
+
+    Without an `Origin` it is no page's.
+    """
+    if not is_loopback(host_of(host)):
+        raise ForeignOriginError(f"the Host header {host!r} is not one of this machine")
+    if origin is not None and not is_loopback(host_of_origin(origin)):
+        raise ForeignOriginError(f"requests of pages from {origin[:200]!r} are refused")
+
+
+def check_link(headers: Mapping[str, str], method: str, *, may_be_beside: bool = True) -> None:
+    """Refuse what a page of another site made the browser send, other than by a link to it.
+
+    Hosts below one domain are one site: `may_be_beside` says whether their pages may ask, too.
+    """
+    site, frame = headers.get("sec-fetch-site"), headers.get("sec-fetch-dest", "document")
+    is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    if site == "cross-site":
+        is_refused = not is_link
+    else:
+        # A frame there would show its own page with the user's cookie.
+        is_refused = site == "same-site" and not may_be_beside
+        is_refused = is_refused and not (is_link and frame == "document")
+    if is_refused:
+        raise ForeignOriginError("requests of pages from other sites are refused")
+
+
+def host_of(header: str | None) -> str:
+    """The name in a `Host` header, without port and brackets; empty when it is malformed."""
+    match = _NAME_AND_PORT.match(header.strip()) if header else None
+    return (match[1] or match[2]).lower() if match else ""
+
+
+def host_of_origin(header: str) -> str:
+    """The name in an `Origin` header; empty when there is none."""
+    try:
+        parts = urlsplit(header)
+        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name is of this machine's loopback interface."""
+    return host in ("localhost", "::1") or _IPV4.fullmatch(host) is not None

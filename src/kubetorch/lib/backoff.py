@@ -27,11 +27,6 @@ class Patience:
 
     It begins to run out with the first failure after progress: what went well for hours and then
     breaks has all of it.
-
-    Args:
-        seconds: Until it is over.
-        first, limit: First and longest pause between attempts, in seconds.
-        now: The time, in seconds.
     """
 
     def __init__(

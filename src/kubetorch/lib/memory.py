@@ -19,6 +19,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from pathlib import Path
 
 #: Bytes of unused files that are kept.
 IDLE_LIMIT = 512 * 1024 * 1024
+#: Seconds that a file is kept unused.
+IDLE_SECONDS = 1.0
 #: Files that another process may keep looking at; beyond, the oldest is given up.
 LENT_LIMIT = 64
 
@@ -33,21 +36,24 @@ Buffer = bytes | bytearray | memoryview
 
 
 class _File:
-    """A mapped file.
+    """A mapped file."""
 
-    Attributes:
-        number: Identity, for the process that it is shared with.
-        capacity: Its size in bytes.
-        descriptor: `None` when it belongs to another process, or will not be used again.
-        lookers: How many loans and other processes still look at it.
-    """
-
-    def __init__(self, number: int, descriptor: int, capacity: int, *, is_own: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        descriptor: int,
+        capacity: int,
+        *,
+        is_own: bool,
+        flags: int = mmap.MAP_SHARED,
+    ) -> None:
         self.number = number
         self.capacity = capacity
-        self.map = _map(descriptor, capacity)
+        self.map = _map(descriptor, capacity, flags)
         self.descriptor: int | None = descriptor if is_own else None
         self.lookers = 0
+        #: Since when nobody has looked at it.
+        self.idle_since = 0.0
 
     def lend(self, size: int, on_return: Callable[[], object]) -> memoryview:
         """Its first `size` bytes. `on_return` is called, in any thread, once none is in use."""
@@ -73,13 +79,11 @@ class Memory:
         self._is_fresh = is_fresh
         self.file = file
         self.view = view
+        #: Whether several processes look at it, each of which may only change what it sees itself.
+        self.is_shared = False
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy `data` to `offset`, letting other threads run now and then.
-
-        Raises:
-            OSError: There is no memory left.
-        """
+        """Copy `data` to `offset`, letting other threads run now and then."""
         data = memoryview(data).cast("B")
         done = 0
         while done < len(data):
@@ -90,6 +94,19 @@ class Memory:
             else:
                 self.view[offset + done : offset + done + len(piece)] = piece
                 done += len(piece)
+
+    def share(self) -> Memory:
+        """A further loan of the same bytes, for one of several processes that look at them."""
+        file, returned = self.file, self._pool.returned
+        file.lookers += 1
+        shared = Memory(
+            self._pool,
+            file,
+            file.lend(len(self.view), lambda: returned.append(file)),
+            is_fresh=False,
+        )
+        shared.is_shared = True
+        return shared
 
     def release(self) -> None:
         """It is not needed here any more. May be called twice."""
@@ -120,14 +137,14 @@ class _Pool:
         self.returned: deque[_File] = deque()
 
     def allocate(self, size: int) -> Memory:
-        """See the function of this name."""
+        """Memory of at least one byte; what is in it has no meaning."""
         with self._lock:
             self._settle()
             file = self._take(size)
         is_fresh = file is None
         if file is None:
             capacity = _round(size)
-            descriptor = _create(capacity)
+            descriptor = unnamed_file(capacity)
             try:
                 file = _File(next(self._numbers), descriptor, capacity, is_own=True)
             except BaseException:
@@ -143,13 +160,16 @@ class _Pool:
         with self._lock:
             file.close()
 
-    def trim(self) -> None:
-        """See the function of this name."""
+    def trim(self, idle: float = 0.0) -> bool:
+        """Give the memory of files back that were not used for so long; whether none is left."""
         with self._lock:
             self._settle()
-            for file in self._free:
+            until = time.monotonic() - idle
+            unused = [file for file in self._free if file.idle_since <= until]
+            for file in unused:
                 file.close()
-            self._free.clear()
+                self._free.remove(file)
+            return not self._free
 
     def _settle(self) -> None:
         """Files that nobody looks at become free; the oldest of too many are closed."""
@@ -157,6 +177,7 @@ class _Pool:
             file = self.returned.popleft()
             file.lookers -= 1
             if file.lookers == 0 and file.descriptor is not None:
+                file.idle_since = time.monotonic()
                 self._free.append(file)
         while sum(file.capacity for file in self._free) > IDLE_LIMIT:
             self._free.pop(0).close()
@@ -175,18 +196,19 @@ _LEAST = 1024 * 1024
 _pool = _Pool()
 
 
-def allocate(size: int) -> Memory:
-    """Memory of at least one byte; what is in it has no meaning.
+def give_back_soon() -> None:
+    """Have freed blocks of 1 MiB and more go back to the system at once; glibc keeps up to 64 MiB.
 
-    Raises:
-        OSError: There is no room, or no descriptor.
+    Without this it takes longer ones for blocks that are used again and again.
     """
-    return _pool.allocate(size)
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
 
 
-def trim() -> None:
-    """Give the memory of all unused files of this process back to the system."""
-    _pool.trim()
+_M_MMAP_THRESHOLD = -3
+
+allocate = _pool.allocate
+trim = _pool.trim
 
 
 class Lending:
@@ -203,9 +225,16 @@ class Lending:
         self._lent[file.number] = memory
         if len(self._lent) > LENT_LIMIT:
             self.take_back(next(iter(self._lent)), is_spent=True)
+        if memory.is_shared:  # it is mapped anew each time, as pages that were changed are lost
+            return file.number, file.descriptor
         is_known = file.number in self._known
         self._known[file.number] = file
         return file.number, None if is_known else file.descriptor
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the other process looks at nothing."""
+        return not self._lent
 
     def take_back(self, number: int, *, is_spent: bool) -> None:
         """The other process does not look at the file any more, or for good (`is_spent`)."""
@@ -236,36 +265,51 @@ class Mappings:
         self._forks = 0
         self._returned: deque[tuple[int, bool]] = deque()
 
-    def open(self, number: int, size: int, descriptor: int | None) -> memoryview:
+    def open(
+        self, number: int, size: int, descriptor: int | None, *, is_private: bool = False
+    ) -> memoryview:
         """The memory of a file of the other process.
 
-        Args:
-            number: Which one.
-            size: Bytes to look at.
-            descriptor: It comes when the file is seen for the first time, and is closed here.
-
-        Raises:
-            OSError: The file is not known, since its descriptor was lost: this process may not
-                open another one. Or it cannot be mapped.
-            ValueError: The file is smaller.
+        Of private memory only this process sees what it changes.
         """
+        forks, returned = self._forks, self._returned
+
+        def on_return() -> None:
+            returned.append((number, forks != self._forks))
+
+        if is_private and descriptor is not None:
+            try:
+                capacity = os.fstat(descriptor).st_size
+                file = _File(number, descriptor, capacity, is_own=False, flags=mmap.MAP_PRIVATE)
+            finally:
+                os.close(descriptor)
+            return file.lend(size, on_return)
         if descriptor is not None:
             try:
                 capacity = os.fstat(descriptor).st_size
                 self._files[number] = _File(number, descriptor, capacity, is_own=False)
             finally:
                 os.close(descriptor)
-        file = self._files.get(number)
-        if file is None:
+        found = self._files.get(number)
+        if found is None:
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; a large value needs one")
-        forks, returned = self._forks, self._returned
-        return file.lend(size, lambda: returned.append((number, forks != self._forks)))
+        return found.lend(size, on_return)
 
     def forget(self, number: int) -> None:
         """The other process will not use the file again."""
         file = self._files.pop(number, None)
         if file is not None:
             file.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no file of the other process here."""
+        return not self._files
+
+    def close(self) -> None:
+        """The other process is gone."""
+        for number in list(self._files):
+            self.forget(number)
 
     def returned(self) -> list[tuple[int, bool]]:
         """Files that nobody in this process has looked at since the last time.
@@ -282,10 +326,10 @@ class Mappings:
         self._forks += 1
 
 
-def _map(descriptor: int, capacity: int) -> mmap.mmap:
+def _map(descriptor: int, capacity: int, flags: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):  # without a duplicate of the descriptor
-        return mmap.mmap(descriptor, capacity, trackfd=False)
-    return mmap.mmap(descriptor, capacity)
+        return mmap.mmap(descriptor, capacity, flags, trackfd=False)
+    return mmap.mmap(descriptor, capacity, flags)
 
 
 def _round(size: int) -> int:
@@ -294,7 +338,8 @@ def _round(size: int) -> int:
     return -(-size // step) * step
 
 
-def _create(size: int) -> int:
+def unnamed_file(size: int = 0) -> int:
+    """The descriptor of a new file in memory, of so many bytes."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("kubetorch", os.MFD_CLOEXEC)
     else:

@@ -15,11 +15,16 @@ view's own with all that is in that folder bound into it. So nothing is ever mad
 Linux only. Where the user is not root, or is root without the right, it takes a user namespace too,
 in which they are themselves.
 Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
+
+What the views of `kubetorch.lib.mounts` are put together from.
+
+The system calls about mounts, which the standard library does not have.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import sys
@@ -29,8 +34,194 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from kubetorch.lib import mountcalls, mountparts
-from kubetorch.lib.mountcalls import BIND, MOVE, PRIVATE, RECURSIVE, SLAVE, UNBINDABLE
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_MS_RDONLY = 1
+_MS_REMOUNT = 32
+#: Flags of `mount`.
+BIND = 4096
+MOVE = 8192
+RECURSIVE = 16384
+UNBINDABLE = 1 << 17
+PRIVATE = 1 << 18
+SLAVE = 1 << 19
+_MNT_DETACH = 2
+# Flags of a mount that a user namespace must not take away; statvfs has the same numbers.
+_KEPT = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
+_TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
+
+
+def mount_filesystem(
+    source: str | None, target: str, flags: int, *, kind: str | None = None, data: str | None = None
+) -> None:
+    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    what = f"mounting {source} at {target}" if source else f"changing the mount at {target}"
+    result = _libc().mount(given[0], given[1], given[2], ctypes.c_ulong(flags), given[3])
+    _check(result, what)
+
+
+def _set_read_only(place: Path) -> None:
+    """Let nobody change what is mounted there."""
+    mount_filesystem(None, str(place), _MS_REMOUNT | BIND | _MS_RDONLY | _flags(place))
+
+
+def mounted_places() -> dict[Path, str]:
+    """Where something is mounted in this namespace, and kinds of file systems."""
+    found = {}
+    # A path may have any bytes, and any line break but the usual one.
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n"):
+        about, _, kind = line.partition(" - ")
+        found[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
+    return found
+
+
+def _unescaped(text: str) -> str:
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text
+
+
+def _unmount(place: Path) -> None:
+    """Take away what is mounted at a place, with all that is mounted in it."""
+    _check(_libc().umount2(os.fsencode(place), _MNT_DETACH), f"unmounting {place}")
+
+
+def _change_root(folder: Path) -> None:
+    """Let a folder be `/`; a working directory that is gone becomes `/` too."""
+    try:
+        working_dir = Path.cwd()
+    except FileNotFoundError:
+        working_dir = Path("/")
+    os.chdir(folder)
+    try:
+        _check(_libc().pivot_root(b".", b"."), "pivot_root")
+        _check(_libc().umount2(b".", _MNT_DETACH), "umount")
+    finally:
+        with contextlib.suppress(OSError):
+            os.chdir(working_dir)
+
+
+def _unshare_user() -> None:
+    """Give this process a mount and a user namespace of its own, in which it is who it was."""
+    uid, gid = os.geteuid(), os.getegid()
+    _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _may_mount() -> bool:
+    """Whether this user may mount in a user namespace; some machines give one for nothing."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            _unshare_user()
+            mount_filesystem(None, "/", RECURSIVE | SLAVE)
+            status = 0
+        os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _flags(place: Path) -> int:
+    """Flags that a mount has and has to keep, for `mount`."""
+    found = os.statvfs(place).f_flag
+    return found & _KEPT | sum(flag for bit, flag in _TIMES if found & bit)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
+    """Show a folder at a place, with what is written there in a layer."""
+    upper, work = layer / "upper", layer / "work"
+    upper.mkdir(mode=0o700)
+    _make_alike(upper, folder)
+    work.mkdir(mode=0o700)
+    layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    # What an overlay notes about files has to be an attribute of users where they are the root.
+    whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+    options = layers if whole else f"{layers},userxattr"
+    mount_filesystem("overlay", str(place), 0, kind="overlay", data=options)
+
+
+def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Have a folder hold files in memory: links through `..data`, as a kubelet lays them out."""
+    mount_filesystem("tmpfs", str(folder), 0, kind="tmpfs", data="mode=700")
+    data = folder / "..files"
+    data.mkdir(mode=0o700)
+    (folder / "..data").symlink_to(data.name)
+    for top in {name.partition("/")[0] for name in files}:
+        (folder / top).symlink_to(f"..data/{top}")
+    for name, content in files.items():
+        path = data / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+    _set_read_only(folder)
+
+
+def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
+    """Show one entry of a folder at a place, if it is still there."""
+    if entry.is_symlink():
+        try:
+            target = Path(entry.path).readlink()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL):
+                raise
+            return  # gone by now, or no link any more
+        place.symlink_to(target)
+        return
+    is_dir = entry.is_dir()
+    if is_dir:
+        place.mkdir()
+    else:
+        place.touch()
+    try:
+        mount_filesystem(entry.path, str(place), BIND | RECURSIVE)
+    except PermissionError:
+        return  # what this user cannot reach is an empty place
+    except (FileNotFoundError, NotADirectoryError):
+        # Gone by now, or replaced by something of another kind. What comes later is not seen.
+        if is_dir:
+            place.rmdir()
+        else:
+            place.unlink()
+
+
+def _make_alike(place: Path, folder: Path) -> None:
+    """Give a new folder owner and mode of another one."""
+    found = folder.stat()
+    with contextlib.suppress(OSError):  # only root can give something away
+        os.chown(place, found.st_uid, found.st_gid)
+    place.chmod(found.st_mode)
+
+
+def _set_read_only_if_mounted(place: Path) -> None:
+    """Let nobody write to a mount, if there is one that this user can reach."""
+    try:
+        _set_read_only(place)
+    except OSError as error:
+        # Nothing is mounted there, or something hides it.
+        if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            raise
+
+
+def _skip_unreachable() -> contextlib.AbstractContextManager[None]:
+    """Leave out what is not there or not for this user."""
+    return contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+def _escaped(path: Path) -> str:
+    return "".join(f"\\{letter}" if letter in ":,\\" else letter for letter in str(path))
+
 
 #: Folders of a machine that belong to no disk, or to all its processes together.
 SHARED = ("/dev", "/proc", "/run", "/sys", "/var/run")
@@ -47,13 +238,7 @@ _VIRTUAL = frozenset(
 
 
 class Mount(NamedTuple):
-    """A folder at a path.
-
-    Attributes:
-        source: The folder.
-        target: Absolute path at which it is seen.
-        read_only: Whether it cannot be written there.
-    """
+    """A folder at a path."""
 
     source: str
     target: str
@@ -64,29 +249,22 @@ def separate() -> str | None:
     """Give this process, which must have one thread, a mount namespace of its own.
 
     What is mounted on the machine later is seen in it too.
-
-    Returns:
-        Why the machine does not allow it; `None` if all is well.
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
     try:
-        if os.geteuid() != 0 or not mountcalls.unshare():
-            if not mountcalls.is_allowed():
+        if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNS) != 0:
+            if not _may_mount():
                 return "this user may have no mount namespace"
-            mountcalls.unshare_user()
-        mountcalls.mount(None, "/", RECURSIVE | SLAVE)
+            _unshare_user()
+        mount_filesystem(None, "/", RECURSIVE | SLAVE)
     except OSError as error:
         return error.strerror
     return None
 
 
 class View:
-    """What the processes of a namespace see; see `separate`.
-
-    Args:
-        folder: A folder for what is theirs alone, outside of all that is mounted.
-    """
+    """What the processes of a namespace see; see `separate`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -104,15 +282,11 @@ class View:
         self._is_shielded = False
 
     def add(self, mount: Mount) -> None:
-        """Show a folder at a path.
-
-        Raises:
-            OSError: It cannot be mounted there.
-        """
+        """Show a folder at a path."""
         place = self._place(mount.target)
-        mountcalls.mount(mount.source, str(place), BIND | RECURSIVE)
+        mount_filesystem(mount.source, str(place), BIND | RECURSIVE)
         if mount.read_only:
-            mountcalls.make_read_only(place)
+            _set_read_only(place)
             self._frozen.add(place)
         else:
             self._own.append(place)
@@ -122,28 +296,21 @@ class View:
 
         They hide what else lies in that folder, unless it has folders too: then it is more than a
         place for such files, such as a project with the interpreter that this runs in.
-
-        Args:
-            target: Absolute path of their folder.
-            files: Their content by name.
-
-        Raises:
-            OSError: They cannot be mounted there.
         """
         place = self._place(target)
         if not any(entry.is_dir() for entry in place.iterdir()):
-            mountparts.fill(place, files)
+            _fill(place, files)
             return
         held = self._new_folder("files")
-        mountparts.fill(held, files)
+        _fill(held, files)
         for name in files:
             spot = place / name
             if not spot.exists():
                 self._make_room(spot)
                 spot.parent.mkdir(parents=True, exist_ok=True)
                 spot.touch()
-            mountcalls.mount(str(held / name), str(spot), BIND)
-            mountcalls.make_read_only(spot)
+            mount_filesystem(str(held / name), str(spot), BIND)
+            _set_read_only(spot)
 
     def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
         """Keep all that is written from now on in this view, except in what machines share.
@@ -151,19 +318,12 @@ class View:
         What processes have open already stays as it was for them. Files that the machine changes
         later may be seen as they were. After a failure some is kept and some is not; to ask again
         goes on with the rest. Of several threads that ask one does it and the others wait.
-
-        Args:
-            keep: Further folders that are shared with the machine.
-            frozen: Folders that are always seen as the machine has them, and cannot be written.
-
-        Raises:
-            OSError: The machine has no overlay file system, or something else went wrong.
         """
         with self._shielding:
             if self._is_shielded:
                 return
             self._frozen |= {path for path in _real(frozen) if path.exists()}
-            mounted = mountcalls.mounted()
+            mounted = mounted_places()
             virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
             self._memory = virtual - _real(TEMPORARY)
             shared = _real((*SHARED, *keep)) | set(self._own) - self._covered | self._frozen
@@ -205,20 +365,20 @@ class View:
     def _mirror(self, folder: Path) -> None:
         """Put a folder of this view alone, with the same content, in the place of a folder."""
         mirror = self._new_folder("mirror")
-        mountparts.make_alike(mirror, folder)
-        mountcalls.mount(str(mirror), str(mirror), BIND)
+        _make_alike(mirror, folder)
+        mount_filesystem(str(mirror), str(mirror), BIND)
         with contextlib.ExitStack() as undoing:
-            undoing.callback(mountcalls.unmount, mirror)
+            undoing.callback(_unmount, mirror)
             # So that no folder that is bound into it, and has it somewhere below, has it again.
-            mountcalls.mount(None, str(mirror), UNBINDABLE)
+            mount_filesystem(None, str(mirror), UNBINDABLE)
             with os.scandir(folder) as entries:
                 for entry in sorted(entries, key=lambda one: one.name):
-                    mountparts.mirror_entry(entry, mirror / entry.name)
-            mountcalls.mount(None, str(mirror), PRIVATE)
+                    _mirror_entry(entry, mirror / entry.name)
+            mount_filesystem(None, str(mirror), PRIVATE)
             if str(folder) == "/":
-                mountcalls.change_root(mirror)
+                _change_root(mirror)
             else:
-                mountcalls.mount(str(mirror), str(folder), MOVE)
+                mount_filesystem(str(mirror), str(folder), MOVE)
             undoing.pop_all()
         self._mirrors.add(folder)
 
@@ -256,49 +416,49 @@ class View:
                     self._cover(entry, shared, mounted)
                 except OSError as error:
                     if error.errno == errno.ENOENT:
-                        mountcalls.make_read_only(entry)  # the machine has removed it
+                        _set_read_only(entry)  # the machine has removed it
                     elif error.errno == errno.EINVAL:
                         self._freeze(entry, shared, mounted)  # not every one can be a layer
                     else:
                         raise
             elif entry.is_file():
-                mountparts.make_read_only(entry)
+                _set_read_only_if_mounted(entry)
 
     def _freeze(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
         """Let nothing be written in a folder, nor on the disks in it, but in what is shared."""
-        mountcalls.mount(str(folder), str(folder), BIND | RECURSIVE)
+        mount_filesystem(str(folder), str(folder), BIND | RECURSIVE)
         kept = set(_outermost(_inside(folder, shared - self._frozen)))
         for place in kept:
-            with mountparts.unreachable():
-                mountcalls.mount(str(place), str(place), BIND | RECURSIVE)
-        mountcalls.make_read_only(folder)
+            with _skip_unreachable():
+                mount_filesystem(str(place), str(place), BIND | RECURSIVE)
+        _set_read_only(folder)
         for place in _inside(folder, mounted) - kept:
             if kept.isdisjoint(place.parents):
-                mountparts.make_read_only(place)
+                _set_read_only_if_mounted(place)
 
     def _overlay(self, folder: Path, inside: Iterable[Path]) -> None:
         overlay = self._new_folder("overlay")
         try:
-            mountparts.overlay(folder, self._new_folder("layer"), overlay)
+            _mount_overlay(folder, self._new_folder("layer"), overlay)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             # A layer cannot lie on every file system; on this one it always can.
             layer = self._new_folder("layer")
-            mountcalls.mount("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
+            mount_filesystem("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
             try:
-                mountparts.overlay(folder, layer, overlay)
+                _mount_overlay(folder, layer, overlay)
             finally:
-                mountcalls.unmount(layer)  # the overlay keeps it
+                _unmount(layer)  # the overlay keeps it
         with contextlib.ExitStack() as undoing:
-            undoing.callback(mountcalls.unmount, overlay)
-            mountcalls.mount(None, str(overlay), UNBINDABLE)  # see `_mirror`
+            undoing.callback(_unmount, overlay)
+            mount_filesystem(None, str(overlay), UNBINDABLE)  # see `_mirror`
             for place in inside:
-                with mountparts.unreachable():
+                with _skip_unreachable():
                     inner = overlay / place.relative_to(folder)
-                    mountcalls.mount(str(place), str(inner), BIND | RECURSIVE)
-            mountcalls.mount(None, str(overlay), PRIVATE)
-            mountcalls.mount(str(overlay), str(folder), MOVE)
+                    mount_filesystem(str(place), str(inner), BIND | RECURSIVE)
+            mount_filesystem(None, str(overlay), PRIVATE)
+            mount_filesystem(str(overlay), str(folder), MOVE)
             undoing.pop_all()
         self._covered.add(folder)
         self._own.append(folder)

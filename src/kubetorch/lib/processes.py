@@ -1,24 +1,165 @@
-"""Processes of other owners than `subprocess`: watched, ended with what they started, reaped.
+"""Processes: starting them, telling them apart, and the memory and processors that they use.
 
-Linux tells the end of a process through a pidfd, macOS through a kqueue; both are descriptors that
-an event loop can wait for.
+A process id is used again; the id and the start time together are not. What a process inherited
+in its environment tells where it belongs, even if its parents are gone.
+
+Needs the standard library alone, and loads neither `subprocess` nor `asyncio`.
 """
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import contextlib
-import functools
 import os
-import select
 import signal
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
-#: Number of the system call, the same on every architecture.
-_PIDFD_OPEN = 434
+
+def start_time(pid: int) -> str | None:
+    """When a process started, as text to compare with; `None` if it is gone or a zombie."""
+    if sys.platform != "linux":
+        return _start_time_by_ps(pid)
+    try:
+        fields = _stat(Path(f"/proc/{pid}"))
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def state(pid: int) -> str | None:
+    """The kernel's letter for what a process does, such as `T` for stopped; `None` if unknown."""
+    try:
+        return _stat(Path(f"/proc/{pid}"))[0].decode()
+    except OSError:
+        return None
+
+
+def _stat(folder: Path) -> list[bytes]:
+    """What the kernel says of a process, from its state on."""
+    # The name, in parentheses, may have spaces and parentheses in it.
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def processes_with(variable: str) -> dict[int, str]:
+    """The value of an environment variable in each process of this user that started with it."""
+    prefix = f"{variable}=".encode()
+    found = {}
+    for pid, environment in _environments():
+        for item in environment:
+            if item.startswith(prefix):
+                found[pid] = item[len(prefix) :].decode(errors="replace")
+                break
+    return found
+
+
+def _environments() -> list[tuple[int, list[bytes]]]:
+    if sys.platform != "linux":
+        return _environments_by_ps()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                found.append((int(folder.name), environment))
+            except OSError:  # another user's, or gone
+                continue
+    return found
+
+
+def _environments_by_ps() -> list[tuple[int, list[bytes]]]:
+    # Arguments and environment on one line: what is looked for has no spaces in it.
+    found = []
+    for line in _output("ps", "-E", "-x", "-ww", "-o", "pid=,command=").splitlines():
+        pid, _, rest = line.strip().partition(" ")
+        if pid.isdigit():
+            found.append((int(pid), rest.encode().split(b" ")))
+    return found
+
+
+def _start_time_by_ps(pid: int) -> str | None:
+    state, _, started = _output("ps", "-o", "stat=,lstart=", "-p", str(pid)).strip().partition(" ")
+    return None if not started or state.startswith("Z") else started.strip()
+
+
+def _output(*command: str) -> str:
+    import subprocess  # noqa: PLC0415  # costs 8 ms, and Linux never needs it
+
+    run = subprocess.run(command, capture_output=True, check=False, timeout=10)
+    return run.stdout.decode(errors="replace")
+
+
+def spawn(
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    stdin: int | None = None,
+    output: int | None = None,
+    errors: int | None = None,
+) -> int:
+    """Start a program as the leader of a new session; its process id."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        given = [null if fd is None else fd for fd in (stdin, output, errors)]
+        # Above 2, so that none of them is overwritten before its turn comes.
+        raised = [_above_standard(fd) for fd in given]
+        try:
+            return _spawn(command, environment, raised)
+        finally:
+            for fd in raised:
+                os.close(fd)
+    finally:
+        os.close(null)
+
+
+def _above_standard(descriptor: int) -> int:
+    low = []
+    copy = os.dup(descriptor)
+    while copy <= 2:
+        low.append(copy)
+        copy = os.dup(descriptor)
+    for fd in low:
+        os.close(fd)
+    return copy
+
+
+def _spawn(command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]) -> int:
+    moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
+    try:
+        return os.posix_spawn(
+            command[0], command, environment, file_actions=moves, setsid=True, setsigmask=[]
+        )
+    except NotImplementedError:  # a C library without POSIX_SPAWN_SETSID
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            for number, fd in enumerate(standard):
+                os.dup2(fd, number)
+            os.execve(command[0], command, environment)
+        finally:
+            os._exit(127)
+    return pid
+
+
+def at_fork(method: Callable[[], object]) -> None:
+    """Call a method in forked children, as long as somebody has its object."""
+    reference = weakref.WeakMethod(method)
+    os.register_at_fork(after_in_child=lambda: _call(reference))
+
+
+def at_exit(method: Callable[[], object]) -> None:
+    """Call a method when the program ends, if somebody still has its object."""
+    atexit.register(_call, weakref.WeakMethod(method))
+
+
+def _call(reference: weakref.WeakMethod[Callable[[], object]]) -> None:
+    method = reference()
+    if method is not None:
+        method()
 
 
 def become_subreaper() -> bool:
@@ -30,84 +171,6 @@ def become_subreaper() -> bool:
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0  # type: ignore[no-any-return]
 
 
-class ExitWatch:
-    """Calls back, once, when a process has ended; it may still be a zombie then.
-
-    Args:
-        pid: The process.
-        on_exit: What to call, in the running event loop.
-        pidfd: A descriptor of the process, if somebody has opened one; it is closed here.
-
-    Raises:
-        OSError: The kernel has no such thing, or forbids it.
-    """
-
-    def __init__(self, pid: int, on_exit: Callable[[], None], pidfd: int | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_exit = on_exit
-        self._descriptor = -1
-        try:
-            self._descriptor = self._open(pid) if pidfd is None else pidfd
-        except ProcessLookupError:
-            self._loop.call_soon(self._ended)
-        else:
-            self._loop.add_reader(self._descriptor, self._ended)
-
-    def close(self) -> None:
-        """Do not watch any more."""
-        self._on_exit = _nothing
-        if self._descriptor >= 0:
-            self._loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _open(self, pid: int) -> int:
-        if sys.platform == "darwin":
-            queue = select.kqueue()
-            event = select.kevent(
-                pid,
-                filter=select.KQ_FILTER_PROC,
-                flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT,
-                fflags=select.KQ_NOTE_EXIT,
-            )
-            try:
-                queue.control([event], 0)
-                return os.dup(queue.fileno())
-            finally:
-                queue.close()
-        elif hasattr(os, "pidfd_open"):
-            return os.pidfd_open(pid)
-        else:
-            return _pidfd_open(pid)
-
-    def _ended(self) -> None:
-        on_exit = self._on_exit
-        self.close()
-        on_exit()
-
-
-def _pidfd_open(pid: int) -> int:
-    """For a Python that was built with headers of an older kernel than the one that it runs on.
-
-    Raises:
-        OSError: The kernel has no such thing, or there is no such process.
-    """
-    import ctypes  # noqa: PLC0415  # rarely needed
-
-    descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return descriptor
-
-
-def _nothing() -> None:
-    return None
-
-
-def _discard(_: object) -> None:
-    return None
-
-
 def exit_status(pid: int) -> int | None:
     """What a child ended with, as `subprocess` counts; `None` if it lives or is not a child."""
     try:
@@ -117,80 +180,115 @@ def exit_status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-async def wait_for_ends(pids: Iterable[int]) -> None:
-    """Wait until processes have ended, whoever their parents are; take the status of children.
-
-    Args:
-        pids: The processes; one that may not be watched is left out.
-    """
-    loop = asyncio.get_running_loop()
-    ends: list[asyncio.Future[None]] = []
-    watches = []
-    try:
-        for pid in pids:
-            end = loop.create_future()
-            with contextlib.suppress(OSError):
-                watches.append(ExitWatch(pid, functools.partial(_end, pid, end)))
-                ends.append(end)
-        await asyncio.gather(*ends)
-    finally:
-        for watch in watches:
-            watch.close()
-
-
-def _end(pid: int, end: asyncio.Future[None]) -> None:
-    exit_status(pid)
-    if not end.done():
-        end.set_result(None)
-
-
 def members(leader: int, *, marker: str) -> list[int]:
-    """The processes of a session, and those that left it; none where the system does not say.
-
-    Args:
-        leader: The process that leads the session; it may have ended.
-        marker: `NAME=value` in the environment that its descendants inherited.
-    """
-    return _members(leader, marker.encode())
+    """The processes of a session, and those that left it; none where the system does not say."""
+    if sys.platform != "linux":
+        return []
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            is_member = int(_stat(folder)[3]) == leader
+            if is_member or (
+                marker and marker.encode() in (folder / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(folder.name))
+    return found
 
 
 def kill_session(leader: int, *, marker: str) -> list[int]:
-    """Kill the processes of a session, and those that left it; the ids of those found.
-
-    Args:
-        leader: The process that leads the session; it may have ended.
-        marker: `NAME=value` in the environment that its descendants inherited.
-    """
+    """Kill the processes of a session, and those that left it; the ids of those found."""
     found = members(leader, marker=marker)
     for pid in found:
-        if pid == os.getpid():  # the last to go
-            continue
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+        if pid != os.getpid():  # the last to go
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     return found
 
 
-def _members(session: int, marker: bytes) -> list[int]:
-    if sys.platform != "linux":
-        return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # The name, in parentheses, may have spaces and parentheses in it.
-            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            is_member = int(fields[3]) == session
-            if is_member or (marker and marker in (entry / "environ").read_bytes().split(b"\0")):
-                found.append(int(entry.name))
-        except OSError:  # it has ended, or is another user's
-            continue
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it started, directly or not, as far as they live."""
+    found, pending = [], [pid]
+    while pending:
+        one = pending.pop()
+        found.append(one)
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{one}/task").iterdir():
+                pending += map(int, (thread / "children").read_text().split())
     return found
 
 
-def reap(pid: int) -> None:
-    """Take the exit status of an orphan that is a child of this process now, when it ends."""
-    with contextlib.suppress(OSError):
-        ExitWatch(pid, lambda: _discard(exit_status(pid)))
+def resident(pids: Iterable[int]) -> int:
+    """Bytes of memory that processes have, those that several share counted for each of them."""
+    return sum(map(_resident, pids))
+
+
+def proportional(pids: Iterable[int]) -> int:
+    """Bytes of memory that processes have, those that several share counted once in all."""
+    return sum(map(_proportional, pids))
+
+
+def _resident(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        # It has ended, or belongs to somebody else, of whom only the sum is known.
+        return _resident(pid)
+    for line in lines:
+        name, _, amount = line.partition(":")
+        if name == "Pss":
+            return int(amount.split()[0]) * 1024
+    return 0
+
+
+def written(size: int) -> str:
+    """Bytes as manifests write them, to four digits."""
+    for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return str(size)
+
+
+#: Where a container sees the limits of its cgroup: version 2, and version 1.
+_V2 = [Path("/sys/fs/cgroup/cpu.max")]
+_V1 = [Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
+
+
+def usable() -> set[int]:
+    """Numbers of the processors that the system lets this process run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def quota() -> float:
+    """How many processors' time the CPU limit of this container leaves; infinite without one."""
+    for paths in (_V2, _V1):
+        try:
+            return parse_quota(" ".join(path.read_text() for path in paths))
+        except (OSError, ValueError, ZeroDivisionError):  # not there, or not of this format
+            continue
+    return inf
+
+
+def parse_quota(text: str) -> float:
+    """Processors' time per time, of a quota and its period."""
+    allowed, period = text.split()
+    if allowed in ("max", "-1"):
+        return inf
+    return int(allowed) / int(period)

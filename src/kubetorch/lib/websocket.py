@@ -1,348 +1,474 @@
-"""WebSocket (RFC 6455) without I/O: the handshake of a client, frame headers, and a parser.
+"""WebSocket connections on an asyncio loop: one class for both ends.
 
-Why not the `websockets` package here: one message through its parser costs as much as our whole
-relay, and it copies a payload four times. This parser hands the transport the very memory where a
-large message belongs, so it arrives without a copy in user space. What is supported is what
-a stream of binary messages needs: no extensions, no compression; fragments are put together.
+    socket ── transport ── Connection ── Endpoint (the owner: is given messages, sends)
 
-A client's frames are masked, as the protocol demands, with the key 0: masking defends proxies
-against scripts in browsers that choose what is sent, and the sender here is no browser. A server
-accepts every key.
+The client's end comes from `connect`, `upgrade` and `adopt`. The server's end comes from an HTTP
+server (`kubetorch.lib.http_server`), which parses the request and hands it to an `upgrader`; plain
+HTTP on the same port stays with that server and its application.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-import re
-import struct
-from collections.abc import Iterable
-from typing import Protocol
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import urlsplit
 
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+from kubetorch.lib import deadlines, transports, websocket_protocol
+from kubetorch.lib.http1 import answer_head
+from kubetorch.lib.http_server import Connections, Refusal, Upgrade, Upgrader
+from kubetorch.lib.websocket_protocol import ClientHandshake, UpgradeRefusedError
 
-#: Close codes (RFC 6455, section 7.4.1).
-NORMAL, GOING_AWAY, PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1000, 1001, 1002, 1008, 1009
+#: A peer that has not answered a ping for so long is gone, in seconds.
+PING_INTERVAL = 10.0
+PING_TIMEOUT = 20.0
 
-_OPCODES = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
+#: A goodbye that the peer does not read is given up after so many seconds.
+CLOSE_TIMEOUT = 5.0
+#: Seconds that an acceptor has to decide about an upgrade.
+DECISION_TIMEOUT = 20.0
+#: Bytes that wait in the transport before the connection counts as congested: two chunks of a
+#: large message, so that the socket never runs dry while the next one is prepared.
+WRITE_BUFFER = 512 * 1024
 
-_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_ZERO_KEY = b"\0\0\0\0"
+Buffer = bytes | bytearray | memoryview
 
-#: Bytes of a large message that the handler sees before it says where the rest belongs.
-HEAD_BYTES = 16
-#: A message longer than this is placed by the handler.
-LARGE = 64 * 1024
-#: What is read at once, at first and at most: a controller has thousands of connections that say
-#: little, and those that say much soon have the most.
-_SCRATCH_BYTES = (8 * 1024, 256 * 1024)
-# Less than this much room is no good to read into.
-_ROOM = 4096
-#: Read after a large message: room for the header and the first bytes of the next one, which is
-#: likely to be large too. More would be read here only to be copied to where it belongs.
-_PEEK_BYTES = 2048
+_log = logging.getLogger(__name__)
 
 
-class WebSocketError(Exception):
-    """The peer broke the protocol.
+class Endpoint:
+    """Owner of a connection, who overrides what matters to it.
 
-    Attributes:
-        code: Close code that says so.
+    Views are valid only during the call, but for placed memory.
     """
 
-    def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-# ------------------------------------------------------------------------------------ handshake
-
-
-def accept_key(key: str) -> str:
-    """The `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`."""
-    return base64.b64encode(hashlib.sha1(key.encode() + _GUID).digest()).decode()
-
-
-def upgrade_request(host: str, path: str, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str]:
-    """The client's request, and the `Sec-WebSocket-Accept` that has to come back."""
-    key = base64.b64encode(os.urandom(16)).decode()
-    lines = [
-        f"GET {path} HTTP/1.1",
-        f"Host: {host}",
-        "Upgrade: websocket",
-        "Connection: Upgrade",
-        f"Sec-WebSocket-Key: {key}",
-        "Sec-WebSocket-Version: 13",
-        *(f"{name}: {value}" for name, value in headers),
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode(), accept_key(key)
-
-
-def parse_response(head: bytes, accept: str) -> tuple[int, dict[str, str]]:
-    """Status and headers (names in lower case) of the answer to an upgrade request.
-
-    Args:
-        head: The answer up to and with its empty line.
-        accept: What `upgrade_request` said has to come back.
-
-    Raises:
-        WebSocketError: It is not HTTP, or claims an upgrade that it did not make.
-    """
-    lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = lines[0].partition(" ")
-    status = rest[:3]
-    if not version.startswith("HTTP/1.") or not re.fullmatch("[1-5][0-9][0-9]", status):
-        raise WebSocketError(f"not an HTTP answer: {lines[0][:80]!r}")
-    headers = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip().lower()] = value.strip()
-    if status == "101" and headers.get("sec-websocket-accept") != accept:
-        raise WebSocketError("the answer to the upgrade has a wrong Sec-WebSocket-Accept")
-    return int(status), headers
-
-
-# --------------------------------------------------------------------------------------- frames
-
-
-def frame_header(opcode: int, length: int, *, masked: bool) -> bytes:
-    """The header of an unfragmented frame; masked ones have the key 0, so data follows as it is."""
-    mask = 0x80 if masked else 0
-    if length < 126:
-        header = struct.pack("!BB", 0x80 | opcode, mask | length)
-    elif length < 65536:
-        header = struct.pack("!BBH", 0x80 | opcode, mask | 126, length)
-    else:
-        header = struct.pack("!BBQ", 0x80 | opcode, mask | 127, length)
-    return header + _ZERO_KEY if masked else header
-
-
-def close_payload(code: int, reason: str = "") -> bytes:
-    """The payload of a CLOSE frame; the reason is cut to what one may have."""
-    return struct.pack("!H", code) + reason.encode()[:123]
-
-
-def parse_close(payload: bytes) -> tuple[int, str]:
-    """Code and reason of a CLOSE frame."""
-    if len(payload) < 2:
-        return NORMAL, ""
-    return struct.unpack_from("!H", payload)[0], payload[2:].decode(errors="replace")
-
-
-class Handler(Protocol):
-    """What a parser tells its owner. Views are valid only during the call; placed memory stays."""
+    def on_open(self, connection: Connection) -> None:
+        """The handshake is done."""
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        """A whole text or binary message."""
+        """A whole message."""
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
-        """A message of `length` bytes begins with `head`; where shall what follows it go?
-
-        Returns writable memory of `length - len(head)` bytes, or `None` to have it allocated.
-        """
+        """See `kubetorch.lib.websocket_protocol.Handler.on_large`."""
+        return None
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
-        """A large message is complete; `rest` is the memory that `on_large` gave."""
+        """See `kubetorch.lib.websocket_protocol.Handler.on_placed`; by default a whole message."""
+        self.on_message(websocket_protocol.BINARY, memoryview(head + rest))
 
-    def on_control(self, opcode: int, payload: bytes) -> None:
-        """A PING, PONG or CLOSE frame."""
+    def on_writable(self) -> None:
+        """The peer reads again, after `Connection.is_congested` was true."""
+
+    def on_close(self, reason: str) -> None:
+        """The connection is gone, for whatever reason. Called once, after `on_open`."""
 
 
-class Parser:
-    """Bytes in, messages out.
+class Connection(asyncio.BufferedProtocol):
+    """One WebSocket."""
 
-    Read into `get_buffer()`, then say with `advance(n)` how many bytes came.
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        is_client: bool,
+        max_message: int,
+        connections: Connections | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._connections = connections
+        self._is_client = is_client
+        self._parser = websocket_protocol.Parser(
+            self, masked=not is_client, max_message=max_message
+        )
+        self._transport: asyncio.Transport | None = None
+        self._reason = "the connection was closed"
+        self._is_open = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self._is_paused = False
+        #: The code of the first goodbye, whoever said it; `None` when there was none.
+        self.close_code: int | None = None
+        #: What both ends agreed to speak, if the client offered anything.
+        self.subprotocol: str | None = None
+        #: Seconds after which a peer that says nothing and answers no ping is given up.
+        self.silence = PING_TIMEOUT
+        #: Whether what is sent now would wait in memory, because the peer reads slowly.
+        self.is_congested = False
 
-    Args:
-        handler: Told of every message.
-        masked: Whether the peer has to mask its frames, as a client must and a server must not.
-        max_message: Longest message that is taken, in bytes.
-    """
+    # ------------------------------------------------------------------------------- the owner
 
-    def __init__(self, handler: Handler, *, masked: bool, max_message: int) -> None:
-        self._handler = handler
-        self._masked = masked
-        self._max_message = max_message
-        self._scratch = bytearray(_SCRATCH_BYTES[0])
-        self._view = memoryview(self._scratch)
-        self._start = 0
-        self._end = 0
-        self._follows_large = False
-        self._was_full = False
-        # A large frame on its way into its own memory.
-        self._large_first = 0
-        self._head = b""
-        self._rest: memoryview | None = None
-        self._filled = 0
-        self._key = _ZERO_KEY
-        # Fragments of a message that has not ended.
-        self._fragments: list[bytes] = []
-        self._fragments_opcode = 0
-        self._fragments_bytes = 0
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._is_open
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes from the peer belong."""
-        if self._rest is not None:
-            return self._rest[self._filled :]
-        if self._start == self._end:
-            self._start = self._end = 0
-            if self._follows_large:
-                return self._view[:_PEEK_BYTES]
-            if self._was_full:
-                self._move(b"")
-        elif self._end > len(self._scratch) - _ROOM:
-            self._move(bytes(self._view[self._start : self._end]))
-        return self._view[self._end :]
+    def send(self, *parts: Buffer, opcode: int = websocket_protocol.BINARY) -> None:
+        """Send one message made of these parts; dropped when the connection is gone.
 
-    def _move(self, pending: bytes) -> None:
-        """Begin the scratch memory anew, with more of it if that is of use."""
-        size, most = len(self._scratch), _SCRATCH_BYTES[1]
-        if size < most and (self._was_full or len(pending) > size - _ROOM):
-            self._scratch = bytearray(min(4 * size, most))
-            self._view = memoryview(self._scratch)
-        self._was_full = False
-        self._view[: len(pending)] = pending
-        self._start, self._end = 0, len(pending)
-
-    def advance(self, count: int) -> None:
-        """`count` bytes were read into the last buffer.
-
-        Raises:
-            WebSocketError: The peer broke the protocol; the connection is to be closed.
+        Parts are buffers of bytes. Those of a message longer than a few KiB are not copied: they
+        must not change any more.
         """
-        if self._rest is None:
-            self._end += count
-            self._was_full = self._was_full or self._end == len(self._scratch) < _SCRATCH_BYTES[1]
+        if not self._is_open or self._transport is None:
+            return
+        length = 0
+        for part in parts:
+            length += len(part)
+        header = websocket_protocol.frame_header(opcode, length, masked=self._is_client)
+        if length <= 4096:
+            self._transport.write(b"".join((header, *parts)))
         else:
-            self._filled += count
-            if self._filled < len(self._rest):
-                return
-            self._finish_large()
-        while self._parse():
-            pass
+            # Not writelines(): asyncio's of Python 3.12 and 3.13 never says that it is congested.
+            self._transport.write(header)
+            for part in parts:
+                self._transport.write(part)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes that were read elsewhere.
+    def close(self, code: int = websocket_protocol.NORMAL, reason: str = "") -> None:
+        """Say goodbye and close once everything is written."""
+        if self._is_open:
+            self.close_code = code
+            self.send(
+                websocket_protocol.close_payload(code, reason), opcode=websocket_protocol.CLOSE
+            )
+            self._finish(reason or self._reason)
 
-        Raises:
-            WebSocketError: As `advance`.
-        """
-        view = memoryview(data)
-        while view:
-            buffer = self.get_buffer()
-            count = min(len(buffer), len(view))
-            buffer[:count] = view[:count]
-            self.advance(count)
-            view = view[count:]
+    def limit(self, max_message: int) -> None:
+        """Take messages of so many bytes from now on."""
+        self._parser.limit(max_message)
 
-    def _parse(self) -> bool:
-        """Take one frame from the scratch memory; whether there may be another."""
-        available = self._end - self._start
-        if available < 2:
-            return False
-        first, second = self._scratch[self._start], self._scratch[self._start + 1]
-        length = second & 0x7F
-        header = 2
-        if length == 126:
-            header = 4
-            if available < header:
-                return False
-            (length,) = struct.unpack_from("!H", self._scratch, self._start + 2)
-        elif length == 127:
-            header = 10
-            if available < header:
-                return False
-            (length,) = struct.unpack_from("!Q", self._scratch, self._start + 2)
-        self._check(first, second, length)
-        if second & 0x80:
-            header += 4
-        if available >= header + length:
-            self._follows_large = False
-            self._take(first, header, length, masked=bool(second & 0x80))
-            return True
-        if length > LARGE and available >= header + HEAD_BYTES:
-            self._begin_large(first, header, length, masked=bool(second & 0x80))
+    def read_on(self, is_wanted: bool) -> None:
+        """Whether more messages are taken now, or wait with the peer."""
+        transport = self._transport
+        if transport and not transport.is_closing() and self._is_paused == is_wanted:
+            self._is_paused = not is_wanted
+            self._heard = asyncio.get_running_loop().time()
+            (transport.resume_reading if is_wanted else transport.pause_reading)()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is not written is lost."""
+        if self._transport is not None:
+            self._reason = reason
+            self._transport.abort()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self.close(websocket_protocol.GOING_AWAY, "the server stops")
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """The handshake on this transport is done."""
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self._is_open = True
+        if self._connections is not None:
+            self._connections.add(self)
+            self._connections.admit(self)
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._endpoint.on_open(self)
+
+    def feed(self, data: Buffer) -> None:
+        """Bytes that came with the handshake."""
+        try:
+            self._parser.feed(data)
+        except websocket_protocol.WebSocketError as error:
+            self._break(error)
+
+    def _finish(self, reason: str) -> None:
+        self._reason = reason
+        self._is_open = False
+        if self._transport is not None:
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CLOSE_TIMEOUT, self.abort, reason)
+
+    def _break(self, error: websocket_protocol.WebSocketError) -> None:
+        self.close(error.code, str(error))
+
+    def _check_peer(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._is_paused and loop.time() - self._heard > self.silence:
+            self.abort(f"the peer has been silent for {self.silence:.0f} s")
+            return
+        self.send(b"", opcode=websocket_protocol.PING)
+        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
+
+    # --------------------------------------------------------------------------- the transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # asyncio's
+        return self._parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:  # asyncio's
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            self._parser.advance(nbytes)
+        except websocket_protocol.WebSocketError as error:
+            self._break(error)
+
+    def eof_received(self) -> bool:  # asyncio's
         return False
 
-    def _check(self, first: int, second: int, length: int) -> None:
-        opcode = first & 0x0F
-        if first & 0x70 or opcode not in _OPCODES:
-            raise WebSocketError(f"a frame that begins with byte {first:#04x}")
-        if bool(second & 0x80) != self._masked:
-            raise WebSocketError("a masked frame" if second & 0x80 else "a frame without a mask")
-        if opcode >= CLOSE:
-            if length > 125 or not first & 0x80:
-                raise WebSocketError("a control frame that is long or fragmented")
-        elif bool(opcode) == bool(self._fragments_opcode):
-            raise WebSocketError("fragments out of order")
-        elif length + self._fragments_bytes > self._max_message:
-            raise WebSocketError(
-                f"a message of {length + self._fragments_bytes} bytes; "
-                f"{self._max_message} are allowed",
-                TOO_BIG,
-            )
+    def pause_writing(self) -> None:  # asyncio's
+        self.is_congested = True
 
-    def _take(self, first: int, header: int, length: int, *, masked: bool) -> None:
-        begin = self._start + header
-        payload = self._view[begin : begin + length]
-        self._start = begin + length
-        if masked:
-            _unmask(bytes(self._view[begin - 4 : begin]), payload)
-        opcode = first & 0x0F
-        if opcode >= CLOSE:
-            self._handler.on_control(opcode, bytes(payload))
-        elif first & 0x80 and opcode:
-            self._handler.on_message(opcode, payload)
-        else:
-            self._take_fragment(opcode, payload, is_last=bool(first & 0x80))
+    def resume_writing(self) -> None:  # asyncio's
+        self.is_congested = False
+        if self._is_open:
+            self._endpoint.on_writable()
 
-    def _take_fragment(self, opcode: int, payload: memoryview, *, is_last: bool) -> None:
-        self._fragments_opcode = self._fragments_opcode or opcode
-        if payload:  # a peer may send any number of empty ones
-            self._fragments.append(bytes(payload))
-            self._fragments_bytes += len(payload)
-        if is_last:
-            whole, opcode = b"".join(self._fragments), self._fragments_opcode
-            self._fragments, self._fragments_opcode, self._fragments_bytes = [], 0, 0
-            self._handler.on_message(opcode, memoryview(whole))
-
-    def _begin_large(self, first: int, header: int, length: int, *, masked: bool) -> None:
-        begin = self._start + header
-        self._key = bytes(self._view[begin - 4 : begin]) if masked else _ZERO_KEY
-        head = self._view[begin : begin + HEAD_BYTES]
-        _unmask(self._key, head)
-        self._large_first = first
-        self._head = bytes(head)
-        # Only whole binary messages are placed by the handler.
-        rest = self._handler.on_large(head, length) if first == 0x80 | BINARY else None
-        self._rest = memoryview(bytearray(length - HEAD_BYTES)) if rest is None else rest
-        arrived = self._view[begin + HEAD_BYTES : self._end]
-        self._rest[: len(arrived)] = arrived
-        self._filled = len(arrived)
-        self._start = self._end = 0
-
-    def _finish_large(self) -> None:
-        rest, self._rest = self._rest, None
-        assert rest is not None
-        self._follows_large = True
-        _unmask(self._key, rest)  # the head has a multiple of 4 bytes, so the key is not rotated
-        first = self._large_first
-        if first == 0x80 | BINARY:
-            self._handler.on_placed(self._head, rest)
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
+        if self._transport is None:
             return
-        whole = memoryview(self._head + rest)
-        if first & 0x80 and first & 0x0F:
-            self._handler.on_message(first & 0x0F, whole)
+        self._transport.close()  # Python 3.10's of TLS does not know that it is over
+        self._transport = None
+        self._is_open = False
+        self._parser.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connections is not None:
+            self._connections.discard(self)
+        self._endpoint.on_close(str(exc) if exc else self._reason)
+
+    # ------------------------------------------------------------------------------ the parser
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        if self._is_open:
+            self._endpoint.on_message(opcode, payload)
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        return self._endpoint.on_large(head, length) if self._is_open else None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        if self._is_open:
+            self._endpoint.on_placed(head, rest)
+
+    def on_control(self, opcode: int, payload: bytes) -> None:
+        if opcode == websocket_protocol.PING:
+            if self.is_congested:  # a peer that reads no answers gets none
+                return
+            self.send(payload, opcode=websocket_protocol.PONG)
+        elif opcode == websocket_protocol.CLOSE and self._is_open:
+            code, reason = websocket_protocol.parse_close(payload)
+            self.close_code = code
+            self.send(websocket_protocol.close_payload(code), opcode=websocket_protocol.CLOSE)
+            self._finish(reason or f"closed by the peer with code {code}")
+
+
+# --------------------------------------------------------------------------------------- server
+
+
+#: Given the path and headers (names in lower case), the endpoint to serve, or raises `Refusal`.
+#: Until an awaitable one is decided, nothing is read of the connection.
+Acceptor = Callable[[str, Mapping[str, str]], Endpoint | Awaitable[Endpoint]]
+
+
+def upgrader(acceptor: Acceptor, *, max_message: int) -> Upgrader:
+    """What `kubetorch.lib.http_server.Server` is given, so that upgrades become WebSockets."""
+    return lambda request: _ServerHandshake(request, acceptor, max_message)
+
+
+class _ServerHandshake(asyncio.Protocol):
+    """The connection of a client while its request is decided about."""
+
+    def __init__(self, request: Upgrade, acceptor: Acceptor, max_message: int) -> None:
+        self._request = request
+        self._acceptor = acceptor
+        self._max_message = max_message
+        self._transport: asyncio.Transport | None = None
+        self._connections: Connections | None = None
+        self._deciding: asyncio.Task[None] | None = None
+        self._rest = b""
+
+    def take_over(
+        self, transport: asyncio.Transport, rest: bytes, connections: Connections
+    ) -> None:
+        """See `kubetorch.lib.http_server.Successor`."""
+        self._transport = transport
+        self._connections = connections
+        self._rest = rest
+        transport.set_protocol(self)
+        connections.add(self)
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1").strip()
+            for name, value in self._request.headers
+        }
+        key = headers.get("sec-websocket-key")
+        try:
+            if key is None or headers.get("sec-websocket-version") != "13":
+                raise Refusal(400, b'{"error_type":"ProtocolError","message":"no WebSocket"}')
+            accepted = self._acceptor(self._request.path, headers)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        if isinstance(accepted, Awaitable):
+            transport.pause_reading()
+            loop = asyncio.get_running_loop()
+            self._deciding = loop.create_task(self._decide(key, accepted))
         else:
-            self._take_fragment(first & 0x0F, whole, is_last=bool(first & 0x80))
+            self._begin(key, accepted)
+
+    async def _decide(self, key: str, accepted: Awaitable[Endpoint]) -> None:
+        try:
+            async with deadlines.timeout(DECISION_TIMEOUT):
+                endpoint = await accepted
+        except Refusal as refusal:
+            self._refuse(refusal)
+        except Exception:  # noqa: BLE001  # one request must not end the server
+            _log.exception("upgrade failed")
+            self._refuse(Refusal(500, b'{"error_type":"ControllerError"}'))
+        else:
+            self._begin(key, endpoint)
+
+    def _begin(self, key: str, endpoint: Endpoint) -> None:
+        transport = self._transport
+        assert transport is not None
+        accept = websocket_protocol.accept_key(key).encode()
+        headers = [
+            (b"Upgrade", b"websocket"),
+            (b"Connection", b"Upgrade"),
+            (b"Sec-WebSocket-Accept", accept),
+        ]
+        transport.write(answer_head(101, headers))
+        connection = Connection(
+            endpoint,
+            is_client=False,
+            max_message=self._max_message,
+            connections=self._connections,
+        )
+        transport.set_protocol(connection)
+        connection.start(transport)
+        self._leave()
+        if self._rest:
+            connection.feed(self._rest)
+        if self._deciding is not None:
+            transport.resume_reading()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._leave()
+        if self._transport is not None:
+            self._transport.write(refusal.answer)
+            self._transport.close()
+
+    def _leave(self) -> None:
+        if self._connections is not None:
+            self._connections.discard(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
+        self._leave()
+        if self._deciding is not None:
+            self._deciding.cancel()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._leave()
+        if self._transport is not None:
+            self._transport.abort()
+
+    #: The server stops.
+    shutdown = abort
 
 
-def _unmask(key: bytes, payload: memoryview) -> None:
-    if key == _ZERO_KEY or not payload:
-        return
-    count = len(payload)
-    pattern = key * (count // 4 + 1)
-    mixed = int.from_bytes(payload, "big") ^ int.from_bytes(pattern[:count], "big")
-    payload[:] = mixed.to_bytes(count, "big")
+# --------------------------------------------------------------------------------------- client
+
+
+async def connect(
+    url: str,
+    endpoint: Endpoint,
+    *,
+    headers: Mapping[str, str],
+    max_message: int,
+    timeout: float = 10.0,
+    dial_timeout: float | None = None,
+) -> Connection:
+    """Open a WebSocket to `url` (`http://` or `ws://`)."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None, url
+    return await upgrade(
+        transports.Route(parts.hostname, parts.port or 80),
+        parts.path or "/",
+        endpoint,
+        headers=headers.items(),
+        max_message=max_message,
+        timeout=timeout,
+        dial_timeout=dial_timeout,
+    )
+
+
+async def adopt(
+    upgraded: socket.socket, rest: bytes, endpoint: Endpoint, *, max_message: int
+) -> Connection:
+    """Go on with a connection that was upgraded elsewhere."""
+    loop = asyncio.get_running_loop()
+    upgraded.setblocking(False)
+    _, connection = await loop.create_connection(
+        lambda: _Adopted(endpoint, is_client=True, max_message=max_message), sock=upgraded
+    )
+    connection.feed(rest)
+    return connection
+
+
+class _Adopted(Connection):
+    """A connection that is open once it has its transport."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.start(transport)  # type: ignore[arg-type]  # uvloop's has no common base
+
+
+async def upgrade(
+    route: transports.Route,
+    target: str,
+    endpoint: Endpoint,
+    *,
+    headers: Iterable[tuple[str, str]],
+    max_message: int,
+    timeout: float,
+    dial_timeout: float | None = None,
+) -> Connection:
+    """Open a WebSocket on a new connection."""
+    handshake = ClientHandshake(transports.host_header(route), target, headers)
+    transport, protocol = await transports.dial(
+        route, lambda: _ClientHandshaking(handshake), timeout=dial_timeout or timeout
+    )
+    transport.write(handshake.request)
+    try:
+        async with deadlines.timeout(timeout):
+            await protocol.done
+    except BaseException:
+        transport.abort()
+        raise
+    connection = Connection(endpoint, is_client=True, max_message=max_message)
+    connection.subprotocol = handshake.subprotocol
+    transport.set_protocol(connection)
+    connection.start(transport)
+    connection.feed(handshake.rest)
+    return connection
+
+
+class _ClientHandshaking(asyncio.Protocol):
+    """Reads the answer to an upgrade."""
+
+    def __init__(self, handshake: ClientHandshake) -> None:
+        self._handshake = handshake
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:  # asyncio's
+        self._feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
+        if exc is None or self._handshake.is_refused:
+            self._feed(b"")
+        elif not self.done.done():
+            self.done.set_exception(exc)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            is_done = self._handshake.feed(data)
+        except (OSError, websocket_protocol.WebSocketError, UpgradeRefusedError) as error:
+            if not self.done.done():
+                self.done.set_exception(error)
+                self.done.exception()  # retrieved: nobody may be waiting
+        else:
+            if is_done and not self.done.done():
+                self.done.set_result(None)

@@ -12,22 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubetorch.errors import ConfigError
-from kubetorch.lib import files, identity
+from kubetorch.lib import files, processes
 
 #: Bytes of `service.log` at which a start begins a new one.
 LOG_LIMIT = 1024 * 1024
 
 
 class Running(NamedTuple):
-    """What a running service says of itself.
-
-    Attributes:
-        pid: Its process.
-        start_time: See `kubetorch.lib.identity.start_time`.
-        started: Seconds since the epoch.
-        url: Where it answers.
-        version: Version of the package.
-    """
+    """What a running service says of itself."""
 
     pid: int
     start_time: str
@@ -38,15 +30,11 @@ class Running(NamedTuple):
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return identity.start_time(self.pid) == self.start_time
+        return processes.start_time(self.pid) == self.start_time
 
 
 class Home:
-    """The folder.
-
-    Args:
-        path: Where it is.
-    """
+    """The folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,11 +57,7 @@ class Home:
         self.log = path / "log" / "service.log"
 
     def create(self) -> None:
-        """Make it, if it is not there.
-
-        Raises:
-            ConfigError: It is not the user's alone, or cannot be made.
-        """
+        """Make it, if it is not there."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -85,11 +69,7 @@ class Home:
         self.check()
 
     def check(self) -> None:
-        """Refuse a folder that others could read or write.
-
-        Raises:
-            ConfigError: It is one.
-        """
+        """Refuse a folder that others could read or write."""
         for path in (self.path, self.token, self.secret):
             try:
                 check_private(path)
@@ -110,11 +90,7 @@ class Home:
         files.write_atomically(self.service, json.dumps(running._asdict()).encode())
 
     def read_token(self) -> str:
-        """The user's token.
-
-        Raises:
-            ConfigError: There is none, or others could read it.
-        """
+        """The user's token."""
         try:
             check_private(self.token)
             return self.token.read_text().strip()
@@ -122,12 +98,7 @@ class Home:
             raise ConfigError(f"the token in {self.token} cannot be read: {error}") from error
 
     def secret_bytes(self, path: Path, length: int = 32) -> bytes:
-        """What lies in a file of secret text, which is made when it is not there.
-
-        Args:
-            path: `token` or `secret`.
-            length: Random bytes of a new one.
-        """
+        """What lies in a file of secret text, which is made when it is not there."""
         if not path.exists():
             files.write_atomically(path, os.urandom(length).hex().encode())
         check_private(path)
@@ -143,12 +114,7 @@ class Home:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file or folder that is not the user's alone.
-
-    Raises:
-        ConfigError: It is not.
-        OSError: It cannot be looked at.
-    """
+    """Refuse a file or folder that is not the user's alone."""
     found = path.stat()
     if found.st_uid != os.geteuid():
         raise ConfigError(

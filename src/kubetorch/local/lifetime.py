@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from kubetorch.config import environment as variables
 from kubetorch.errors import ControllerUnavailableError
-from kubetorch.lib import files, identity, spawning
-from kubetorch.lib.locking import FileLock
-from kubetorch.local import commands, environment
+from kubetorch.lib import files, processes
+from kubetorch.lib.files import FileLock
+from kubetorch.local import process
 from kubetorch.local.home import Home, Running
-from kubetorch.wire import routes
+from kubetorch.wire import exceptions, routes
 from kubetorch.wire.podenv import MARK
 
 #: Seconds that a start may take.
@@ -34,13 +34,7 @@ _SHOWN_LINES = 20
 
 
 class Endpoint(NamedTuple):
-    """A running service, and how to talk to it.
-
-    Attributes:
-        url: Where it answers.
-        token: The user's token.
-        started: Whether it was started just now.
-    """
+    """A running service, and how to talk to it."""
 
     url: str
     token: str
@@ -48,13 +42,7 @@ class Endpoint(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What is known of a service.
-
-    Attributes:
-        home: Its folder.
-        log: Its log.
-        running: The service that runs, if one does.
-    """
+    """What is known of a service."""
 
     home: Path
     log: Path
@@ -67,39 +55,19 @@ def home() -> Path:
 
 
 def find(folder: Path | None = None) -> Endpoint | None:
-    """The running service; `None` when there is none.
-
-    Args:
-        folder: Its folder; the user's by default, as everywhere here.
-
-    Raises:
-        ConfigError: Its token could be read by others.
-    """
+    """The running service; `None` when there is none."""
     place = Home(folder or home())
     running = place.running()
     return None if running is None else Endpoint(running.url, place.read_token())
 
 
 def ensure(folder: Path | None = None) -> Endpoint:
-    """The running service, which is started if there is none.
-
-    Raises:
-        ConfigError: The folder is not the user's alone, or a setting is impossible.
-        ControllerUnavailableError: It cannot be started.
-    """
+    """The running service, which is started if there is none."""
     return begin(folder)()
 
 
 def begin(folder: Path | None = None) -> Callable[[], Endpoint]:
-    """Start the service if there is none, without waiting for it.
-
-    Returns:
-        What waits until it runs, to be called once; it raises what `ensure` does.
-
-    Raises:
-        ConfigError: The folder is not the user's alone, or a setting is impossible.
-        ControllerUnavailableError: It cannot be started.
-    """
+    """Start the service if there is none, without waiting for it."""
     place = Home(folder or home())
     found = find(place.path)
     if found is None:
@@ -122,16 +90,7 @@ def begin(folder: Path | None = None) -> Callable[[], Endpoint]:
 
 
 def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop the service, if it runs; whether it did.
-
-    Args:
-        folder: Its folder.
-        pods: Whether its pods stop too, until the next start; else they go on.
-        timeout: Seconds until this gives up.
-
-    Raises:
-        ControllerUnavailableError: It does not stop.
-    """
+    """Stop the service, if it runs; whether it did."""
     place = Home(folder or home())
     if not place.path.is_dir():
         return False
@@ -169,13 +128,13 @@ def _ensure_after_another(place: Home) -> Endpoint:
 
 def _spawn(place: Home) -> _Spawned:
     """Start the service."""
-    started = environment.for_service(os.environ, place.path)
+    started = process.for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     reading, writing = os.pipe()
     try:
         return _Spawned(
-            spawning.spawn(commands.SERVICE, started, output=writing, errors=log), reading
+            processes.spawn(process.SERVICE, started, output=writing, errors=log), reading
         )
     except OSError as error:
         os.close(reading)
@@ -197,9 +156,7 @@ def _started(place: Home, spawned: _Spawned, lock: FileLock | None = None) -> En
         os.waitpid(spawned.pid, 0)
     answer = json.loads(line) if line else {}
     if "failure" in answer:
-        from kubetorch.wire import failures  # noqa: PLC0415  # the service is to be spawned first
-
-        raise failures.rebuild(failures.parse(answer["failure"]))
+        raise exceptions.rebuild(exceptions.parse(answer["failure"]))
     if "url" not in answer:
         raise _not_started(place, has_ended=line is not None)
     return Endpoint(answer["url"], place.read_token(), started=True)
@@ -231,7 +188,7 @@ def _not_started(place: Home, *, has_ended: bool) -> ControllerUnavailableError:
 
 
 def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -> None:
-    from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # only to stop
+    from kubetorch.lib.http_client import HttpClient  # noqa: PLC0415  # loads httptools; only to stop
 
     body = json.dumps({"pods": pods}).encode()
     with HttpClient(running.url, place.read_token(), timeout=timeout) as client:
@@ -245,8 +202,8 @@ def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -
 
 def _end_orphans(place: Home) -> None:
     """End pods that a service left behind which was killed."""
-    marks = commands.marks(str(place.path))
-    for pid, mark in identity.processes_with(MARK).items():
+    marks = process.marks(str(place.path))
+    for pid, mark in processes.processes_with(MARK).items():
         if mark.startswith(marks):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -254,11 +211,7 @@ def _end_orphans(place: Home) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, timeout: float, what: str) -> Iterator[None]:
-    """Hold a lock file.
-
-    Raises:
-        ControllerUnavailableError: Somebody else holds it for too long.
-    """
+    """Hold a lock file."""
     waiting = FileLock(path)
     try:
         if not waiting.get(timeout):

@@ -1,17 +1,19 @@
 """The local service: the controller with the process backend, in a process of its own.
 
-The order of a start is chosen for speed. An agent that waits to become a pod was started before
-this is imported, so both import at the same time. As soon as the socket listens the caller is told,
-and its first request waits in the socket's queue while the rest is imported
-(`kubetorch.local.running`). What can be wrong with the machine is found before that, and told to
-the caller as a typed error.
+`main` checks the machine, listens, and reports the address, or a typed error, on the standard
+output to the program that started the service. `run` then builds the controller, serves, and stops.
+An agent that waits to become a pod was started before this module is imported, so that both import
+at the same time.
 """
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
+import gc
 import json
+import logging
 import os
+import signal
 import socket
 import sqlite3
 import sys
@@ -20,14 +22,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import uvloop
+
 from kubetorch._version import __version__
 from kubetorch.config import environment as variables
 from kubetorch.controller import database
-from kubetorch.controller.backends.spare import Spare
+from kubetorch.controller.access import LocalAccess
+from kubetorch.controller.app import Controller
+from kubetorch.controller.backends.process.attachments import PodAttachments
+from kubetorch.controller.backends.process.backend import ProcessBackend
+from kubetorch.controller.backends.process.pods import PodHome
+from kubetorch.controller.backends.process.spares import SpareAgent
+from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.state import ControllerState, SqliteState
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
-from kubetorch.lib import identity, ports
-from kubetorch.local import commands
+from kubetorch.lib import processes, sockets
+from kubetorch.lib.clock import SystemClock
+from kubetorch.lib.files import FileLock
+from kubetorch.local import process
 from kubetorch.local.home import Home, Running
+from kubetorch.wire import exceptions, tokens
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that a service may take to end which says no more that it runs: it lets requests end.
 LOCK_TIMEOUT = 10.0
@@ -35,32 +52,15 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Agents(NamedTuple):
-    """Where agents come from.
-
-    Attributes:
-        command: What starts one.
-        spare: What starts one that waits to become a pod, if there are to be such.
-        first: One that waits already.
-    """
+    """Where agents come from."""
 
     command: tuple[str, ...]
     spare: tuple[str, ...] | None = None
-    first: Spare | None = None
+    first: SpareAgent | None = None
 
 
 class Begun(NamedTuple):
-    """A service that listens and does not answer yet.
-
-    Attributes:
-        place: Its folder, whose lock this process holds until it ends.
-        listener: Its socket.
-        database: Its state.
-        running: What it says of itself.
-        token: The user's token.
-        secret: The installation's secret.
-        environ: Its environment.
-        agents: Where agents come from.
-    """
+    """A service that listens and does not answer yet."""
 
     place: Home
     listener: socket.socket
@@ -83,14 +83,11 @@ def main(environ: Mapping[str, str], agents: Agents) -> int:
         return 1
     _tell({"url": begun.running.url})
     os.dup2(_STDERR, _STDOUT)
-    # Only now: it imports the server, while the caller prepares its first request.
-    from kubetorch.local.running import run  # noqa: PLC0415
-
     return run(begun)
 
 
 def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
-    named = environ.get(commands.HOME)
+    named = environ.get(process.HOME)
     place = Home((Path(named) if named else variables.local_dir()).absolute())
     place.create()
     os.chdir(place.path)
@@ -99,12 +96,12 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
     token = place.secret_bytes(place.token).decode()
     secret = bytes.fromhex(place.secret_bytes(place.secret).decode())
     state = database.open_database(place.state)
-    listener = ports.listen(ports.LOOPBACK, _last_port(place))
+    listener = sockets.listen(sockets.LOOPBACK, _last_port(place))
     running = Running(
         pid=os.getpid(),
-        start_time=identity.start_time(os.getpid()) or "",
+        start_time=processes.start_time(os.getpid()) or "",
         started=time.time(),
-        url=f"http://{ports.LOOPBACK}:{listener.getsockname()[1]}",
+        url=f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}",
         version=__version__,
     )
     place.write_running(running)
@@ -112,20 +109,7 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
 
 
 def _lock(place: Home) -> None:
-    """Be the only service here, until this process ends.
-
-    Raises:
-        ControllerUnavailableError: Another one is, and does not end.
-    """
-    descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except BlockingIOError:
-        os.close(descriptor)
-    # Only now: it costs 2 ms, and mostly nobody holds the lock.
-    from kubetorch.lib.locking import FileLock  # noqa: PLC0415
-
+    """Be the only service here, until this process ends."""
     if not FileLock(place.lock).get(LOCK_TIMEOUT):
         raise ControllerUnavailableError(
             f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
@@ -150,6 +134,100 @@ def _tell(answer: Mapping[str, object]) -> None:
 
 
 def _describe(error: Exception) -> dict[str, object]:
-    from kubetorch.wire import failures  # noqa: PLC0415  # not needed by a start that succeeds
+    return {**exceptions.describe(error).to_dict(), "traceback": ""}
 
-    return {**failures.describe(error).to_dict(), "traceback": ""}
+
+def run(begun: Begun) -> int:
+    """Serve until somebody says stop, or nobody needs it; the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sockets.raise_limit()
+    # What is here now stays: the collector need not look at it again.
+    gc.freeze()
+    gc.enable()
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(_Service(begun).run())
+    except (KubetorchError, OSError):
+        _log.exception("service failed")
+        return 1
+    finally:
+        begun.place.service.unlink(missing_ok=True)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+    return 0
+
+
+class _Service:
+    """The service, from its start to its end."""
+
+    def __init__(self, begun: Begun) -> None:
+        self._begun = begun
+        self._stopped: asyncio.Future[bool] | None = None
+        self._idle_limit = process.idle_seconds(begun.environ)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._stopped = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, False)
+        state = SqliteState(self._begun.place.state, self._begun.database)
+        controller = self._build(state)
+        await controller.start(self._begun.listener)
+        self._watch_idle(controller)
+        pods = await self._stopped
+        # First: whoever looks for a service from now on starts a new one.
+        self._begun.place.service.unlink(missing_ok=True)
+        _log.info("service stops pods=%s", pods)
+        await controller.close(pods=pods)
+        state.close()
+
+    def _build(self, state: SqliteState) -> Controller:
+        begun, clock = self._begun, SystemClock()
+        user = tokens.fingerprint(begun.token)
+        pod_home = PodHome(
+            home=begun.place.path,
+            secret=begun.secret,
+            user=user,
+            environment={**begun.environ, process.HOME: str(begun.place.path)},
+            command=begun.agents.command,
+            marks=process.marks(str(begun.place.path)),
+        )
+        secrets = SecretFiles(begun.place.secrets, clock.time)
+        volumes = VolumeFolders(begun.place.volumes, clock.time)
+        backend = ProcessBackend(
+            pod_home,
+            state,
+            attachments=PodAttachments(secrets, volumes),
+            clock=clock,
+            spare_command=begun.agents.spare,
+            first=begun.agents.first,
+        )
+        return Controller(
+            backend=backend,
+            state=ControllerState(state, state),
+            blob_stores=BlobStores(begun.place.blobs, is_shared=True),
+            clock=clock,
+            secret=begun.secret,
+            new_access=lambda workloads: LocalAccess(
+                user=user,
+                secret=begun.secret,
+                clock=clock.time,
+                session_of=lambda pod: (
+                    pod_home.session(pod.namespace, pod.pod) if workloads.is_pod(pod) else ""
+                ),
+            ),
+            stop=self._stop,
+        )
+
+    def _stop(self, pods: bool) -> None:
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(pods)
+
+    def _watch_idle(self, controller: Controller) -> None:
+        left = self._idle_limit - controller.idle_seconds()
+        if left <= 0:
+            self._stop(True)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(left, self._watch_idle, controller)

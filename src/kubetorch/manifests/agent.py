@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
-from kubetorch.manifests import labels, locating, pod, raycluster, serving, trainjob
-from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.place import Place, entry, items, named
+from kubetorch.manifests import (
+    agent_container,
+    labels,
+    raycluster,
+    rendering,
+    scheduling,
+    trainjob,
+)
+from kubetorch.manifests.kinds import Manifest, entry, items, named
+from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.wire import podenv, routes
 
 #: Where the runtime lies in every pod, and what of it is run.
@@ -50,14 +57,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where pods get their agent from, and whom it belongs to.
-
-    Attributes:
-        image: Image that has the runtime.
-        default_image: Image of pods where nobody names one; it has the runtime too.
-        controller_url: Where the controller answers pods.
-        pull_policy: Of `image`, and of the default image; Kubernetes' own if not given.
-    """
+    """Where pods get their agent from, and whom it belongs to."""
 
     image: str
     default_image: str
@@ -73,33 +73,20 @@ def equip(
     path: tuple[str, ...] | None = None,
     working_dir: str | None = WORK,
 ) -> str:
-    """Put the agent into all pod templates of a rendered object.
-
-    Args:
-        manifest: The object, which is changed.
-        workload: Name of the service.
-        runtime: Where the agent comes from.
-        path: Where the pod template lies, if the user says so.
-        working_dir: Working directory of the pods where the object does not say; `None` is that of
-            their container's image.
-
-    Returns:
-        Digest of the template of the pods that are called, which stands on these pods too.
-    """
-    kind = locating.kind_of(manifest, path)
-    places = locating.places(manifest, kind)
-    for place in places:
-        _bring(place, runtime)
-        _start(place, _variables(place.container, workload, runtime, working_dir))
-        _probe(place)
+    """Put the agent into all pod templates of a rendered object."""
+    parsed = WorkloadManifest.parse(manifest, path)
+    for template in parsed.templates:
+        _bring(template, runtime)
+        _start(template, _variables(template.container, workload, runtime, working_dir))
+        _probe(template)
     # Pods of another object are others, though their templates be alike.
-    whose = {"kind": kind.kind, "name": manifest["metadata"]["name"]}
-    digest = pod.fingerprint({"object": whose, "template": places[0].template})
-    for place in places:
-        *_, of_pods = place.annotations()
+    whose = {"kind": parsed.kind.kind, "name": manifest["metadata"]["name"]}
+    digest = rendering.fingerprint({"object": whose, "template": parsed.primary.body})
+    for template in parsed.templates:
+        *_, of_pods = template.annotations()
         of_pods[labels.TEMPLATE_DIGEST] = digest
-    if not kind.has_template:
-        trainjob.write(manifest, places[0].template)
+        scheduling.name_group(template, whose["name"], digest)
+    parsed.write_templates()
     return digest
 
 
@@ -107,30 +94,25 @@ def beside(manifest: Manifest, base: Manifest, *, runtime: Runtime) -> Manifest:
     """The runtime that an equipped TrainJob runs on, which has what the job itself cannot say.
 
     The job is changed to refer to it.
-
-    Args:
-        manifest: The TrainJob.
-        base: The runtime that the user's manifest refers to.
-        runtime: Where the agent comes from.
     """
     volumes = trainjob.template(manifest)["spec"].get("volumes") or []
     is_brought = named(volumes, RUNTIME) is not None
     return trainjob.runtime(manifest, base, [_copying(runtime)] if is_brought else [])
 
 
-def _bring(place: Place, runtime: Runtime) -> None:
+def _bring(template: PodTemplate, runtime: Runtime) -> None:
     """Have the runtime at `FOLDER`."""
-    container = place.container
+    container = template.container
     if container.get("image") in (DEFAULT_IMAGE, runtime.default_image):
         container["image"] = runtime.default_image
         _pull(container, runtime)
         return
-    _volume(place, {"name": RUNTIME, "emptyDir": {}})
+    _volume(template, {"name": RUNTIME, "emptyDir": {}})
     items(container, "volumeMounts").append(
         {"name": RUNTIME, "mountPath": FOLDER, "readOnly": True}
     )
     # First: other init containers may wait for things that only come later.
-    items(place.pod, "initContainers").insert(0, _copying(runtime))
+    items(template.spec, "initContainers").insert(0, _copying(runtime))
 
 
 def _copying(runtime: Runtime) -> Manifest:
@@ -156,14 +138,16 @@ def _pull(container: Manifest, runtime: Runtime) -> None:
         container.setdefault("imagePullPolicy", runtime.pull_policy)
 
 
-def _start(place: Place, own: dict[str, str]) -> None:
+def _start(template: PodTemplate, own: dict[str, str]) -> None:
     """Have the container run the agent, which learns from its environment who it is."""
-    container = place.container
-    is_ray = place.kind == raycluster.KIND
+    container = template.container
+    is_ray = template.kind == raycluster.KIND
     container["command"] = raycluster.beside(AGENT) if is_ray else [AGENT]
     container.pop("args", None)
-    _volume(place, {"name": _STATE, "emptyDir": {}})
-    _volume(place, {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": _token()}]}})
+    _volume(template, {"name": _STATE, "emptyDir": {}})
+    _volume(
+        template, {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": _token()}]}}
+    )
     items(container, "volumeMounts").extend(
         [
             {"name": _STATE, "mountPath": STATE},
@@ -174,12 +158,12 @@ def _start(place: Place, own: dict[str, str]) -> None:
     for name, value in own.items():
         _replace(variables, name, {"value": value})
     # Knative gives pods as long as it gives requests.
-    time = ("timeoutSeconds", KNATIVE_TIMEOUT) if place.kind.is_autoscaled else (_GRACE, None)
-    if isinstance(grace := place.pod.get(*time), int):
+    time = ("timeoutSeconds", KNATIVE_TIMEOUT) if template.kind.is_autoscaled else (_GRACE, None)
+    if isinstance(grace := template.spec.get(*time), int):
         _replace(variables, podenv.GRACE, {"value": str(grace)})
-    if place.kind.is_autoscaled:
+    if template.kind.is_autoscaled:
         # Knative takes no fields of pods; an agent finds out the rest.
-        namespace = place.manifest["metadata"]["namespace"]
+        namespace = template.workload.object["metadata"]["namespace"]
         _replace(variables, podenv.NAMESPACE, {"value": namespace})
         return
     for name, field in _FIELDS.items():
@@ -197,7 +181,7 @@ def _variables(
     return {
         podenv.BACKEND: "kubernetes",
         podenv.WORKLOAD: workload,
-        podenv.PORT: str(serving.port(container)),
+        podenv.PORT: str(agent_container.agent_port(container)),
         podenv.ROOT: STATE,
         **({} if said is None else {podenv.WORKING_DIR: said}),
         podenv.ENVIRONMENTS: f"{STATE}/environments",
@@ -215,15 +199,21 @@ def _replace(variables: list[Any], name: str, value: Manifest) -> None:
         there.update({"name": name, **value})
 
 
-def _probe(place: Place) -> None:
-    """Ready is a pod that serves: until then, the pods of the template before it stay."""
-    asked = (place.container.get("readinessProbe") or {}).get("httpGet")
+def _probe(template: PodTemplate) -> None:
+    """Ready is a pod that serves: until then, the pods of the template before it stay.
+
+    Workers of a training job or a RayCluster start once the first pod is ready, which serves once
+    they are there: there ready is a pod whose agent answers.
+    """
+    if template.kind.is_job or template.kind == raycluster.KIND:
+        return
+    asked = (template.container.get("readinessProbe") or {}).get("httpGet")
     if asked is not None and asked.get("path") == routes.HEALTH:
         asked["path"] = routes.SERVING
 
 
-def _volume(place: Place, volume: Manifest) -> None:
-    volumes = items(place.pod, "volumes")
+def _volume(template: PodTemplate, volume: Manifest) -> None:
+    volumes = items(template.spec, "volumes")
     if named(volumes, volume["name"]) is None:
         volumes.append(volume)
 

@@ -8,58 +8,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
 
 Path = tuple[str, ...]
 Manifest = dict[str, Any]
 
 
-@record
+@dataclass(frozen=True)
 class Group:
-    """One set of equal pods within an object.
-
-    Attributes:
-        template: Where its pod template lies; `*` stands for every entry of a list.
-        replicas: Where the number of its pods stands, or `None` when it has no number.
-        default: Number of pods when the object does not say.
-    """
+    """One set of equal pods within an object."""
 
     template: Path
     replicas: Path | None = None
     default: int = 1
 
 
-@record
+@dataclass(frozen=True)
 class Kind:
-    """A kind of object that runs pods.
-
-    Attributes:
-        kind: Its name.
-        group: Its API group; `""` is the core one.
-        versions: Versions that were read, the newest first.
-        plural: Name of the resource in URLs.
-        primary: The pods that are called.
-        workers: Further pods.
-        factor: Where a number stands by which the number of pods is multiplied.
-        container: Name that the kind demands for the container that does the work.
-        routing: Labels of the pods that calls go to, beside the workload's own selector.
-        pool: Label by which the kind's controller marks all pods of an object with its name, where
-            labels of our own do not reach them.
-        suspend: Where a queue's controller holds the object back, if it has to begin held back.
-        queued: Where the object that a queue's controller admits lies, if it is not this one.
-        replaces_pods: Whether its controller replaces pods when their template changes; if not, the
-            object has to be made anew.
-        has_service: Whether its controller makes a Service of the object's name, by which its pods
-            find each other.
-        has_template: Whether it has a pod template; see `kubetorch.manifests.trainjob` if not.
-        has_selector: Whether it finds its pods by `spec.selector`.
-        is_job: Its pods end; `replicas > 1` makes it an SPMD service.
-        is_autoscaled: Somebody else decides on the number of pods.
-        is_custom: The user said where its pod template lies.
-    """
+    """A kind of object that runs pods."""
 
     kind: str
     group: str
@@ -73,6 +42,7 @@ class Kind:
     pool: str | None = None
     suspend: Path | None = None
     queued: Path | None = None
+    is_queued_by_pods: bool = False
     replaces_pods: bool = True
     has_service: bool = False
     has_template: bool = True
@@ -102,6 +72,8 @@ def _replicated(kind: str, plural: str, replicas: Path | None = _REPLICAS) -> Ki
         group,
         has_selector=True,
         replaces_pods=kind != "ReplicaSet",
+        # Kueue takes the pods of a StatefulSet for one group itself.
+        is_queued_by_pods=kind in ("Deployment", "ReplicaSet"),
     )
 
 
@@ -257,11 +229,7 @@ def _group(manifest: Mapping[str, Any]) -> str:
 
 
 def path(given: str | Sequence[str | int]) -> Path:
-    """A path as users write it: dotted text, or a list of keys; digits index lists.
-
-    Raises:
-        SpecError: It is none.
-    """
+    """A path as users write it: dotted text, or a list of keys; digits index lists."""
     parts = given.split(".") if isinstance(given, str) else given
     found = tuple(map(str, parts)) if isinstance(parts, (list, tuple)) else ()
     if not found or not all(found):
@@ -315,3 +283,34 @@ def expand(manifest: Manifest, path: Path) -> list[Path]:
     before, after = path[: path.index("*")], path[path.index("*") + 1 :]
     there = get(manifest, before, [])
     return [(*before, str(number), *after) for number in range(len(there))]
+
+
+def entry(node: Manifest, key: str) -> dict[str, Any]:
+    """The dictionary at `key`, made if there is none."""
+    found = node.get(key)
+    if found is None:
+        found = node[key] = {}
+    result: dict[str, Any] = found
+    return result
+
+
+def items(node: Manifest, key: str) -> list[Any]:
+    """The list at `key`, made if there is none."""
+    found = node.get(key)
+    if found is None:
+        found = node[key] = []
+    result: list[Any] = found
+    return result
+
+
+def assign(node: Manifest, key: str, value: object) -> None:
+    """Set what stands at `key`; `None` and what is empty remove it."""
+    if value is None or value == {} or value == []:
+        node.pop(key, None)
+    else:
+        node[key] = value
+
+
+def named(entries: list[Any], name: str, *, by: str = "name") -> Manifest | None:
+    """The entry of a list of dictionaries that has this name."""
+    return next((one for one in entries if one.get(by) == name), None)

@@ -6,9 +6,8 @@ template, since each revision has its own.
 
 from __future__ import annotations
 
-from kubetorch.manifests.kinds import KINDS, Manifest
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place, assign
+from kubetorch.manifests.kinds import KINDS, Manifest, assign
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.autoscaling import KPA, AutoscalingSpec
 from kubetorch.specs.compute import ComputeSpec
 
@@ -56,25 +55,25 @@ def render(scaling: AutoscalingSpec) -> dict[str, str]:
     return found | {f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations}
 
 
-def _write(place: Place, compute: ComputeSpec) -> None:
+def _write(template: PodTemplate, compute: ComputeSpec) -> None:
     scaling = compute.autoscaling
-    if scaling is None or not place.kind.is_autoscaled:
+    if scaling is None or not template.kind.is_autoscaled:
         return
-    *_, of_pods = place.annotations()
+    *_, of_pods = template.annotations()
     for name in [name for name in of_pods if _is_scaling(name)]:
         del of_pods[name]
     of_pods |= render(scaling)
-    assign(place.pod, "containerConcurrency", scaling.concurrency)
+    assign(template.spec, "containerConcurrency", scaling.concurrency)
 
 
 def _is_scaling(name: str) -> bool:
     return name.startswith(_DOMAIN) or name == _PROGRESS_DEADLINE
 
 
-def _read(place: Place) -> AutoscalingSpec | None:
-    if not place.kind.is_autoscaled:
+def _read(template: PodTemplate) -> AutoscalingSpec | None:
+    if not template.kind.is_autoscaled:
         return None
-    found = {name: str(text) for name, text in place.of_pods("annotations").items()}
+    found = {name: str(text) for name, text in template.read_pods("annotations").items()}
     values: dict[str, object] = {
         field: _number(found[name]) if field in _NUMBERS else found[name]
         for field, name in ANNOTATIONS.items()
@@ -82,7 +81,7 @@ def _read(place: Place) -> AutoscalingSpec | None:
     }
     known = ANNOTATIONS.values()
     extra = {name: text for name, text in found.items() if _is_scaling(name) and name not in known}
-    concurrency = place.pod.get("containerConcurrency")
+    concurrency = template.spec.get("containerConcurrency")
     if not values and not extra and concurrency is None:
         return None
     return AutoscalingSpec(
@@ -99,7 +98,7 @@ def _number(text: str) -> int | float:
 
 
 PARAMETERS = (
-    Parameter(
+    ManifestParameter(
         "autoscaling",
         "PT.annotations: autoscaling.knative.dev/*, serving.knative.dev/progress-deadline; "
         "P.containerConcurrency",

@@ -27,7 +27,12 @@ MANAGED = {
     f"{PREFIX}made-by": "controller",
 }
 #: Of other projects.
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 KUEUE = "kueue.x-k8s.io/queue-name"
+#: Pods with the same name of a group, label, are admitted together once so many are there,
+#: annotation. https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_GROUP_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 KAI = "kai.scheduler/queue"
 
 ALLOWED_SERIALIZATION = f"{PREFIX}allowed-serialization"
@@ -38,6 +43,8 @@ MOUNT_PATH = f"{PREFIX}mount-path"
 #: What pods were made from, and what an object was applied from: digests.
 TEMPLATE_DIGEST = f"{PREFIX}template-digest"
 APPLIED = f"{PREFIX}applied"
+#: Of a pod: its number in the workload.
+ORDINAL = f"{PREFIX}ordinal"
 #: On the pod of the controller that leads.
 LEADS = f"{PREFIX}leads"
 OVERRIDE = f"{PREFIX}override"
@@ -87,14 +94,7 @@ def of_pods(*, name: str | None, username: str | None) -> dict[str, str]:
 def of_object(
     *, name: str | None, callable: CallableRef | None, username: str | None, template: str
 ) -> dict[str, str]:
-    """The labels of a workload's object.
-
-    Args:
-        name: Name of the service.
-        callable: What is deployed.
-        username: Who deploys it.
-        template: `deployment`, `ksvc`, `raycluster`, or the kind of a user's manifest.
-    """
+    """The labels of a workload's object."""
     found = of_pods(name=name, username=username)
     if callable is not None:
         found[MODULE] = value(callable.module)

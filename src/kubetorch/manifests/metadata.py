@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kubetorch.manifests import labels
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place, assign
+from kubetorch.manifests.kinds import assign
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec, Pairs
 
 _LABELS = "https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/"
 _ANNOTATIONS = "https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/"
 _OURS = "Kubetorch"
 
-_SPECIAL_LABELS = {*labels.RESERVED, labels.APP, labels.KUEUE, labels.KAI}
+_SPECIAL_LABELS = {
+    *labels.RESERVED,
+    labels.APP,
+    labels.KUEUE,
+    labels.KUEUE_GROUP,
+    labels.KAI,
+}
 #: Annotations below these belong to Kubetorch, Knative and kubectl.
 _SPECIAL_DOMAINS = (
     labels.PREFIX,
@@ -34,27 +40,27 @@ def is_own_annotation(name: str) -> bool:
     return name != labels.GPU_MEMORY and not name.startswith(_SPECIAL_DOMAINS)
 
 
-def _shared(place: Place, key: str, is_own: Callable[[str], bool]) -> Pairs | None:
+def _shared(template: PodTemplate, key: str, is_own: Callable[[str], bool]) -> Pairs | None:
     """What the object and its pods both have: so would have been written by a parameter."""
-    of_pods = place.of_pods(key)
-    found = place.own(key).items()
+    of_pods = template.read_pods(key)
+    found = template.read_object(key).items()
     return tuple(one for one in found if is_own(one[0]) and one in of_pods.items()) or None
 
 
-def _read_pod_labels(place: Place) -> Pairs | None:
-    of_object = place.own("labels")
-    found = place.of_pods("labels").items()
+def _read_pod_labels(template: PodTemplate) -> Pairs | None:
+    of_object = template.read_object("labels")
+    found = template.read_pods("labels").items()
     return tuple(one for one in found if is_own_label(one[0]) and one[0] not in of_object) or None
 
 
-def _write_labels(place: Place, compute: ComputeSpec) -> None:
+def _write_labels(template: PodTemplate, compute: ComputeSpec) -> None:
     given = _allowed(compute.labels)
-    for found in place.labels():
+    for found in template.labels():
         found |= given
 
 
-def _write_pod_labels(place: Place, compute: ComputeSpec) -> None:
-    of_pods = place.labels()[-1]
+def _write_pod_labels(template: PodTemplate, compute: ComputeSpec) -> None:
+    of_pods = template.labels()[-1]
     of_pods |= _allowed(compute.pod_labels)
 
 
@@ -62,53 +68,55 @@ def _allowed(given: Pairs) -> Mapping[str, str]:
     return {name: text for name, text in given if name not in labels.RESERVED}
 
 
-def _write_annotations(place: Place, compute: ComputeSpec) -> None:
-    for found in place.annotations():
+def _write_annotations(template: PodTemplate, compute: ComputeSpec) -> None:
+    for found in template.annotations():
         found |= dict(compute.annotations)
 
 
 def _annotation(
     name: str, key: str, text: Callable[[ComputeSpec], str | None], about: str
-) -> Parameter:
+) -> ManifestParameter:
     """A setting that stands in an annotation of the object."""
 
-    def write(place: Place, compute: ComputeSpec) -> None:
-        if place.is_primary:
-            assign(place.mine("annotations"), key, text(compute))
+    def write(template: PodTemplate, compute: ComputeSpec) -> None:
+        if template.is_primary:
+            assign(template.annotations_of_object(), key, text(compute))
 
-    def read(place: Place) -> str | None:
-        return place.own("annotations").get(key)
+    def read(template: PodTemplate) -> str | None:
+        return template.read_object("annotations").get(key)
 
-    return Parameter(name, f"M.annotations: {key}", read, write, about, _OURS)
+    return ManifestParameter(name, f"M.annotations: {key}", read, write, about, _OURS)
 
 
-def _read_codecs(place: Place) -> tuple[str, ...] | None:
-    found = place.own("annotations").get(labels.ALLOWED_SERIALIZATION)
+def _read_codecs(template: PodTemplate) -> tuple[str, ...] | None:
+    found = template.read_object("annotations").get(labels.ALLOWED_SERIALIZATION)
     return None if found is None else tuple(found.split(","))
 
 
-def _write_codecs(place: Place, compute: ComputeSpec) -> None:
-    if place.is_primary:
+def _write_codecs(template: PodTemplate, compute: ComputeSpec) -> None:
+    if template.is_primary:
         found = ",".join(compute.allowed_serialization)
-        place.mine("annotations")[labels.ALLOWED_SERIALIZATION] = found
+        template.annotations_of_object()[labels.ALLOWED_SERIALIZATION] = found
 
 
-def fill(place: Place, compute: ComputeSpec) -> None:
+def fill_serialization(template: PodTemplate, compute: ComputeSpec) -> None:
     """Say what callers may send where nobody has."""
-    if place.is_primary and labels.ALLOWED_SERIALIZATION not in place.own("annotations"):
-        _write_codecs(place, compute)
+    if template.is_primary and labels.ALLOWED_SERIALIZATION not in template.read_object(
+        "annotations"
+    ):
+        _write_codecs(template, compute)
 
 
 PARAMETERS = (
-    Parameter(
+    ManifestParameter(
         "labels",
         "M.labels, PT.labels",
-        lambda place: _shared(place, "labels", is_own_label),
+        lambda template: _shared(template, "labels", is_own_label),
         _write_labels,
         "reserved keys are left out",
         _LABELS,
     ),
-    Parameter(
+    ManifestParameter(
         "pod_labels",
         "PT.labels",
         _read_pod_labels,
@@ -116,15 +124,15 @@ PARAMETERS = (
         "`add_pod_template_labels`",
         _LABELS,
     ),
-    Parameter(
+    ManifestParameter(
         "annotations",
         "M.annotations, PT.annotations",
-        lambda place: _shared(place, "annotations", is_own_annotation),
+        lambda template: _shared(template, "annotations", is_own_annotation),
         _write_annotations,
         "",
         _ANNOTATIONS,
     ),
-    Parameter(
+    ManifestParameter(
         "allowed_serialization",
         f"M.annotations: {labels.ALLOWED_SERIALIZATION}",
         _read_codecs,

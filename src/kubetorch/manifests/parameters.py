@@ -1,32 +1,38 @@
-"""All parameters of a compute and what each is to a manifest: the topics, put together."""
+"""All parameters of a compute in a manifest: the table, and what a manifest says of each.
+
+Reading and rendering agree: rendering what was read changes nothing, and reading what was rendered
+gives the same values (`tests/unit/manifests/test_parameters.py`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kubetorch.errors import SpecError
 from kubetorch.manifests import (
-    container,
-    environment,
-    gpus,
+    agent_container,
+    kinds,
     knative,
     metadata,
     replicas,
-    resources,
     scheduling,
     secrets,
-    serving,
     storage,
 )
-from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.kinds import Kind, Manifest, Path
+from kubetorch.manifests.workload_manifest import ManifestParameter, WorkloadManifest
+from kubetorch.specs.compute import ComputeSpec, freeze, thaw
+from kubetorch.specs.distribution import DistributionSpec
 
 #: In the order in which they are written.
-PARAMETERS: tuple[Parameter, ...] = (
+PARAMETERS: tuple[ManifestParameter, ...] = (
     *replicas.PARAMETERS,
     *metadata.PARAMETERS,
-    *container.PARAMETERS,
-    *serving.PARAMETERS,
-    *resources.PARAMETERS,
-    *gpus.PARAMETERS,
+    *agent_container.PARAMETERS,
     *scheduling.PARAMETERS,
-    *environment.PARAMETERS,
+    *agent_container.ENVIRONMENT_PARAMETERS,
     *storage.PARAMETERS,
     *secrets.PARAMETERS,
     *knative.PARAMETERS,
@@ -41,3 +47,85 @@ ELSEWHERE = {
     "endpoint": "`url`: no Service; `selector`: the Service's",
     "distribution": '`"ray"` makes the object a RayCluster; the rest is told to the pods',
 }
+
+
+# What a server adds to an object, and what kubectl keeps in it.
+_OF_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink")
+_SERVER_IDENTITY = "uid"
+_SERVER_ANNOTATIONS = (
+    "deployment.kubernetes.io/revision",
+    "kubectl.kubernetes.io/last-applied-configuration",
+)
+
+
+def read_manifest(
+    manifest: Mapping[str, Any], *, pod_template_path: str | Sequence[str | int] | None = None
+) -> ComputeSpec:
+    """The compute of a user's manifest, which stays what a deploy applies.
+
+    What a server has added to the manifest is left out.
+    """
+    path = None if pod_template_path is None else kinds.path(pod_template_path)
+    plain = thaw(freeze(manifest, parameter="manifest"))
+    cleaned = _without_server(plain)
+    spec = read_compute(cleaned, pod_template_path=path)
+    text = freeze(cleaned, parameter="manifest")
+    return replace(spec, manifest=text, pod_template_path=path)
+
+
+def read_compute(manifest: Manifest, *, pod_template_path: Path | None = None) -> ComputeSpec:
+    """What a manifest says of a compute; fields that it does not say have their defaults."""
+    return read_workload(WorkloadManifest.parse(manifest, pod_template_path))
+
+
+def read_workload(workload: WorkloadManifest) -> ComputeSpec:
+    """As `read_compute`, of a manifest whose kind is known."""
+    kind = workload.kind
+    found: dict[str, Any] = {}
+    for parameter in PARAMETERS:
+        try:
+            value = parameter.read(workload.primary)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SpecError(
+                f"the {kind.kind} cannot be read: {parameter.target} is not what Kubernetes "
+                f"takes there ({type(error).__name__}: {error})"
+            ) from error
+        if value is not None:
+            found[parameter.name] = value
+    spec = ComputeSpec(**found)
+    return replace(spec, distribution=distribution_of(kind, spec.replicas))
+
+
+def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:
+    """How a call runs on the pods of a kind, where nobody says: a training job's are one world."""
+    if kind.kind == "RayCluster":
+        return DistributionSpec("ray")
+    return DistributionSpec() if kind.is_job and replicas > 1 else None
+
+
+def name_of(manifest: Mapping[str, Any]) -> str | None:
+    """Name of the object, if it has one."""
+    found = (manifest.get("metadata") or {}).get("name")
+    return str(found) if found else None
+
+
+def namespace_of(manifest: Mapping[str, Any]) -> str | None:
+    """Namespace of the object, if it says."""
+    found = (manifest.get("metadata") or {}).get("namespace")
+    return str(found) if found else None
+
+
+def _without_server(manifest: Manifest) -> Manifest:
+    metadata = dict(manifest.get("metadata") or {})
+    annotations = {
+        key: text
+        for key, text in (metadata.pop("annotations", None) or {}).items()
+        if key not in _SERVER_ANNOTATIONS
+    }
+    kept = {
+        key: value for key, value in metadata.items() if key not in (*_OF_SERVER, _SERVER_IDENTITY)
+    }
+    if annotations:
+        kept["annotations"] = annotations
+    rest = {key: value for key, value in manifest.items() if key != "status"}
+    return {**rest, "metadata": kept}

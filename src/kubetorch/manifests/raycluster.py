@@ -5,8 +5,12 @@ https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kubetorch.manifests.kinds import KINDS, Manifest
-from kubetorch.manifests.place import Place
+from kubetorch.manifests.workload_manifest import PodTemplate
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.workload import WorkloadSpec
 
 KIND = KINDS["RayCluster", "ray.io"]
 TEMPLATE_LABEL = "raycluster"
@@ -52,6 +56,24 @@ def skeleton() -> Manifest:
     }
 
 
+def is_made(spec: WorkloadSpec) -> bool:
+    """Whether a workload is a RayCluster that no user brought."""
+    compute = spec.compute
+    is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
+    return is_ray and compute.manifest is None
+
+
+def plain(spec: WorkloadSpec) -> WorkloadSpec:
+    """How a workload is rendered without the operator: head and workers are pods of a Deployment.
+
+    Their agents start Ray: the first pod is the head.
+    """
+    return replace(
+        spec,
+        compute=replace(spec.compute, replicas=spec.compute.pods, distribution=DistributionSpec()),
+    )
+
+
 def beside(agent: str) -> list[str]:
     """The command of a container that starts Ray, as the operator would have, and an agent.
 
@@ -61,15 +83,15 @@ def beside(agent: str) -> list[str]:
     return ["/bin/bash", "-c", f'ulimit -n 65536; bash -c "${_START}" & exec {agent}']
 
 
-def fill(place: Place) -> None:
+def fill(template: PodTemplate) -> None:
     """Keep the operator from changing the agent's command, and the head's Service as it would be.
 
     The operator makes that Service of the head's ports, and of Ray's own where there are none; the
     agent's port is one.
     """
-    if place.is_primary and place.kind == KIND:
-        place.mine("annotations").setdefault(OVERWRITE_COMMAND, "true")
-        if not place.container.get("ports"):
-            place.container["ports"] = [
+    if template.is_primary and template.kind == KIND:
+        template.annotations_of_object().setdefault(OVERWRITE_COMMAND, "true")
+        if not template.container.get("ports"):
+            template.container["ports"] = [
                 {"name": name, "containerPort": port} for name, port in PORTS.items()
             ]

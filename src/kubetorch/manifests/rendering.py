@@ -1,4 +1,8 @@
-"""Specs → the object that a deploy applies.
+"""Laying one manifest over another.
+
+The pods of a workload as a whole.
+
+Specs → the object that a deploy applies.
 
     a user's manifest, or the skeleton of a kind
       → as many pods as are asked for
@@ -13,34 +17,83 @@ object, not of its pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.manifests import (
-    container,
-    environment,
+    agent_container,
     knative,
     labels,
-    locating,
-    overlay,
-    pod,
+    metadata,
+    parameters,
     raycluster,
-    reading,
     replicas,
+    scheduling,
     services,
+    storage,
     trainjob,
 )
-from kubetorch.manifests.kinds import KINDS, Kind, Manifest
-from kubetorch.manifests.parameter import Parameter
+from kubetorch.manifests.kinds import KINDS, Kind, Manifest, entry, named
 from kubetorch.manifests.parameters import PARAMETERS
-from kubetorch.manifests.place import Place, entry
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.frozen import thaw
+from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
+
+
+def merge_manifests(under: Mapping[str, Any], over: Mapping[str, Any]) -> Manifest:
+    """`over` laid over `under`: dictionaries key by key, all else, lists too, replaced.
+
+    Merging the same again changes nothing.
+    """
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge_manifests(below, value) if both else value  # type: ignore[arg-type]  # both are
+    return merged
+
+
+def keep_agent(template: PodTemplate, container: Manifest, volumes: list[Any]) -> None:
+    """Keep what the agent needs, where a list that was laid over the pod's has replaced it.
+
+    A list of containers replaces the pod's. The one in it that is the agent's, by its name or for
+    want of any, is laid over the agent's container; where there is none, the agent's stays first.
+    Volumes that are still mounted stay.
+    """
+    found: list[Manifest] = template.spec["containers"]
+    if container not in found:
+        name = container["name"]
+        ours = named(found, name) or next((one for one in found if not one.get("name")), {})
+        template.container = merge_manifests(container, ours)
+        template.spec["containers"] = [
+            template.container,
+            *(one for one in found if one is not ours),
+        ]
+    storage.restore(template, volumes)
+
+
+def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
+    """Say what the agent needs and the pods do not say yet; what they say stays."""
+    metadata.fill_serialization(template, compute)
+    agent_container.fill_rights(template, compute)
+    raycluster.fill(template)
+    agent_container.fill_probes(template, compute)
+    agent_container.fill_log_level(template, compute)
+    storage.fill_shared_memory(template, compute)
+    scheduling.tolerate_gpus(template)
+
+
+def fingerprint(template: Manifest) -> str:
+    """What changes when pods have to be replaced."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 _DEPLOYMENT = KINDS["Deployment", "apps"]
 _STATEFUL_SET = KINDS["StatefulSet", "apps"]
@@ -50,11 +103,7 @@ _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
 
 def of_workload(workload: WorkloadSpec) -> Manifest:
-    """The object that a deploy applies.
-
-    Raises:
-        SpecError: As for `render`.
-    """
+    """The object that a deploy applies."""
     return render(
         workload.compute,
         namespace=workload.namespace,
@@ -77,40 +126,30 @@ def render(
 
     A compute that only names pods that are there (`is_selector_only`) has no object; what is
     rendered for it are the pods that it would have.
-
-    Args:
-        compute: The compute.
-        namespace: Namespace of the object.
-        name: Name of the service.
-        callable: What is deployed.
-        username: Who deploys it.
-        default_image: Image of pods where nobody names one.
-
-    Raises:
-        SpecError: The user's manifest is not what it has to be, or contradicts the compute.
     """
-    manifest, kind, known = _base(compute)
-    replicas.PARAMETERS[0].write(locating.places(manifest, kind)[0], compute)
+    workload, known = _base(compute)
+    manifest, kind = workload.object, workload.kind
+    replicas.PARAMETERS[0].write(workload.primary, compute)
     changed = [one for one in PARAMETERS if _value(compute, one) != _value(known, one)]
     _check_sayable(kind, changed)
-    places = locating.places(manifest, kind)
-    for place in places:
-        container.start(place, default_image=default_image)
+    for template in workload.templates:
+        agent_container.start_agent(template, default_image=default_image)
         for parameter in changed:
-            parameter.write(place, compute)
+            parameter.write(template, compute)
         if not kind.is_custom:  # who says where the pod template lies keeps the rest of it
-            pod.fill(place, compute)
+            fill_pod(template, compute)
         if callable is not None and callable.app is not None:
-            environment.write_app(place, callable.app)
+            agent_container.write_app(template, callable.app)
     _identify(manifest, kind, namespace, name)
     own = labels.of_object(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)
     )
-    _label(places, own, selected=_selected(manifest))
+    _label(workload.templates, own, selected=_selected(manifest))
+    scheduling.queue_as_group(workload, compute)
     if kind == _DEPLOYMENT:
         # Pods of two templates would answer one call together. What is the default is said too: it
         # may have been the other one.
-        several = replicas.read(manifest, kind) > 1
+        several = replicas.read(workload) > 1
         strategy = "Recreate" if several else "RollingUpdate"
         manifest["spec"].setdefault("strategy", {"type": strategy})
     if kind == _STATEFUL_SET:
@@ -118,20 +157,19 @@ def render(
     if kind == _CRON_JOB:
         # Pods that serve do not end, so each run would add to those of all before it.
         manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
-    if not kind.has_template:
-        trainjob.write(manifest, places[0].template)
-    return _overlaid(manifest, kind, compute)
+    workload.write_templates()
+    return _overlaid(workload, compute)
 
 
-def _value(compute: ComputeSpec, parameter: Parameter) -> Any:  # noqa: ANN401  # fields differ
+def _value(compute: ComputeSpec, parameter: ManifestParameter) -> Any:  # noqa: ANN401  # fields differ
     return compute.pods if parameter.name == "replicas" else getattr(compute, parameter.name)
 
 
 # ------------------------------------------------------------------------------------- the base
 
 
-def _base(compute: ComputeSpec) -> tuple[Manifest, Kind, ComputeSpec]:
-    """What is rendered into, its kind, and what it says already."""
+def _base(compute: ComputeSpec) -> tuple[WorkloadManifest, ComputeSpec]:
+    """The object that is rendered into, and what it says already."""
     if compute.autoscaling is not None and compute.distribution is not None:
         raise SpecError(
             "autoscale() and distribute() exclude each other",
@@ -139,16 +177,14 @@ def _base(compute: ComputeSpec) -> tuple[Manifest, Kind, ComputeSpec]:
         )
     is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
     if compute.manifest is not None:
-        manifest = thaw(compute.manifest)
-        kind = locating.kind_of(manifest, compute.pod_template_path)
-        _check_mode(compute, kind, is_ray=is_ray)
-        known = reading.compute(manifest, pod_template_path=compute.pod_template_path)
-        return manifest, kind, known
+        workload = WorkloadManifest.parse(thaw(compute.manifest), compute.pod_template_path)
+        _check_mode(compute, workload.kind, is_ray=is_ray)
+        return workload, parameters.read_workload(workload)
     if compute.autoscaling is not None:
-        return knative.skeleton(), knative.KIND, _DEFAULTS
+        return WorkloadManifest(knative.skeleton(), knative.KIND), _DEFAULTS
     if is_ray:
-        return raycluster.skeleton(), raycluster.KIND, _DEFAULTS
-    return _skeleton(), _DEPLOYMENT, _DEFAULTS
+        return WorkloadManifest(raycluster.skeleton(), raycluster.KIND), _DEFAULTS
+    return WorkloadManifest(_skeleton(), _DEPLOYMENT), _DEFAULTS
 
 
 def _skeleton() -> Manifest:
@@ -177,7 +213,7 @@ def _check_mode(compute: ComputeSpec, kind: Kind, *, is_ray: bool) -> None:
         )
 
 
-def _check_sayable(kind: Kind, changed: Iterable[Parameter]) -> None:
+def _check_sayable(kind: Kind, changed: Iterable[ManifestParameter]) -> None:
     if kind.has_template:
         return
     for parameter in changed:
@@ -229,11 +265,11 @@ def _selected(manifest: Manifest) -> frozenset[str]:
     return frozenset([*(selector.get("matchLabels") or ()), *(one["key"] for one in expressions)])
 
 
-def _label(places: list[Place], own: dict[str, str], *, selected: frozenset[str]) -> None:
+def _label(templates: list[PodTemplate], own: dict[str, str], *, selected: frozenset[str]) -> None:
     of_object = (labels.MODULE, labels.TEMPLATE)
     of_pods = {key: text for key, text in own.items() if key not in of_object}
-    for place in places:
-        found = place.labels()
+    for template in templates:
+        found = template.labels()
         # A Pod is its own template.
         both = [own if found[0] is not found[-1] else of_pods, of_pods]
         for target, wanted in zip(found, both[-len(found) :], strict=True):
@@ -246,13 +282,12 @@ def _label(places: list[Place], own: dict[str, str], *, selected: frozenset[str]
 # ------------------------------------------------------------------------------------ the overlay
 
 
-def _overlaid(manifest: Manifest, kind: Kind, compute: ComputeSpec) -> Manifest:
+def _overlaid(workload: WorkloadManifest, compute: ComputeSpec) -> Manifest:
     if compute.service_template is None:
-        return manifest
-    before = locating.places(manifest, kind)
-    merged = overlay.merge(manifest, thaw(compute.service_template))
-    if kind.has_template:
-        locating.kind_of(merged, compute.pod_template_path)
-        for old, new in zip(before, locating.places(merged, kind), strict=False):
-            overlay.keep_agent(new, old.container, old.pod.get("volumes") or [])
+        return workload.object
+    merged = merge_manifests(workload.object, thaw(compute.service_template))
+    changed = WorkloadManifest.parse(merged, compute.pod_template_path)
+    if workload.kind.has_template:
+        for old, new in zip(workload.templates, changed.templates, strict=False):
+            keep_agent(new, old.container, old.spec.get("volumes") or [])
     return merged

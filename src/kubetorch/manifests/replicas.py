@@ -8,8 +8,7 @@ from typing import Any
 from kubetorch.errors import SpecError
 from kubetorch.manifests import kinds
 from kubetorch.manifests.kinds import Group, Kind, Manifest, Path
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.compute import ComputeSpec
 
 WORKER_GROUP = "worker-group"
@@ -18,20 +17,22 @@ WORKER_GROUP = "worker-group"
 _REPLICAS = "https://kubernetes.io/docs/concepts/workloads/"
 
 
-def read(manifest: Manifest, kind: Kind) -> int:
+def read(workload: WorkloadManifest) -> int:
     """Number of pods, those of workers among them."""
+    manifest, kind = workload.object, workload.kind
     called = _number(manifest, kind.primary.replicas, kind.primary.default)
     factor = _number(manifest, kind.factor, 1)
     return called * factor + sum(_workers(manifest, group) for group in kind.workers)
 
 
-def running(manifest: Manifest, kind: Kind) -> int:
+def running(workload: WorkloadManifest) -> int:
     """Number of pods of the latest template that run at one time, once all have started.
 
     It is less than `read` where a Job needs fewer pods to complete, a rolling update leaves pods of
     a StatefulSet as they are (`partition`), or a RayCluster's group is limited.
     """
-    wanted = read(manifest, kind)
+    wanted = read(workload)
+    manifest, kind = workload.object, workload.kind
     paths = [] if kind.primary.replicas is None else [kind.primary.replicas]
     if paths and paths[0][-1] == "parallelism":
         parallelism = _number(manifest, paths[0], kind.primary.default)
@@ -64,14 +65,11 @@ def _number(manifest: Manifest, path: Path | None, default: int) -> int:
     return found
 
 
-def write(manifest: Manifest, kind: Kind, wanted: int) -> None:
-    """Ask for so many pods.
-
-    Raises:
-        SpecError: The kind cannot have so many.
-    """
-    if wanted == read(manifest, kind):
+def write(workload: WorkloadManifest, wanted: int) -> None:
+    """Ask for so many pods."""
+    if wanted == read(workload):
         return
+    manifest, kind = workload.object, workload.kind
     if kind.primary.replicas is None and not kind.workers:
         raise SpecError(
             f"replicas is {wanted}; the number of pods of a {kind.kind} is not chosen by its "
@@ -81,6 +79,7 @@ def write(manifest: Manifest, kind: Kind, wanted: int) -> None:
     numbered = [group for group in kind.workers if group.replicas is not None]
     if numbered:
         _write_workers(manifest, kind, numbered[0], wanted)
+        workload.locate_templates()
         return
     factor = _number(manifest, kind.factor, 1)
     if not factor or wanted % factor:
@@ -92,6 +91,22 @@ def write(manifest: Manifest, kind: Kind, wanted: int) -> None:
         )
     assert kind.primary.replicas is not None
     _set_number(manifest, kind.primary.replicas, wanted // factor)
+
+
+def none(workload: WorkloadManifest) -> Manifest:
+    """What to change in an object so that it has no pods for now; nothing where that is not said.
+
+    An object that is suspended has no pods either, and its controller does not take it for ended.
+    """
+    kind = workload.kind
+    changed: Manifest = {}
+    if kind.kind == "RayCluster":
+        kinds.put(changed, ("spec", "suspend"), True)
+    elif kind.suspend is not None:
+        kinds.put(changed, kind.suspend, True)
+    elif (path := kind.factor or kind.primary.replicas) is not None:
+        kinds.put(changed, path, 0)
+    return changed
 
 
 def _set_number(manifest: Manifest, path: Path, wanted: int) -> None:
@@ -138,16 +153,16 @@ def _like_the_called(manifest: Manifest, kind: Kind) -> Manifest:
     }
 
 
-def _write(place: Place, compute: ComputeSpec) -> None:
-    if place.is_primary and not place.kind.is_autoscaled:
-        write(place.manifest, place.kind, compute.pods)
+def _write(template: PodTemplate, compute: ComputeSpec) -> None:
+    if template.is_primary and not template.kind.is_autoscaled:
+        write(template.workload, compute.pods)
 
 
 PARAMETERS = (
-    Parameter(
+    ManifestParameter(
         "replicas",
         "the number of pods of the kind, such as `spec.replicas`",
-        lambda place: read(place.manifest, place.kind),
+        lambda template: read(template.workload),
         _write,
         "workers of `distribute` go before it; more than one: `spec.strategy.type` is `Recreate`",
         _REPLICAS,

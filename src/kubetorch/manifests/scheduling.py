@@ -1,11 +1,224 @@
-"""Where pods may run, and when: nodes, taints, priorities, queues."""
+"""Where pods may run, and when: CPUs, memory, GPUs, nodes, taints, priorities, queues."""
 
 from __future__ import annotations
 
-from kubetorch.manifests import gpus, kinds, labels, tolerations
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place, assign, entry
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kubetorch.manifests import kinds, labels
+from kubetorch.manifests.kinds import Manifest, assign, entry, items
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.compute import ComputeSpec, Pairs, Toleration
+
+#: What nodes with GPUs usually demand.
+GPU_TOLERATIONS = (
+    Toleration("nvidia.com/gpu", "Exists", effect="NoSchedule"),
+    Toleration("dedicated", "Equal", "gpu", "NoSchedule"),
+)
+
+
+def parse_toleration(found: Mapping[str, Any]) -> Toleration:
+    """One entry of `tolerations`; text that is empty is the same as none."""
+    return Toleration(
+        key=found.get("key") or None,
+        operator=found.get("operator") or None,
+        value=found.get("value") or None,
+        effect=found.get("effect") or None,
+        seconds=found.get("tolerationSeconds"),
+    )
+
+
+def render_toleration(wanted: Toleration) -> Manifest:
+    """One entry of `tolerations`."""
+    found = {
+        "key": wanted.key,
+        "operator": wanted.operator,
+        "value": wanted.value,
+        "effect": wanted.effect,
+        "tolerationSeconds": wanted.seconds,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_tolerations(template: PodTemplate) -> list[Toleration]:
+    """All that the pods tolerate."""
+    return [parse_toleration(one) for one in template.spec.get("tolerations") or ()]
+
+
+def add_tolerations(template: PodTemplate, wanted: Collection[Toleration]) -> None:
+    """Tolerate these too."""
+    there = read_tolerations(template)
+    found = [render_toleration(one) for one in wanted if one not in there]
+    if found:
+        assign(template.spec, "tolerations", [*(template.spec.get("tolerations") or ()), *found])
+
+
+def remove_tolerations(template: PodTemplate, unwanted: Collection[Toleration]) -> None:
+    """Tolerate these no longer."""
+    found = template.spec.get("tolerations") or []
+    assign(
+        template.spec,
+        "tolerations",
+        [one for one in found if parse_toleration(one) not in unwanted],
+    )
+
+
+_RESOURCES = "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/"
+
+
+def requested_resource(
+    template: PodTemplate, resource: str, *, section: str = "requests"
+) -> str | None:
+    """How much of a resource the container asks for."""
+    found = ((template.container.get("resources") or {}).get(section) or {}).get(resource)
+    return None if found is None else str(found)
+
+
+def request_resource(
+    template: PodTemplate,
+    resource: str,
+    amount: str | None,
+    *,
+    sections: tuple[str, ...] = ("requests",),
+) -> None:
+    """Ask for an amount of a resource; `None` asks for nothing."""
+    found = entry(template.container, "resources")
+    for section in sections:
+        amounts = entry(found, section)
+        assign(amounts, resource, amount)
+        assign(found, section, amounts)
+
+
+def _resource_parameter(name: str, resource: str, about: str) -> ManifestParameter:
+    def write(template: PodTemplate, compute: ComputeSpec) -> None:
+        request_resource(template, resource, getattr(compute, name))
+
+    def read(template: PodTemplate) -> str | None:
+        return requested_resource(template, resource)
+
+    return ManifestParameter(
+        name, f"C.resources.requests.{resource}", read, write, about, _RESOURCES
+    )
+
+
+GPU_RESOURCE = "nvidia.com/gpu"
+#: Label of a node that says which GPUs it has, set by GPU feature discovery.
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+#: Labels of nodes with GPUs, as device plugins and clouds set them.
+GPU_NODE_LABELS = (
+    "nvidia.com/gpu",
+    "eks.amazonaws.com/instance-gpu-count",
+    "cloud.google.com/gke-accelerator",
+)
+
+_BOTH = ("requests", "limits")
+_GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
+_DISCOVERY = "https://github.com/NVIDIA/gpu-feature-discovery"
+_SHARING = "https://github.com/NVIDIA/KAI-Scheduler/tree/main/docs/gpu-sharing"
+_AFFINITY = "https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/"
+
+
+def gpu_count(compute: ComputeSpec) -> str | None:
+    """Number of GPUs; who wants memory of one needs one."""
+    return compute.gpus or ("1" if compute.gpu_memory else None)
+
+
+def read_gpu_count(template: PodTemplate) -> str | None:
+    """Number of GPUs that the container has."""
+    found = [requested_resource(template, GPU_RESOURCE, section=section) for section in _BOTH]
+    return next((amount for amount in found if amount not in (None, "0")), None)
+
+
+def _write_gpu_count(template: PodTemplate, compute: ComputeSpec) -> None:
+    wanted = gpu_count(compute)
+    request_resource(template, GPU_RESOURCE, wanted, sections=_BOTH)
+    if wanted is None:
+        kept = compute.tolerations
+        remove_tolerations(template, [one for one in GPU_TOLERATIONS if one not in kept])
+
+
+def tolerate_gpus(template: PodTemplate) -> None:
+    """Add the tolerations that nodes with GPUs need, where the pod asks for GPUs."""
+    if read_gpu_count(template) is not None:
+        add_tolerations(template, GPU_TOLERATIONS)
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def _write_memory(template: PodTemplate, compute: ComputeSpec) -> None:
+    _write_gpu_count(template, compute)
+    if template.is_primary:
+        is_everywhere = template.kind.is_autoscaled
+        for annotations in (
+            template.annotations() if is_everywhere else [template.annotations_of_object()]
+        ):
+            assign(annotations, labels.GPU_MEMORY, compute.gpu_memory)
+
+
+# ------------------------------------------------------------------------------------------- type
+
+
+def gpu_node_label(gpu_type: str) -> tuple[str, str]:
+    """Label of the nodes that have this type: `key: value`, or a value of `GPU_PRODUCT_LABEL`."""
+    key, colon, value = gpu_type.partition(":")
+    return (key.strip(), value.strip()) if colon else (GPU_PRODUCT_LABEL, gpu_type)
+
+
+def _read_type(template: PodTemplate) -> str | None:
+    found: str | None = (template.spec.get("nodeSelector") or {}).get(GPU_PRODUCT_LABEL)
+    return found
+
+
+def _write_type(template: PodTemplate, compute: ComputeSpec) -> None:
+    found = entry(template.spec, "nodeSelector")
+    found.pop(GPU_PRODUCT_LABEL, None)
+    if compute.gpu_type is not None:
+        found |= [gpu_node_label(compute.gpu_type)]
+    assign(template.spec, "nodeSelector", found)
+
+
+# ---------------------------------------------------------------------------------- anti-affinity
+
+
+def _terms(template: PodTemplate) -> list[Manifest]:
+    """The alternatives of which a node has to fulfil one."""
+    path = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    found: list[Manifest] = kinds.get(template.spec, (*path, "nodeSelectorTerms"), [])
+    return found
+
+
+_ABSENT = tuple({"key": label, "operator": "DoesNotExist"} for label in GPU_NODE_LABELS)
+
+
+def _read_anti_affinity(template: PodTemplate) -> bool | None:
+    terms = [term.get("matchExpressions") or () for term in _terms(template)]
+    return True if terms and all(one in term for term in terms for one in _ABSENT) else None
+
+
+def _write_anti_affinity(template: PodTemplate, compute: ComputeSpec) -> None:
+    wanted = compute.gpu_anti_affinity and gpu_count(compute) is None
+    if wanted and not _terms(template):
+        affinity = entry(entry(template.spec, "affinity"), "nodeAffinity")
+        required = entry(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+        required["nodeSelectorTerms"] = [{}]
+    # The terms are alternatives, so each of them has to say it.
+    for term in _terms(template):
+        others = [one for one in items(term, "matchExpressions") if one not in _ABSENT]
+        added = [dict(one) for one in _ABSENT] if wanted else []
+        assign(term, "matchExpressions", [*others, *added])
+    if not any(_terms(template)):
+        _drop_terms(template)
+
+
+def _drop_terms(template: PodTemplate) -> None:
+    """Remove the terms, and what is empty without them."""
+    affinity = template.spec.get("affinity") or {}
+    node = affinity.get("nodeAffinity") or {}
+    node.pop("requiredDuringSchedulingIgnoredDuringExecution", None)
+    assign(affinity, "nodeAffinity", node)
+    assign(template.spec, "affinity", affinity)
+
 
 KAI_SCHEDULER = "kai-scheduler"
 
@@ -16,43 +229,43 @@ _KUEUE = "https://kueue.sigs.k8s.io/docs/tasks/run/"
 _KAI = "https://github.com/NVIDIA/KAI-Scheduler/tree/main/docs/queues"
 
 
-def _read_node_selector(place: Place) -> Pairs | None:
-    found = place.pod.get("nodeSelector") or {}
-    return tuple(one for one in found.items() if one[0] != gpus.PRODUCT) or None
+def _read_node_selector(template: PodTemplate) -> Pairs | None:
+    found = template.spec.get("nodeSelector") or {}
+    return tuple(one for one in found.items() if one[0] != GPU_PRODUCT_LABEL) or None
 
 
-def _write_node_selector(place: Place, compute: ComputeSpec) -> None:
-    kept = {gpus.PRODUCT}
+def _write_node_selector(template: PodTemplate, compute: ComputeSpec) -> None:
+    kept = {GPU_PRODUCT_LABEL}
     if compute.gpu_type is not None:
-        kept.add(gpus.node_label(compute.gpu_type)[0])
-    found = entry(place.pod, "nodeSelector")
+        kept.add(gpu_node_label(compute.gpu_type)[0])
+    found = entry(template.spec, "nodeSelector")
     wanted = {name: text for name, text in found.items() if name in kept}
-    assign(place.pod, "nodeSelector", wanted | dict(compute.node_selector))
+    assign(template.spec, "nodeSelector", wanted | dict(compute.node_selector))
 
 
 def all_tolerations(compute: ComputeSpec) -> tuple[Toleration, ...]:
     """All that pods tolerate: what the user says, and what GPUs need."""
-    of_gpus = tolerations.OF_GPUS if gpus.count(compute) else ()
+    of_gpus = GPU_TOLERATIONS if gpu_count(compute) else ()
     return (*compute.tolerations, *(one for one in of_gpus if one not in compute.tolerations))
 
 
-def _read_tolerations(place: Place) -> tuple[Toleration, ...] | None:
-    implied = tolerations.OF_GPUS if gpus.read_count(place) else ()
-    return tuple(one for one in tolerations.read(place) if one not in implied) or None
+def _read_tolerations(template: PodTemplate) -> tuple[Toleration, ...] | None:
+    implied = GPU_TOLERATIONS if read_gpu_count(template) else ()
+    return tuple(one for one in read_tolerations(template) if one not in implied) or None
 
 
-def _write_tolerations(place: Place, compute: ComputeSpec) -> None:
+def _write_tolerations(template: PodTemplate, compute: ComputeSpec) -> None:
     wanted = all_tolerations(compute)
-    tolerations.remove(place, [one for one in tolerations.read(place) if one not in wanted])
-    tolerations.add(place, wanted)
+    remove_tolerations(template, [one for one in read_tolerations(template) if one not in wanted])
+    add_tolerations(template, wanted)
 
 
-def _write_queue_name(place: Place, compute: ComputeSpec) -> None:
-    for found in place.labels():
+def _write_queue_name(template: PodTemplate, compute: ComputeSpec) -> None:
+    for found in template.labels():
         assign(found, labels.KUEUE, compute.queue_name)
-    if not place.is_primary:
+    if not template.is_primary:
         return
-    kind, manifest = place.kind, place.manifest
+    kind, manifest = template.kind, template.workload.object
     if kind.queued is not None:
         metadata = entry(kinds.get(manifest, kind.queued), "metadata")
         assign(entry(metadata, "labels"), labels.KUEUE, compute.queue_name)
@@ -60,39 +273,119 @@ def _write_queue_name(place: Place, compute: ComputeSpec) -> None:
         kinds.put(manifest, kind.suspend, compute.queue_name is not None)
 
 
-def _read_queue(place: Place) -> str | None:
-    is_kai = place.pod.get("schedulerName") == KAI_SCHEDULER
-    return place.own("labels").get(labels.KAI) if is_kai else None
+def queue_as_group(workload: WorkloadManifest, compute: ComputeSpec) -> None:
+    """Have Kueue admit all pods of a distributed workload or none, where it would admit each alone.
+
+    The queue stands on the pods alone then, since Kueue makes no groups of what says it above them.
+    `agent.equip` names the group.
+    """
+    if compute.distribution is None or not workload.kind.is_queued_by_pods:
+        return
+    of_object, of_pods = workload.primary.labels()
+    queue = of_object.pop(labels.KUEUE, None) or of_pods.get(labels.KUEUE)
+    if queue is not None:
+        of_pods[labels.KUEUE] = queue
+        workload.primary.annotations()[-1][labels.KUEUE_GROUP_COUNT] = str(compute.pods)
 
 
-def _write_queue(place: Place, compute: ComputeSpec) -> None:
-    for found in place.labels():
+def queue_labels(manifest: Manifest) -> dict[str, str]:
+    """The labels of an object, with those of pods that are queued as a group."""
+    pods = kinds.get(manifest, ("spec", "template", "metadata")) or {}
+    is_group = labels.KUEUE_GROUP_COUNT in (pods.get("annotations") or {})
+    of_pods = (pods.get("labels") or {}) if is_group else {}
+    return {**of_pods, **(manifest["metadata"].get("labels") or {})}
+
+
+def name_group(template: PodTemplate, name: str, digest: str) -> None:
+    """Name the group of pods that Kueue admits together: another one for another template.
+
+    A group keeps its number of pods and what they ask for as long as one of them is there.
+    """
+    if labels.KUEUE_GROUP_COUNT in template.read_pods("annotations"):
+        template.labels()[-1][labels.KUEUE_GROUP] = f"{name[: 62 - len(digest)]}-{digest}"
+
+
+def _read_queue_name(template: PodTemplate) -> str | None:
+    of_pods = template.read_pods("labels") if template.kind.is_queued_by_pods else {}
+    return template.read_object("labels").get(labels.KUEUE) or of_pods.get(labels.KUEUE)
+
+
+def _read_queue(template: PodTemplate) -> str | None:
+    is_kai = template.spec.get("schedulerName") == KAI_SCHEDULER
+    return template.read_object("labels").get(labels.KAI) if is_kai else None
+
+
+def _write_queue(template: PodTemplate, compute: ComputeSpec) -> None:
+    for found in template.labels():
         assign(found, labels.KAI, compute.queue)
-    assign(place.pod, "schedulerName", KAI_SCHEDULER if compute.queue else None)
+    assign(template.spec, "schedulerName", KAI_SCHEDULER if compute.queue else None)
 
 
+#: In the order in which they are written.
 PARAMETERS = (
-    Parameter(
+    _resource_parameter("cpus", "cpu", "a request; there is no limit"),
+    _resource_parameter(
+        "memory", "memory", "a request; a limit comes from `service_template` or a manifest"
+    ),
+    _resource_parameter("disk_size", "ephemeral-storage", "a request"),
+    ManifestParameter(
+        "gpus",
+        "C.resources.{requests,limits}.nvidia.com/gpu; P.tolerations",
+        read_gpu_count,
+        _write_gpu_count,
+        "with the tolerations that nodes with GPUs usually demand",
+        _GPUS,
+    ),
+    ManifestParameter(
+        "gpu_memory",
+        "M.annotations.gpu-memory; C.resources.{requests,limits}.nvidia.com/gpu",
+        lambda template: template.read_object("annotations").get(labels.GPU_MEMORY),
+        _write_memory,
+        "asks for one GPU unless `gpus` says otherwise; Knative: annotation of the pods too",
+        _SHARING,
+    ),
+    ManifestParameter(
+        "gpu_type",
+        "P.nodeSelector.nvidia.com/gpu.product",
+        _read_type,
+        _write_type,
+        '`"key: value"` names another label of the nodes, and reads back as `node_selector`',
+        _DISCOVERY,
+    ),
+    ManifestParameter(
+        "gpu_anti_affinity",
+        "P.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+        _read_anti_affinity,
+        _write_anti_affinity,
+        "three labels that nodes with GPUs have must not exist; only where no GPU is asked for",
+        _AFFINITY,
+    ),
+    ManifestParameter(
         "node_selector", "P.nodeSelector", _read_node_selector, _write_node_selector, "", _NODES
     ),
-    Parameter("tolerations", "P.tolerations", _read_tolerations, _write_tolerations, "", _TAINTS),
-    Parameter(
+    ManifestParameter(
+        "tolerations", "P.tolerations", _read_tolerations, _write_tolerations, "", _TAINTS
+    ),
+    ManifestParameter(
         "priority_class_name",
         "P.priorityClassName",
-        lambda place: place.pod.get("priorityClassName"),
-        lambda place, compute: assign(place.pod, "priorityClassName", compute.priority_class_name),
+        lambda template: template.spec.get("priorityClassName"),
+        lambda template, compute: assign(
+            template.spec, "priorityClassName", compute.priority_class_name
+        ),
         "",
         _PRIORITY,
     ),
-    Parameter(
+    ManifestParameter(
         "queue_name",
         "M.labels, PT.labels: kueue.x-k8s.io/queue-name",
-        lambda place: place.own("labels").get(labels.KUEUE),
+        _read_queue_name,
         _write_queue_name,
-        "training jobs, JobSet and TrainJob begin suspended; the jobs of a CronJob are queued",
+        "training jobs, JobSet and TrainJob begin suspended; the jobs of a CronJob are queued; "
+        "distributed Deployments: on the pods alone, which are one group",
         _KUEUE,
     ),
-    Parameter(
+    ManifestParameter(
         "queue",
         "M.labels, PT.labels: kai.scheduler/queue; P.schedulerName",
         _read_queue,

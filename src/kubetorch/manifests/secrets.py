@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels, storage
-from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place, items, named
+from kubetorch.manifests.kinds import Manifest, items
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.secret import SecretRef
 
@@ -32,38 +31,40 @@ def path_in_pod(path: str) -> str:
     return HOME + path[1:] if path == "~" or path.startswith("~/") else path
 
 
-def _write(place: Place, compute: ComputeSpec) -> None:
+def _write(template: PodTemplate, compute: ComputeSpec) -> None:
     for one in compute.secrets:
         if one.mount_type == "volume":
-            _write_files(place, one)
+            _write_files(template, one)
         elif one.all_keys:
-            _write_all_variables(place, one)
+            _write_all_variables(template, one)
         else:
-            _write_variables(place, one, taken=dict(compute.env_vars))
+            _write_variables(template, one, taken=dict(compute.env_vars))
 
 
-def _write_files(place: Place, one: SecretRef) -> None:
+def _write_files(template: PodTemplate, one: SecretRef) -> None:
     volume = {
         "name": storage.volume_name(f"{_VOLUME_PREFIX}{one.name}"),
         "secret": {"secretName": one.object_name, "defaultMode": _FILE_MODE},
     }
-    storage.mount(place, volume, path_in_pod(one.path or "~"), read_only=True)
+    storage.mount(template, volume, path_in_pod(one.path or "~"), read_only=True)
 
 
-def _write_all_variables(place: Place, one: SecretRef) -> None:
-    found = items(place.container, "envFrom")
+def _write_all_variables(template: PodTemplate, one: SecretRef) -> None:
+    found = items(template.container, "envFrom")
     wanted = {"secretRef": {"name": one.object_name}}
     if wanted not in found:
         found.append(wanted)
 
 
-def _write_variables(place: Place, one: SecretRef, *, taken: Collection[str]) -> None:
-    found = items(place.container, "env")
+def _write_variables(template: PodTemplate, one: SecretRef, *, taken: Collection[str]) -> None:
+    found = items(template.container, "env")
+    known = {there.get("name"): there for there in reversed(found)}
     for variable, key in one.variables:
         source = {"secretKeyRef": {"name": one.object_name, "key": key}}
-        there = named(found, variable)
+        there = known.get(variable)
         if there is None:
-            found.append({"name": variable, "valueFrom": source})
+            known[variable] = {"name": variable, "valueFrom": source}
+            found.append(known[variable])
         elif there.get("valueFrom") != source:
             other = "env_vars" if variable in taken else "what the manifest has"
             raise SpecError(
@@ -72,13 +73,13 @@ def _write_variables(place: Place, one: SecretRef, *, taken: Collection[str]) ->
             )
 
 
-def _read(place: Place) -> tuple[SecretRef, ...] | None:
-    return (*_variables(place), *_all_variables(place), *_files(place)) or None
+def _read(template: PodTemplate) -> tuple[SecretRef, ...] | None:
+    return (*_variables(template), *_all_variables(template), *_files(template)) or None
 
 
-def _variables(place: Place) -> Iterator[SecretRef]:
+def _variables(template: PodTemplate) -> Iterator[SecretRef]:
     variables: dict[str, dict[str, str]] = {}
-    for variable in place.container.get("env") or ():
+    for variable in template.container.get("env") or ():
         source = (variable.get("valueFrom") or {}).get("secretKeyRef")
         if source is not None:
             variables.setdefault(source["name"], {})[source["key"]] = variable["name"]
@@ -88,17 +89,18 @@ def _variables(place: Place) -> Iterator[SecretRef]:
         yield SecretRef(name, object_name, "env", keys=tuple(found), renamed=renamed)
 
 
-def _all_variables(place: Place) -> Iterator[SecretRef]:
-    for source in place.container.get("envFrom") or ():
+def _all_variables(template: PodTemplate) -> Iterator[SecretRef]:
+    for source in template.container.get("envFrom") or ():
         if "secretRef" in source and not source.get("prefix"):
             object_name = source["secretRef"]["name"]
             yield SecretRef(_name(object_name), object_name, "env", all_keys=True)
 
 
-def _files(place: Place) -> Iterator[SecretRef]:
-    for volume in place.pod.get("volumes") or ():
+def _files(template: PodTemplate) -> Iterator[SecretRef]:
+    paths = storage.mount_paths(template)
+    for volume in template.spec.get("volumes") or ():
         is_ours = volume["name"].startswith(_VOLUME_PREFIX) and "secret" in volume
-        path = storage.mount_path(place, volume["name"]) if is_ours else None
+        path = paths.get(volume["name"]) if is_ours else None
         if path is not None:
             name = volume["name"].removeprefix(_VOLUME_PREFIX)
             yield SecretRef(name, volume["secret"]["secretName"], "volume", path=path)
@@ -111,7 +113,7 @@ def _name(object_name: str) -> str:
 
 
 PARAMETERS = (
-    Parameter(
+    ManifestParameter(
         "secrets",
         "C.env: valueFrom.secretKeyRef; C.envFrom; P.volumes: secrets-<name>; C.volumeMounts",
         _read,
@@ -131,16 +133,7 @@ def shell(
     user_identifier: str | None = None,
     override: bool = False,
 ) -> Manifest:
-    """The Secret without its values.
-
-    Args:
-        one: The secret as pods see it.
-        namespace: Namespace of the object.
-        username: Who made it.
-        provider: Whose credentials it has.
-        user_identifier: Who made it, as the cluster knows them.
-        override: Whether it was to replace one of that name.
-    """
+    """The Secret without its values."""
     known = {
         labels.MOUNT_TYPE: one.mount_type,
         labels.SECRET_NAME: labels.value(one.name),

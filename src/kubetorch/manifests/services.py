@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from kubetorch.manifests import labels, locating, serving
+from kubetorch.manifests import agent_container, labels
 from kubetorch.manifests.kinds import Kind, Manifest
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.manifests.workload_manifest import WorkloadManifest
+from kubetorch.specs.compute import AGENT_PORT, ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
 
 #: Port of the Service, whatever the agent's is.
 PORT = 80
@@ -17,114 +19,133 @@ _HEADLESS = "-headless"
 _CALLED = "-http"
 
 
-def pool(compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, name: str) -> dict[str, str]:
-    """Labels of all pods of a workload.
+#: Label of training jobs' pods. A selector that leaves its value open means the workload's job.
+_JOB_NAME = "training.kubeflow.org/job-name"
 
-    What the user says goes first, then what the object itself finds its pods by, then our label.
+
+class KubernetesServices:
+    """The Services of one workload, and the labels of the pods behind them.
 
     Args:
-        compute: The compute.
-        manifest: What it was rendered as; `None` for one that only names pods that are there.
-        name: Name of the service.
+        compute: What the workload asks for.
+        manifest: The rendered object; `None` where the user only names pods that are there.
+        namespace: Namespace of the workload.
+        name: Name of the workload.
     """
-    if compute.selector is not None:
-        return _with_job_name(compute.selector, name)
-    if manifest is None:
-        return {labels.SERVICE: name}
-    return pods_of(manifest, locating.kind_of(manifest, compute.pod_template_path), name=name)
+
+    def __init__(
+        self, compute: ComputeSpec, manifest: Manifest | None, *, namespace: str, name: str
+    ) -> None:
+        path = compute.pod_template_path
+        self._compute = compute
+        self._workload = None if manifest is None else WorkloadManifest.parse(manifest, path)
+        self._kind = None if self._workload is None else self._workload.kind
+        self._namespace = namespace
+        self._name = name
+
+    @classmethod
+    def of(cls, spec: WorkloadSpec, manifest: Manifest | None) -> KubernetesServices:
+        """The Services of a workload whose object is rendered."""
+        return cls(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
+
+    @property
+    def pool(self) -> dict[str, str]:
+        """Labels of all pods of the workload.
+
+        What the user says goes first, then what the object itself finds its pods by, then our
+        label.
+        """
+        selector = self._compute.selector
+        if selector is not None:
+            return {key: text or self._name if key == _JOB_NAME else text for key, text in selector}
+        if self._workload is None:
+            return {labels.SERVICE: self._name}
+        return pods_of(self._workload.object, self._workload.kind, name=self._name)
+
+    @property
+    def called(self) -> dict[str, str]:
+        """Labels of the pods that calls go to: of a RayCluster the head, of a job the master."""
+        endpoint = self._compute.endpoint
+        if endpoint is not None and endpoint.selector is not None:
+            return endpoint.selector
+        return self.pool if self._kind is None else self.pool | dict(self._kind.routing)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether calls go to a scaler, which counts them and makes pods for them."""
+        return self._kind is not None and self._kind.is_autoscaled and not self._has_url
+
+    @property
+    def url(self) -> str:
+        """Where programs in the cluster call the workload."""
+        endpoint = self._compute.endpoint
+        if endpoint is not None and endpoint.base_url is not None:
+            return endpoint.base_url
+        found = self.render()
+        called_name = found[0]["metadata"]["name"] if found else self._name
+        return f"http://{called_name}.{self._namespace}.svc.cluster.local"
+
+    @property
+    def _has_url(self) -> bool:
+        endpoint = self._compute.endpoint
+        return endpoint is not None and endpoint.url is not None
+
+    def render(self) -> list[Manifest]:
+        """The Services, the one that is called first.
+
+        There is none where the user has a URL, and none for a Knative Service, which makes its own.
+        Several pods that answer one call, and a RayCluster, have a headless one too: it gives each
+        pod a name, also before it is ready.
+        """
+        found = []
+        kind = self._kind
+        if not self._has_url and (kind is None or not kind.is_autoscaled):
+            # Of one name there is one: that of the kind's controller has the names of pods.
+            has_namesake = kind is not None and kind.has_service
+            own = _with(self._name, _CALLED) if has_namesake else self._name
+            found.append(self._service(own, self.called))
+        if self._is_headless:
+            service = self._service(headless_name(self._name), self.pool)
+            service["spec"] |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+            found.append(service)
+        return found
+
+    @property
+    def _is_headless(self) -> bool:
+        kind, compute = self._kind, self._compute
+        if kind is not None and kind.is_autoscaled:
+            return False
+        is_ray = kind is not None and kind.kind == "RayCluster"
+        return is_ray or compute.distribution is not None or compute.pods > 1
+
+    def _service(self, name: str, selector: Mapping[str, str]) -> Manifest:
+        if self._workload is None:
+            port = self._compute.server_port or AGENT_PORT
+        else:
+            port = agent_container.agent_port(self._workload.primary.container)
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": name,
+                "namespace": self._namespace,
+                "labels": labels.of_pods(name=self._name, username=None),
+            },
+            "spec": {
+                "selector": dict(selector),
+                "ports": [{"name": "http", "port": PORT, "targetPort": port}],
+            },
+        }
 
 
 def pods_of(manifest: Mapping[str, Any], kind: Kind, *, name: str) -> dict[str, str]:
-    """Labels of all pods of an object.
-
-    Args:
-        manifest: The object.
-        kind: Its kind.
-        name: Name of the service.
-    """
+    """Labels of all pods of an object."""
     if kind.pool is not None:
         return {kind.pool: manifest["metadata"]["name"] or name}
     chosen = (manifest.get("spec") or {}).get("selector")
     if kind.has_selector and chosen and chosen.get("matchLabels"):
         return dict(chosen["matchLabels"])
     return {labels.SERVICE: name}
-
-
-#: Label of training jobs' pods. A selector that leaves its value open means the workload's job.
-_JOB_NAME = "training.kubeflow.org/job-name"
-
-
-def _with_job_name(selector: tuple[tuple[str, str], ...], name: str) -> dict[str, str]:
-    return {key: text or name if key == _JOB_NAME else text for key, text in selector}
-
-
-def called(
-    compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, name: str
-) -> dict[str, str]:
-    """Labels of the pods that calls go to: of a RayCluster the head, of a training job the master.
-
-    The arguments are those of `pool`.
-    """
-    if compute.endpoint is not None and compute.endpoint.selector is not None:
-        return compute.endpoint.selector
-    found = pool(compute, manifest, name=name)
-    if manifest is None:
-        return found
-    return found | dict(locating.kind_of(manifest, compute.pod_template_path).routing)
-
-
-def render(
-    compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, namespace: str, name: str
-) -> list[Manifest]:
-    """The Services of a workload, the one that is called first.
-
-    There is none where the user has a URL, and none for a Knative Service, which makes its own.
-    Several pods that answer one call, and a RayCluster, have a headless one too: it gives each pod
-    a name, also before it is ready.
-
-    Args:
-        compute: The compute.
-        manifest: What it was rendered as; `None` for one that only names pods that are there.
-        namespace: Namespace of the objects.
-        name: Name of the service.
-    """
-    found = []
-    kind = None if manifest is None else locating.kind_of(manifest, compute.pod_template_path)
-    is_called_elsewhere = compute.endpoint is not None and compute.endpoint.url is not None
-    port = _port(compute, manifest, kind)
-    if not is_called_elsewhere and (kind is None or not kind.is_autoscaled):
-        selector = called(compute, manifest, name=name)
-        # Of one name there is one: that of the kind's controller has the names of pods.
-        own = _with(name, _CALLED) if kind is not None and kind.has_service else name
-        found.append(_service(namespace, own, name, selector, port))
-    if _is_headless(compute, kind):
-        spec = {"clusterIP": "None", "publishNotReadyAddresses": True}
-        service = _service(
-            namespace, headless_name(name), name, pool(compute, manifest, name=name), port
-        )
-        found.append(service | {"spec": service["spec"] | spec})
-    return found
-
-
-def url(
-    compute: ComputeSpec, manifest: Mapping[str, Any] | None, *, namespace: str, name: str
-) -> str:
-    """Where programs in the cluster call a workload. The arguments are those of `render`."""
-    if compute.endpoint is not None and compute.endpoint.base_url is not None:
-        return compute.endpoint.base_url
-    found = render(compute, manifest, namespace=namespace, name=name)
-    called_name = found[0]["metadata"]["name"] if found else name
-    return f"http://{called_name}.{namespace}.svc.cluster.local"
-
-
-def is_scaled(compute: ComputeSpec, manifest: Mapping[str, Any] | None) -> bool:
-    """Whether calls go to a scaler, which counts them and makes pods for them.
-
-    The arguments are those of `render`.
-    """
-    if manifest is None or (compute.endpoint is not None and compute.endpoint.url is not None):
-        return False
-    return locating.kind_of(manifest, compute.pod_template_path).is_autoscaled
 
 
 def headless_name(name: str) -> str:
@@ -137,34 +158,3 @@ def _with(name: str, suffix: str) -> str:
         return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
     return f"{name[: _NAME_LIMIT - len(suffix) - 7]}-{digest}{suffix}"
-
-
-def _is_headless(compute: ComputeSpec, kind: Kind | None) -> bool:
-    if kind is not None and kind.is_autoscaled:
-        return False
-    is_ray = kind is not None and kind.kind == "RayCluster"
-    return is_ray or compute.distribution is not None or compute.pods > 1
-
-
-def _port(compute: ComputeSpec, manifest: Mapping[str, Any] | None, kind: Kind | None) -> int:
-    if manifest is None or kind is None:
-        return compute.server_port or serving.PORT
-    return serving.port(locating.places(dict(manifest), kind)[0].container)
-
-
-def _service(
-    namespace: str, name: str, workload: str, selector: Mapping[str, str], port: int
-) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": labels.of_pods(name=workload, username=None),
-        },
-        "spec": {
-            "selector": dict(selector),
-            "ports": [{"name": "http", "port": PORT, "targetPort": port}],
-        },
-    }

@@ -8,9 +8,8 @@ from typing import Any
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
-from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.parameter import Parameter
-from kubetorch.manifests.place import Place, assign, items, named
+from kubetorch.manifests.kinds import Manifest, assign, items, named
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.volume import VolumeSpec, default_mount_path
 
@@ -32,14 +31,10 @@ def volume_name(name: str) -> str:
     return f"{kept}-{digest}".lstrip("-")
 
 
-def mount(place: Place, volume: Manifest, path: str, *, read_only: bool = False) -> None:
-    """Mount a volume into the container.
-
-    Raises:
-        SpecError: Another volume has its name, or is mounted there.
-    """
+def mount(template: PodTemplate, volume: Manifest, path: str, *, read_only: bool = False) -> None:
+    """Mount a volume into the container."""
     name = volume["name"]
-    volumes = items(place.pod, "volumes")
+    volumes = items(template.spec, "volumes")
     there = named(volumes, name)
     if there is None:
         volumes.append(volume)
@@ -48,7 +43,7 @@ def mount(place: Place, volume: Manifest, path: str, *, read_only: bool = False)
             f"two volumes have the name {name!r}: {_source(there)} and {_source(volume)}",
             hint="give one of them another name",
         )
-    mounts = items(place.container, "volumeMounts")
+    mounts = items(template.container, "volumeMounts")
     mounted = named(mounts, path, by="mountPath")
     if mounted is None:
         found: Manifest = {"name": name, "mountPath": path}
@@ -69,47 +64,47 @@ def _source(volume: Manifest) -> str:
     return next((key for key in volume if key != "name"), "nothing")
 
 
-def mount_path(place: Place, name: str) -> str | None:
-    """Where the volume of that name is mounted."""
-    mounts = place.container.get("volumeMounts") or []
-    found = named([one for one in mounts if "subPath" not in one], name)
-    return None if found is None else str(found["mountPath"])
+def mount_paths(template: PodTemplate) -> dict[str, str]:
+    """Where each volume is mounted, by its name."""
+    mounts = template.container.get("volumeMounts") or []
+    whole = [one for one in mounts if "subPath" not in one]
+    return {one["name"]: str(one["mountPath"]) for one in reversed(whole)}
 
 
-def restore(place: Place, before: list[Any]) -> None:
+def restore(template: PodTemplate, before: list[Any]) -> None:
     """Bring back the volumes that are gone from the pod's list and that a mount still names."""
-    volumes = items(place.pod, "volumes")
-    containers = [*(place.pod.get("initContainers") or ()), *place.pod["containers"]]
+    volumes = items(template.spec, "volumes")
+    containers = [*(template.spec.get("initContainers") or ()), *template.spec["containers"]]
     mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
     there = {one["name"] for one in volumes}
     volumes += [one for one in before if one["name"] in mounted - there]
-    assign(place.pod, "volumes", volumes)
+    assign(template.spec, "volumes", volumes)
 
 
 # --------------------------------------------------------------------------------------- volumes
 
 
-def _read_volumes(place: Place) -> tuple[VolumeSpec, ...] | None:
-    found = []
-    for volume in place.pod.get("volumes") or ():
-        path = mount_path(place, volume["name"])
+def _read_volumes(template: PodTemplate) -> tuple[VolumeSpec, ...] | None:
+    found, paths = [], mount_paths(template)
+    for volume in template.spec.get("volumes") or ():
+        path = paths.get(volume["name"])
         claim = volume.get("persistentVolumeClaim", {}).get("claimName")
         if claim is not None and path is not None:
             found.append(VolumeSpec(claim, path, claim=claim))
     return tuple(found) or None
 
 
-def _write_volumes(place: Place, compute: ComputeSpec) -> None:
+def _write_volumes(template: PodTemplate, compute: ComputeSpec) -> None:
     for one in compute.volumes:
         claim = {"claimName": one.claim_name}
-        name = _volume_of(place, one.claim_name) or volume_name(one.name)
+        name = _volume_of(template, one.claim_name) or volume_name(one.name)
         volume = {"name": name, "persistentVolumeClaim": claim}
-        mount(place, volume, one.mount_path, read_only=one.is_read_only)
+        mount(template, volume, one.mount_path, read_only=one.is_read_only)
 
 
-def _volume_of(place: Place, claim: str) -> str | None:
+def _volume_of(template: PodTemplate, claim: str) -> str | None:
     """Name of the volume that a manifest has for a claim."""
-    for volume in place.pod.get("volumes") or ():
+    for volume in template.spec.get("volumes") or ():
         if _source(volume) == f"claim {claim}":
             return str(volume["name"])
     return None
@@ -118,38 +113,40 @@ def _volume_of(place: Place, claim: str) -> str | None:
 # --------------------------------------------------------------------------------- shared memory
 
 
-def _shared_memory(place: Place) -> Manifest | None:
+def _shared_memory(template: PodTemplate) -> Manifest | None:
     """The memory that is mounted at `/dev/shm`."""
-    mounted = named(place.container.get("volumeMounts") or [], SHARED_MEMORY_PATH, by="mountPath")
+    mounted = named(
+        template.container.get("volumeMounts") or [], SHARED_MEMORY_PATH, by="mountPath"
+    )
     if mounted is None:
         return None
-    return named(place.pod.get("volumes") or [], mounted["name"])
+    return named(template.spec.get("volumes") or [], mounted["name"])
 
 
-def _read_limit(place: Place) -> str | None:
-    found = _shared_memory(place)
+def _read_limit(template: PodTemplate) -> str | None:
+    found = _shared_memory(template)
     limit = ((found or {}).get("emptyDir") or {}).get("sizeLimit")
     return None if limit is None else str(limit)
 
 
-def _write_limit(place: Place, compute: ComputeSpec) -> None:
-    found = _shared_memory(place)
+def _write_limit(template: PodTemplate, compute: ComputeSpec) -> None:
+    found = _shared_memory(template)
     if found is not None and "emptyDir" in found:
         assign(found["emptyDir"], "sizeLimit", compute.shared_memory_limit)
 
 
-def fill(place: Place, compute: ComputeSpec) -> None:
+def fill_shared_memory(template: PodTemplate, compute: ComputeSpec) -> None:
     """Give the pod shared memory, unless a manifest mounts something there."""
-    mounts = place.container.get("volumeMounts") or []
+    mounts = template.container.get("volumeMounts") or []
     if named(mounts, SHARED_MEMORY_PATH, by="mountPath") is not None:
         return
     memory: Manifest = {"medium": "Memory"}
     assign(memory, "sizeLimit", compute.shared_memory_limit)
-    mount(place, {"name": SHARED_MEMORY, "emptyDir": memory}, SHARED_MEMORY_PATH)
+    mount(template, {"name": SHARED_MEMORY, "emptyDir": memory}, SHARED_MEMORY_PATH)
 
 
 PARAMETERS = (
-    Parameter(
+    ManifestParameter(
         "volumes",
         "P.volumes: persistentVolumeClaim; C.volumeMounts",
         _read_volumes,
@@ -157,7 +154,7 @@ PARAMETERS = (
         "reads back as existing claims: size and class stand in the claim",
         _CLAIMS,
     ),
-    Parameter(
+    ManifestParameter(
         "shared_memory_limit",
         "P.volumes: dshm.emptyDir.sizeLimit",
         _read_limit,
@@ -183,12 +180,16 @@ def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
         spec |= {"volumeName": volume.volume_name, "storageClassName": ""}
     elif volume.storage_class is not None:
         spec["storageClassName"] = volume.storage_class
+    return _claim(volume, volume.namespace or namespace, volume.claim_name, spec)
+
+
+def _claim(volume: VolumeSpec, namespace: str, name: str, spec: Manifest) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {
-            "name": volume.claim_name,
-            "namespace": volume.namespace or namespace,
+            "name": name,
+            "namespace": namespace,
             "labels": {labels.APP: "kubetorch", labels.VOLUME: labels.value(volume.name)},
             "annotations": {labels.MOUNT_PATH: volume.mount_path},
         },
@@ -199,41 +200,17 @@ def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
 def claim_of(
     volume: VolumeSpec, *, namespace: str, claim: str, storage_class: str, phase: str
 ) -> Manifest:
-    """The PersistentVolumeClaim of a volume that exists, as far as is known of it.
-
-    Args:
-        volume: The volume.
-        namespace: Its namespace.
-        claim: Name of the claim.
-        storage_class: The class that it got.
-        phase: Kubernetes' word for how it is.
-    """
+    """The PersistentVolumeClaim of a volume that exists, as far as is known of it."""
     spec: Manifest = {"accessModes": [volume.access_mode], "storageClassName": storage_class}
     if volume.size is not None:
         spec["resources"] = {"requests": {"storage": volume.size}}
     if volume.volume_name is not None:
         spec["volumeName"] = volume.volume_name
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {
-            "name": claim,
-            "namespace": namespace,
-            "labels": {labels.APP: "kubetorch", labels.VOLUME: labels.value(volume.name)},
-            "annotations": {labels.MOUNT_PATH: volume.mount_path},
-        },
-        "spec": spec,
-        "status": {"phase": phase},
-    }
+    return _claim(volume, namespace, claim, spec) | {"status": {"phase": phase}}
 
 
 def volume_of_claim(found: Manifest, *, mount_path: str | None = None) -> VolumeSpec:
-    """The volume of a claim that exists.
-
-    Args:
-        found: The PersistentVolumeClaim.
-        mount_path: Where to mount it; if not given what the claim says, else `/ktfs/<name>`.
-    """
+    """The volume of a claim that exists."""
     metadata, spec = found["metadata"], found["spec"]
     name = metadata["name"]
     annotated = (metadata.get("annotations") or {}).get(labels.MOUNT_PATH)

@@ -13,8 +13,7 @@ import copy
 from typing import Any
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.place import assign, entry, items, named
+from kubetorch.manifests.kinds import Manifest, assign, entry, items, named
 
 #: Name of the job, and of its container, that Trainer's runtimes train in.
 NODE = "node"
@@ -38,11 +37,7 @@ _OF_POD = ("serviceAccountName", "nodeSelector", "tolerations", "volumes", "init
 
 
 def template(manifest: Manifest) -> Manifest:
-    """What a TrainJob says of its pods, as a pod template.
-
-    Raises:
-        SpecError: The manifest is no TrainJob that could run.
-    """
+    """What a TrainJob says of its pods, as a pod template."""
     spec = manifest.get("spec")
     if not isinstance(spec, dict) or not spec.get("runtimeRef"):
         raise SpecError(
@@ -103,14 +98,6 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
 
     That is further init containers, and labels and annotations of its pods. It refers to the new
     one from then on.
-
-    Args:
-        manifest: The TrainJob.
-        base: Its runtime.
-        initial: The init containers, which go first.
-
-    Raises:
-        SpecError: The runtime has no job in which the TrainJob's pods are.
     """
     metadata = manifest["metadata"]
     spec = copy.deepcopy(base["spec"])

@@ -6,7 +6,7 @@ import os
 import sys
 
 from kubetorch.lib import mounts
-from kubetorch.pod.main import main
+from kubetorch.pod.agent import main
 from kubetorch.wire.podenv import BACKEND
 
 if __name__ == "__main__":

@@ -1,26 +1,43 @@
-"""What a worker or an app starts with: environment, `sys.path`, interpreter. Pure."""
+"""What a worker or an app starts with: environment, `sys.path`, interpreter.
+
+Which Python runs the user's code is said by the deploy on the local backend: the one that called. A
+container has its own, which is looked for when the agent starts: the one that the image is declared
+with, a virtual environment that is active in it, and what its PATH has.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import posixpath
 import re
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kubetorch.errors import SpecError
-from kubetorch.lib import expansion, runtime
-from kubetorch.lib.expansion import VARIABLE
-from kubetorch.lib.records import record
-from kubetorch.pod.apps.run import AppRun
-from kubetorch.pod.workers.host import WorkerSpec
+import msgspec
+
+from kubetorch.config.environment import MEMBERS_FILE
+from kubetorch.errors import PodContainerError, SpecError
+from kubetorch.lib import deadlines, process_watch, processes, runtime
+from kubetorch.lib import runtime as own_runtime
+from kubetorch.lib.process_watch import Output
+from kubetorch.pod.apps.process import AppRun
+from kubetorch.pod.worker_process.worker import WorkerSpec
+from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.logging import LEVELS
-from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire.podenv import BACKEND, PodEnv
 
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
+
+#: In the folder of the pod: the addresses of the pods of its service, for `kt.distributed`.
+MEMBERS = "members"
 
 #: What was put aside when the agent started, because it is meant for the image's own programs.
 KEPT = f"{INTERNAL}KEPT_"
@@ -31,22 +48,16 @@ _VARIABLE = re.compile(
 )
 
 
-@record
+@dataclass(frozen=True)
 class Prepared:
-    """What the workers of a generation start with, once its image is there.
-
-    Attributes:
-        python: Their interpreter.
-        env: Their environment.
-        path: Entries to import from, outside of the deployed code.
-    """
+    """What the workers of a generation start with, once its image is there."""
 
     python: str
     env: dict[str, str]
     path: tuple[str, ...] = ()
 
 
-def given(environ: Mapping[str, str]) -> dict[str, str]:
+def container_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment that a container was given, of which the runtime puts something aside."""
     kept = {k.removeprefix(KEPT): v for k, v in environ.items() if k.startswith(KEPT)}
     found = {**{k: v for k, v in environ.items() if not k.startswith(KEPT)}, **kept}
@@ -56,7 +67,7 @@ def given(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
+def worker_environ(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
     """The environment of a worker.
 
     The agent's own, then what the user declared, then who the pod is: so a program in a pod can
@@ -75,6 +86,7 @@ def worker_env(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> d
             "KT_SERVICE": pod.workload,
             "KT_NAMESPACE": pod.namespace,
             "KT_LOG_LEVEL": spec.compute.logging.level,
+            MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
             BACKEND: pod.backend,
         }
     )
@@ -97,7 +109,7 @@ def expand(value: str, env: Mapping[str, str]) -> str:
     def replaced(match: re.Match[str]) -> str:
         if match["text"] or match["reference"]:
             return match["text"] or env.get(match["reference"], match[0])
-        found = expansion.value(match, env, lambda word: expand(word, env))
+        found = variable_value(match, env, lambda word: expand(word, env))
         return match[0] if found is None else found
 
     return _VARIABLE.sub(replaced, value)
@@ -112,16 +124,7 @@ def worker_spec(
     code: Path | None,
     init_args: str | None,
 ) -> WorkerSpec:
-    """What a worker of this generation runs, and how.
-
-    Args:
-        generation: The generation.
-        spec: The workload.
-        pod: Who the pod is.
-        prepared: What it starts with.
-        code: Folder with the project, when one is synced.
-        init_args: JSON object of the constructor's arguments.
-    """
+    """What a worker of this generation runs, and how."""
     ref = spec.callable
     level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
     return WorkerSpec(
@@ -136,25 +139,19 @@ def worker_spec(
         log_level=level if level in LEVELS else spec.compute.logging.level,
         modules=(("__main__", ref.module),) if ref.is_script else (),
         library_path=prepared.path,
+        code=None if code is None else str(code),
     )
 
 
 def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
     """What there is before the image is."""
-    return Prepared(interpreter(spec), worker_env(environ, pod, spec), spec.runtime.path)
+    return Prepared(interpreter(spec), worker_environ(environ, pod, spec), spec.runtime.path)
 
 
-def shell_env(
+def shell_environ(
     prepared: Prepared, spec: WorkloadSpec, pod: PodEnv, code: Path | None
 ) -> dict[str, str]:
-    """The environment of a shell: the interpreter and the project are found from there.
-
-    Args:
-        prepared: What a worker starts with.
-        spec: The workload.
-        pod: Who the pod is.
-        code: Folder with the project, when one is synced.
-    """
+    """The environment of a shell: the interpreter and the project are found from there."""
     more = dict(prepared.env)
     programs = os.path.dirname(prepared.python)  # noqa: PTH120  # text is what a PATH is made of
     more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
@@ -172,18 +169,11 @@ def app_run(
 
     Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
     project, writes lines as they come, and does not deploy the app once more.
-
-    Args:
-        generation: The generation.
-        spec: The workload.
-        pod: Who the pod is.
-        prepared: What a worker starts with.
-        code: Folder with the project, when one is synced.
     """
     ref, app = spec.callable, spec.callable.app
     if app is None:
         raise SpecError(f"{spec.name} is no app")
-    env = shell_env(prepared, spec, pod, code)
+    env = shell_environ(prepared, spec, pod, code)
     if app.port is not None:
         env["KT_APP_PORT"] = str(app.port)
     if app.health_check is not None:
@@ -196,7 +186,7 @@ def app_run(
     return AppRun(generation=generation, app=app, folder=str(folder), env=tuple(env.items()))
 
 
-def patience(spec: WorkloadSpec) -> float:
+def health_timeout(spec: WorkloadSpec) -> float:
     """Seconds that an app has to answer: less than the deploy has, which is then told why."""
     limit = float(spec.compute.launch_timeout)
     return limit - min(5.0, limit / 5)
@@ -219,3 +209,162 @@ def _entries(path: str) -> list[str]:
 
 def _unique(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entries))
+
+
+#: The oldest Python that workers run on.
+OLDEST = (3, 10)
+#: Seconds that one interpreter has to say what it is, and all together. One that cannot run says so
+#: at once; one that can is slow to start in a small pod on a full node, which dooms no launch.
+PATIENCE = 30.0
+_TOTAL = 60.0
+#: Names to look for.
+NAMES = ("python3", "python", *(f"python3.{minor}" for minor in range(16, OLDEST[1] - 1, -1)))
+#: Where images have it whose PATH does not say so.
+FOLDERS = ("/usr/local/bin", "/opt/venv/bin", "/opt/conda/bin", "/usr/bin", "/bin")
+
+_PROBE = """
+import json, os, site, sys
+folders = ([site.getusersitepackages()] if site.ENABLE_USER_SITE else []) + site.getsitepackages()
+found = [sys.executable, list(sys.version_info[:3]), [f for f in folders if os.path.isdir(f)]]
+print("kubetorch " + json.dumps(found))
+"""
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """An interpreter."""
+
+    path: str
+    version: tuple[int, ...]
+    site: tuple[str, ...]
+
+
+class Interpreters:
+    """Finds the interpreter of a container, once for each thing that an image may say of it."""
+
+    def __init__(self, pod: PodEnv, environ: Mapping[str, str], own: str | None = None) -> None:
+        self._pod = pod
+        self._environ = environ
+        self._own = own
+        self._looking: dict[str, asyncio.Task[Interpreter | list[str]]] = {}
+
+    def start(self) -> None:
+        """Look already, for an image that says nothing."""
+        if self._pod.backend != "local":
+            self._look("")
+
+    async def choose(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """The workload with the interpreter that it runs on here."""
+        if self._pod.backend == "local":
+            return spec
+        image = spec.compute.image
+        wanted = (image.python_path if image is not None else None) or ""
+        found = await asyncio.shield(self._look(wanted))
+        if isinstance(found, Interpreter):
+            runtime = RuntimeSpec(
+                python=found.path,
+                version=".".join(map(str, found.version)),
+                preload=spec.runtime.preload,
+                site=found.site,
+                package_managers=True,
+            )
+            return replace(spec, runtime=runtime)
+        del self._looking[wanted]  # a command in the running pod may put it right
+        name = (image.image_id if image is not None else None) or f"of pod {self._pod.pod}"
+        oldest = ".".join(map(str, OLDEST))
+        where = f" at {wanted}, where it is declared to be" if wanted else ""
+        raise PodContainerError(
+            f"the image {name} has no Python {oldest} or newer{where}; found: "
+            f"{', '.join(found) or 'none'}",
+            hint=f"use an image with Python {oldest} or newer on its PATH, or say where it is with "
+            "kt.Image(python_path=...)",
+        )
+
+    def _look(self, wanted: str) -> asyncio.Task[Interpreter | list[str]]:
+        if wanted not in self._looking:
+            loop = asyncio.get_running_loop()
+            self._looking[wanted] = loop.create_task(self._find(wanted))
+        return self._looking[wanted]
+
+    async def _find(self, wanted: str) -> Interpreter | list[str]:
+        """An interpreter that is new enough; else what was found."""
+        seen: list[str] = []
+        try:
+            async with deadlines.timeout(_TOTAL):
+                for path in candidates(wanted, self._environ, self._own):
+                    found = await _probe(path, self._environ)
+                    if found is not None and found.version >= OLDEST:
+                        return found
+                    said = "does not run" if found is None else ".".join(map(str, found.version))
+                    seen.append(f"{path} ({said})")
+        except TimeoutError:
+            seen.append(f"nothing more within {_TOTAL:g} s")
+        return seen
+
+
+def candidates(wanted: str, environ: Mapping[str, str], own: str | None) -> Iterator[str]:
+    """Where to look, the best first, each interpreter once."""
+    if wanted:
+        paths = iter([wanted] if Path(wanted).is_file() else [f"{wanted}/{n}" for n in NAMES])
+    else:
+        paths = _usual(environ, own)
+    seen = set()
+    for path in paths:
+        if not (os.access(path, os.X_OK) and Path(path).is_file()):
+            continue
+        folder = Path(path).parent
+        is_venv = (folder.parent / "pyvenv.cfg").exists()
+        # The program of a virtual environment is a link to the one that it was made from.
+        identity = str(folder) if is_venv else os.path.realpath(path)
+        if identity not in seen:
+            seen.add(identity)
+            yield path
+
+
+def _usual(environ: Mapping[str, str], own: str | None) -> Iterator[str]:
+    if own is not None:
+        yield own
+    if environ.get("VIRTUAL_ENV"):
+        yield f"{environ['VIRTUAL_ENV']}/bin/python"
+    folders = [each for each in environ.get("PATH", "").split(os.pathsep) if each]
+    for folder in dict.fromkeys((*folders, *FOLDERS)):
+        for name in NAMES:
+            yield f"{folder}/{name}"
+
+
+async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
+    """What an interpreter says of itself; `None` if it is none that runs."""
+    lines: list[str] = []
+    reader, writer = os.pipe()
+    output = Output(reader, lines.append)
+    try:
+        pid = processes.spawn((path, "-c", _PROBE), environ, output=writer, errors=2)
+    except OSError:
+        output.close()
+        return None
+    finally:
+        os.close(writer)
+    ended = asyncio.Event()
+    watch = process_watch.ExitWatch(pid, ended.set)
+    try:
+        async with deadlines.timeout(PATIENCE):
+            await ended.wait()
+    except BaseException as error:
+        watch.close()
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        if not isinstance(error, TimeoutError):
+            raise
+    finally:
+        output.drain()
+        output.close()
+        process_watch.reap(pid)
+    for line in lines:
+        if line.startswith("kubetorch "):
+            executable, version, site = json.loads(line.partition(" ")[2])
+            return Interpreter(executable or path, tuple(version), tuple(site))
+    return None
+
+
+def agent_python() -> str | None:
+    """The agent's interpreter, where it is the user's too."""
+    return None if own_runtime.is_used() else sys.executable

@@ -1,24 +1,39 @@
-"""Who a pod is, where its variables do not say: Knative lets no variable be a field of the pod."""
+"""Which pod an agent serves: from its variables, its token, or the options of `kt server start`.
+
+A backend names the pod that it made in variables. Knative lets no variable be a field of the pod,
+and a pod that somebody else made has none: then the rest is found out here.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kubetorch.config.settings import INSTALL_NAMESPACE
 from kubetorch.errors import ConfigError
 from kubetorch.wire import podenv
+from kubetorch.wire.podenv import PodEnv
+
+#: Where the agent listens unless it is told otherwise.
+HOST, PORT = "0.0.0.0", 32300
+#: Where a token is mounted: the pod's own, or that of its namespace.
+TOKEN_FILES = (
+    "/var/run/secrets/kubetorch.com/token",
+    "/var/run/secrets/kubetorch-pod-token/token",
+)
+#: Folders for the agent's files, the first that it may write to.
+ROOTS = ("/var/run/kubetorch", "/tmp/kubetorch")
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def complete(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of an agent with its pod's name and address, and where its container began.
-
-    Raises:
-        ConfigError: The controller's host is not known, so neither is the way to it.
-    """
+    """The variables of an agent with its pod's name and address, and where its container began."""
     url = environ.get(podenv.CONTROLLER_URL)
     if not url:
         return environ  # no agent of a cluster; whoever reads it says what is missing
@@ -48,11 +63,7 @@ def name_in(file: str) -> str:
 
 
 def address(url: str) -> str:
-    """The pod's address, as seen from the controller.
-
-    Raises:
-        ConfigError: The controller's host is not known.
-    """
+    """The pod's address, as seen from the controller."""
     parts = urlsplit(url)
     try:
         # No packet is sent: this only asks which way it would go.
@@ -68,3 +79,85 @@ def address(url: str) -> str:
             hint="kt server start --controller-url URL, or KT_INSTALL_NAMESPACE, if Kubetorch is "
             "installed in another namespace",
         ) from error
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    workload: str | None = None
+    controller_url: str | None = None
+    host: str = HOST
+    port: int = PORT
+
+
+def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the agent."""
+
+    def given(*variables: str) -> str:
+        return next((environ[name] for name in variables if environ.get(name)), "")
+
+    workload = options.workload or given(podenv.WORKLOAD, "KT_SERVICE", "KT_SERVICE_NAME")
+    if not workload:
+        raise ConfigError(
+            "the service is not known that this pod is one of",
+            hint="kt server start --workload NAME, or the variable KT_SERVICE; it is the name that "
+            "the Compute with this pod's labels is deployed with",
+        )
+    namespace = given(podenv.NAMESPACE, "POD_NAMESPACE") or _read(f"{_SERVICE_ACCOUNT}/namespace")
+    if not namespace:
+        raise ConfigError(
+            "the pod's namespace is not known",
+            hint="set POD_NAMESPACE from the field metadata.namespace",
+        )
+    installed = given("KT_INSTALL_NAMESPACE") or INSTALL_NAMESPACE
+    url = options.controller_url or given(podenv.CONTROLLER_URL, "KT_CONTROLLER_URL")
+    url = url or f"http://kubetorch-controller.{installed}.svc.cluster.local:8080"
+    token, file = given(podenv.TOKEN), given(podenv.TOKEN_FILE)
+    file = file or next((each for each in TOKEN_FILES if Path(each).exists()), "")
+    if not (token or file):
+        raise ConfigError(
+            "this pod has no token for the controller",
+            hint="mount the key token of the Secret kubetorch-pod-token at "
+            f"{Path(TOKEN_FILES[1]).parent}, or project a service account token for the audience "
+            f"kubetorch to {TOKEN_FILES[0]}; docs/byo.md shows both",
+        )
+    root = given(podenv.ROOT) or _writable(ROOTS)
+    own = PodEnv(
+        namespace=namespace,
+        workload=workload,
+        pod=given(podenv.POD, "POD_NAME") or socket.gethostname(),
+        host=given(podenv.HOST, "POD_IP") or address(url),
+        port=options.port,
+        root=root,
+        working_dir=given(podenv.WORKING_DIR) or str(Path.cwd()),
+        environments=given(podenv.ENVIRONMENTS) or f"{root}/environments",
+        backend="kubernetes",
+        controller_url=url,
+        token_file=file,
+        token=token,
+        listen=options.host,
+        is_joined=True,
+    )
+    return {**environ, **own.write()}
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _writable(folders: Sequence[str]) -> str:
+    for folder in folders:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise ConfigError(
+        f"none of {', '.join(folders)} can be written to",
+        hint=f"mount an emptyDir at {folders[0]}, or set {podenv.ROOT}",
+    )

@@ -4,15 +4,18 @@
     <root>/log/previous.jsonl    the segment before it, replaced when the current one is full
 
 A line is one JSON object. Both segments survive the agent, so the log of a pod outlives its
-processes. A full disk costs lines, never a call: they are counted and dropped.
+processes. A full disk costs lines, never a call: they are counted and dropped. Lines also go to the
+agent's standard output; where that is a file, it is bounded as a segment is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -29,21 +32,11 @@ TEXT_LIMIT = 64 * 1024
 _PIECE_LINES = 500
 #: Bytes that are read first to find the last lines.
 _BLOCK = 64 * 1024
+_encoder = msgspec.json.Encoder()
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the log.
-
-    Attributes:
-        time: Seconds since the epoch.
-        pod: Name of the pod.
-        text: The line without its end.
-        source: `stdout`, `stderr`, `logger`, `image` for steps of an image, or `agent` for lines
-            of the agent itself.
-        level: Level of a logger's line, such as `INFO`.
-        request: Identity of the request that it belongs to.
-        generation: Generation of the worker that wrote it.
-    """
+    """One line of the log."""
 
     time: float
     pod: str
@@ -52,26 +45,25 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     level: str | None = None
     request: str | None = None
     generation: int = 0
-
-
-_encoder = msgspec.json.Encoder()
+    rank: int | None = None
 
 
 class PodLog:
-    """Writes the log, and lets readers follow it.
-
-    Args:
-        folder: Where its segments lie.
-        stdout: Descriptor that gets the text of each line too, or `None`.
-        segment_bytes: Size of a segment.
-    """
+    """Writes the log, and lets readers follow it."""
 
     def __init__(
-        self, folder: Path, *, stdout: int | None, segment_bytes: int = SEGMENT_BYTES
+        self,
+        folder: Path,
+        *,
+        stdout: int | None,
+        output: Path | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._current = folder / "current.jsonl"
         self._previous = folder / "previous.jsonl"
         self._stdout = stdout
+        # The file that it is.
+        self._output = output
         self._segment_bytes = segment_bytes
         self._followers: set[Follower] = set()
         self._pending: list[bytes] = []
@@ -83,12 +75,7 @@ class PodLog:
         self.dropped = 0
 
     def write(self, line: LogLine, *, echo: bool = True) -> None:
-        """Add a line. Lines of one turn of the event loop are written together.
-
-        Args:
-            line: The line.
-            echo: Whether its text goes to the agent's own output too.
-        """
+        """Add a line. Lines of one turn of the event loop are written together."""
         if len(line.text) > TEXT_LIMIT:
             line = msgspec.structs.replace(line, text=f"{line.text[:TEXT_LIMIT]}…")
         encoded = _encoder.encode(line) + b"\n"
@@ -111,8 +98,16 @@ class PodLog:
             text, self._pending_text = b"".join(self._pending_text), []
             try:
                 os.write(self._stdout, text)
+                if self._output is not None:
+                    self._bound(self._stdout, self._output)
             except OSError:  # whoever collects this output is gone, or its disk is full
                 self.dropped += 1
+
+    def _bound(self, stdout: int, output: Path) -> None:
+        if os.fstat(stdout).st_size > self._segment_bytes:
+            # Emptied and not renamed: other processes of the pod write to it too.
+            shutil.copyfile(output, output.with_name(f"{output.name}.1"))
+            os.ftruncate(stdout, 0)
 
     def close(self) -> None:
         """Write what waits and end all followers."""
@@ -168,12 +163,7 @@ class PodLog:
 
 
 class Follower:
-    """Lines on their way to one reader, who iterates over pieces of several lines.
-
-    Args:
-        lines: Where to begin.
-        on_close: Told when the reader is gone.
-    """
+    """Lines on their way to one reader, who iterates over pieces of several lines."""
 
     def __init__(self, lines: list[bytes], on_close: Callable[[Follower], None]) -> None:
         self._before = deque(lines)
@@ -243,7 +233,4 @@ class AgentLines(logging.Handler):
             record.created, self._pod_name, record.getMessage(), "agent", record.levelname
         )
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._write, line)
-
-    def _write(self, line: LogLine) -> None:
-        self._log.write(line, echo=False)
+            self._loop.call_soon_threadsafe(functools.partial(self._log.write, line, echo=False))

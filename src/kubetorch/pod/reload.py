@@ -43,13 +43,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Died(msgspec.Struct, frozen=True):
-    """The worker that served ended.
-
-    Attributes:
-        generation: Its generation.
-        lived: Seconds since it was loaded.
-        had_calls: Whether calls ran on it: then one of them may have ended it.
-    """
+    """The worker that served ended."""
 
     generation: int
     lived: float
@@ -62,13 +56,19 @@ class Stopped(msgspec.Struct, frozen=True):
     generation: int
 
 
+class WorldFormed(msgspec.Struct, frozen=True):
+    """The processes of this generation are to be new ones, in a world that was formed anew."""
+
+    generation: int
+
+
 class RestartDue(msgspec.Struct, frozen=True):
     """The delay before a restart is over."""
 
     generation: int
 
 
-Event = Asked | Loaded | Failed | Died | Stopped | RestartDue
+Event = Asked | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -109,13 +109,7 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the controller what became of a generation.
-
-    Attributes:
-        generation: The generation that was asked for.
-        serving: The generation that serves calls; 0 when none does.
-        is_failure: Whether it failed.
-    """
+    """Tell the controller what became of a generation."""
 
     generation: int
     serving: int
@@ -126,14 +120,7 @@ Effect = Load | Abandon | Switch | Hold | Refuse | Restart | Report
 
 
 class Reconciler:
-    """Decides what a pod does to serve what it is asked to serve.
-
-    Attributes:
-        serving: Generation that calls go to, or wait for while its worker is replaced; 0 for none.
-        loading: Generation that a worker is being made of.
-        has_worker: Whether a worker of `serving` lives.
-        restarts: Workers that were replaced after they died.
-    """
+    """Decides what a pod does to serve what it is asked to serve."""
 
     def __init__(self) -> None:
         self.serving = 0
@@ -155,6 +142,8 @@ class Reconciler:
                 return self._died(event)
             case Stopped(generation):
                 return self._stopped(generation)
+            case WorldFormed(generation):
+                return self._world_formed(generation)
             case RestartDue(generation):
                 return self._restart_due(generation)
 
@@ -212,6 +201,15 @@ class Reconciler:
     def _stopped(self, generation: int) -> list[Effect]:
         self.has_worker = False
         return [Hold(self.loading or generation)]
+
+    def _world_formed(self, generation: int) -> list[Effect]:
+        if generation == self.loading:
+            return [Abandon(generation), Load(generation)]
+        if generation != self.serving or self.loading is not None:
+            return []
+        self.has_worker, self.loading = False, generation
+        self._attempts = 0
+        return [Hold(generation), Load(generation)]
 
     def _restart_due(self, generation: int) -> list[Effect]:
         if generation != self.serving or self.has_worker or self.loading is not None:

@@ -1,4 +1,4 @@
-"""The agent's end of its session: the WebSocket to the controller.
+"""The agent's session with the controller: the WebSocket, and the address and token for it.
 
 The session is opened again whenever it breaks, for as long as the agent lives: a pod serves calls
 without a controller too. What the controller must know is kept as state, not as a queue: on each
@@ -9,31 +9,36 @@ calls. So nothing depends on what an earlier connection delivered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec import structs
 
 from kubetorch.errors import ProtocolError
-from kubetorch.lib import backoff, upgrading, websocket
-from kubetorch.lib.connections import Connection
-from kubetorch.pod.contact import Contact
+from kubetorch.lib import async_http, backoff, deadlines, websocket, websocket_protocol
+from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.wire import messages, routes, versions
-from kubetorch.wire.apps import AppView
 from kubetorch.wire.messages import (
     Activity,
+    AppView,
     CallReport,
     FromAgent,
     FromController,
     Hello,
     LogReport,
     Observed,
+    Probe,
+    Probed,
     StageReport,
 )
+from kubetorch.wire.podenv import PodEnv
 
-#: Seconds between two signs of life.
-HEARTBEAT = 5.0
+#: Seconds between two signs of life, and of a pod whose silence others are to know of at once.
+HEARTBEAT, RANK_HEARTBEAT = 5.0, 0.5
 #: Least seconds between two reports that the pod became busy or idle.
 EDGE_INTERVAL = 0.2
 #: First and longest delay until the next attempt to connect, in seconds.
@@ -42,85 +47,137 @@ DELAYS = (0.1, 2.0)
 CONNECT_TIMEOUT = 10.0
 #: The same for its connection alone: packets to a controller that is gone may just be dropped.
 DIAL_TIMEOUT = 1.5
+#: Seconds that a sibling has to answer.
+PROBE_TIMEOUT = 1.0
 #: Seconds after which a report that was written to a session has certainly arrived.
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
 MESSAGE_LIMIT = 16 * 1024 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
-
 _log = logging.getLogger(__name__)
-
 #: Whether calls run, when one began or ended, and the app.
-_Said = tuple[bool, float, AppView | None]
+_ActivityEdge = tuple[bool, float, AppView | None]
+
+
+@dataclass(frozen=True)
+class ControllerAddress:
+    """URL and token of the controller. Read again for each connection: both may have changed."""
+
+    fixed_url: str = ""
+    url_file: str = ""
+    fixed_token: str = ""
+    token_file: str = ""
+
+    @classmethod
+    def of_pod(cls, pod: PodEnv, session: str) -> ControllerAddress:
+        """The address for a pod; `session` is the token on the local backend."""
+        if pod.backend == "local":
+            return cls(url_file=pod.controller_file, fixed_token=session)
+        return cls(pod.controller_url, fixed_token=pod.token, token_file=pod.token_file)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the local controller's folder is gone; in a cluster, Kubernetes ends the pod."""
+        return bool(self.url_file) and not Path(self.url_file).parent.is_dir()
+
+    def url(self) -> str:
+        """The controller's base URL."""
+        url = Path(self.url_file).read_text().strip() if self.url_file else self.fixed_url
+        return url.rstrip("/")
+
+    def token(self) -> str:
+        """The token for the session and for blobs; Kubernetes replaces the file before it ends."""
+        return Path(self.token_file).read_text().strip() if self.token_file else self.fixed_token
 
 
 class Session:
-    """Keeps the session.
-
-    Args:
-        contact: Where the controller is.
-        hello: Says what the agent runs now.
-        activity: Says how busy it is now.
-        on_message: Told what the controller wants.
-        on_settled: Told the id of a call whose end the controller certainly knows.
-        on_abandoned: Told that the controller is lost, and so everybody who could end this agent.
-    """
+    """Keeps the session."""
 
     def __init__(
         self,
         *,
-        contact: Contact,
+        address: ControllerAddress,
         hello: Callable[[], Hello],
         activity: Callable[[], Activity],
         on_message: Callable[[FromController], None],
         on_settled: Callable[[str], None],
         on_abandoned: Callable[[], None],
     ) -> None:
-        self._contact = contact
+        self._address = address
         self._hello = hello
         self._activity = activity
         self._on_message = on_message
         self._on_settled = on_settled
         self._on_abandoned = on_abandoned
-        self._link: _Link | None = None
+        self._endpoint: _SessionEndpoint | None = None
+        self._heartbeat = HEARTBEAT
         self._observed: Observed | None = None
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
         # What the controller was told last.
-        self._said: _Said = (False, 0.0, None)
+        self._last_edge: _ActivityEdge = (False, 0.0, None)
         self._logs_left = 0
+        self._probes: set[asyncio.Task[None]] = set()
 
     # --------------------------------------------------------------------------------- to send
 
-    def observed(self, message: Observed) -> None:
+    def report_observed(self, message: Observed) -> None:
         """What a reload came to."""
         self._observed = message
-        self._send(message)
+        self.send(message)
 
-    def stage(self, message: StageReport) -> None:
+    def report_stage(self, message: StageReport) -> None:
         """How far a reload is; lost without a session."""
         self._logs_left = LOG_LIMIT
-        self._send(message)
+        self.send(message)
 
-    def log(self, message: LogReport) -> None:
+    def report_line(self, message: LogReport) -> None:
         """A line of a loading worker; lost without a session, and beyond a limit per stage."""
         self._logs_left -= 1
         if self._logs_left == 0:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
-            self._send(LogReport(generation=message.generation, text=text, source="stderr"))
+            self.send(LogReport(generation=message.generation, text=text, source="stderr"))
         elif self._logs_left > 0:
-            self._send(message)
+            self.send(message)
 
-    def call(self, message: CallReport) -> None:
+    def report_call(self, message: CallReport) -> None:
         """News of a spawned call; repeated on later sessions until it has certainly arrived."""
-        is_sent = self._send(message)
+        is_sent = self.send(message)
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
+
+    def beat(self, interval: float) -> None:
+        """Give signs of life in this interval, from now on."""
+        is_sooner, self._heartbeat = interval < self._heartbeat, interval
+        if is_sooner and self._endpoint is not None:
+            self._endpoint.wake()
+
+    def probe(self, message: Probe) -> None:
+        """Try whether a sibling answers, and say so."""
+        task = asyncio.get_running_loop().create_task(self._probe(message))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, message: Probe) -> None:
+        is_reached = False
+        with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError, ProtocolError):
+            async with (
+                deadlines.timeout(PROBE_TIMEOUT),
+                async_http.fetch(
+                    "GET",
+                    message.url + routes.HEALTH,
+                    {},
+                    connect_timeout=PROBE_TIMEOUT,
+                    timeout=PROBE_TIMEOUT,
+                ) as answer,
+            ):
+                is_reached = answer.status > 0
+        self.send(Probed(id=message.id, is_reached=is_reached))
 
     def activity_changed(self) -> None:
         """The number of running calls changed."""
-        if self._edge is None and self._link is not None:
+        if self._edge is None and self._endpoint is not None:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
 
@@ -134,12 +191,13 @@ class Session:
         self._edge = None
         activity = self._activity()
         # A call that began and ended since then counts as well: its service was used.
-        if _said(activity) != self._said:
-            self._said = _said(activity)
-            self._send(activity)
+        if _activity_edge(activity) != self._last_edge:
+            self._last_edge = _activity_edge(activity)
+            self.send(activity)
 
-    def _send(self, message: FromAgent) -> bool:
-        return self._link is not None and self._link.send(message)
+    def send(self, message: FromAgent) -> bool:
+        """Send a message; whether there is a session."""
+        return self._endpoint is not None and self._endpoint.send(message)
 
     def _forget_settled(self) -> None:
         now = time.monotonic()
@@ -154,53 +212,58 @@ class Session:
     async def run(self) -> None:
         """Keep a session until this is cancelled, or there can be none any more."""
         delays, refusal = _delays(), ""
-        while not self._contact.is_lost:
+        while not self._address.is_lost:
             try:
                 if await self._run_once():
                     delays, refusal = _delays(), ""
-            except upgrading.UpgradeRefusedError as error:
+            except websocket_protocol.UpgradeRefusedError as error:
                 said = error.body[:500].decode("utf-8", "replace")
                 # A pod may wait for days until a service is deployed that it is one of.
                 level = logging.DEBUG if said == refusal else logging.WARNING
                 _log.log(level, "session refused status=%s body=%s", error.status, said)
                 refusal = said
-            except (OSError, TimeoutError, asyncio.TimeoutError, websocket.WebSocketError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                asyncio.TimeoutError,
+                websocket_protocol.WebSocketError,
+            ) as error:
                 _log.info("no session error=%s", error)
             await asyncio.sleep(next(delays))
         self._on_abandoned()
 
     async def _run_once(self) -> bool:
         """One session, from its connect to its end; whether the controller took part in it."""
-        link = _Link(self._on_text)
-        await upgrading.connect(
-            self._contact.url() + routes.SESSIONS,
-            link,
+        endpoint = _SessionEndpoint(self._on_text)
+        await websocket.connect(
+            self._address.url() + routes.SESSIONS,
+            endpoint,
             headers={
-                routes.AUTHORIZATION: f"Bearer {self._contact.token()}",
+                routes.AUTHORIZATION: f"Bearer {self._address.token()}",
                 routes.PROTOCOL: str(versions.PROTOCOL),
             },
             max_message=MESSAGE_LIMIT,
             timeout=CONNECT_TIMEOUT,
             dial_timeout=DIAL_TIMEOUT,
         )
-        link.send(structs.replace(self._hello(), calls=tuple(self._reports)))
+        endpoint.send(structs.replace(self._hello(), calls=tuple(self._reports)))
         if self._observed is not None:
-            link.send(self._observed)
-        self._link = link
+            endpoint.send(self._observed)
+        self._endpoint = endpoint
         for report, _ in list(self._reports.values()):
-            self.call(report)
+            self.report_call(report)
         try:
-            while not link.is_closed:
+            while not endpoint.is_closed:
                 activity = self._activity()
-                self._said = _said(activity)
-                link.send(activity)
+                self._last_edge = _activity_edge(activity)
+                endpoint.send(activity)
                 self._forget_settled()
-                await link.wait_closed(HEARTBEAT)
+                await endpoint.wait_closed(self._heartbeat)
         finally:
-            self._link = None
-            link.close()
-        _log.info("session ended reason=%s", link.reason)
-        return link.was_heard
+            self._endpoint = None
+            endpoint.close()
+        _log.info("session ended reason=%s", endpoint.reason)
+        return endpoint.has_received
 
     def _on_text(self, text: memoryview) -> None:
         message: FromController
@@ -212,64 +275,57 @@ class Session:
         self._on_message(message)
 
 
-class _Link:
+class _SessionEndpoint(Endpoint):
     """The endpoint of one session."""
 
     def __init__(self, on_text: Callable[[memoryview], None]) -> None:
         self._on_text = on_text
         self._connection: Connection | None = None
-        self._closed = asyncio.Event()
+        self._woken = asyncio.Event()
+        self.is_closed = False
         self.reason = ""
         #: Whether anything came: a controller that does not know the pod only closes.
-        self.was_heard = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed.is_set()
+        self.has_received = False
 
     async def wait_closed(self, timeout: float) -> None:
-        """Wait until the session has ended, at most so many seconds."""
-        waiter = asyncio.ensure_future(self._closed.wait())
+        """Wait until the session has ended or `wake` is called, at most so many seconds."""
+        waiter = asyncio.ensure_future(self._woken.wait())
         try:
             await asyncio.wait([waiter], timeout=timeout)
         finally:
             waiter.cancel()
+            self._woken.clear()
+
+    def wake(self) -> None:
+        """Wait no longer."""
+        self._woken.set()
 
     def send(self, message: FromAgent) -> bool:
         """Whether it was written."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return False
-        connection.send(messages.encode(message), opcode=websocket.TEXT)
+        connection.send(messages.encode(message), opcode=websocket_protocol.TEXT)
         return True
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.close(websocket.GOING_AWAY)
+            self._connection.close(websocket_protocol.GOING_AWAY)
 
     def on_open(self, connection: Connection) -> None:
         self._connection = connection
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        self.was_heard = True
+        self.has_received = True
         self._on_text(payload)
-
-    def on_large(self, head: memoryview, length: int) -> memoryview | None:
-        return None
-
-    def on_placed(self, head: bytes, rest: memoryview) -> None:
-        self.was_heard = True
-        self._on_text(memoryview(head + rest))
-
-    def on_writable(self) -> None:
-        return None
 
     def on_close(self, reason: str) -> None:
         self.reason = reason
-        self._closed.set()
+        self.is_closed = True
+        self.wake()
 
 
-def _said(activity: Activity) -> _Said:
+def _activity_edge(activity: Activity) -> _ActivityEdge:
     return bool(activity.calls), activity.last, activity.app
 
 

@@ -14,14 +14,14 @@ import termios
 from collections.abc import Callable, Mapping
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
-from kubetorch.lib import processes, spawning, websocket
-from kubetorch.lib.connections import CLOSE_TIMEOUT, Connection, Endpoint, Refusal
-from kubetorch.lib.processes import ExitWatch
-from kubetorch.pod.apps.run import exit_code
-from kubetorch.pod.http.auth import Guard
-from kubetorch.pod.workers.host import MARKER
-from kubetorch.wire import failures, messages, routes, tokens
-from kubetorch.wire.shells import (
+from kubetorch.lib import process_watch, processes, websocket_protocol
+from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.lib.websocket import CLOSE_TIMEOUT, Connection, Endpoint
+from kubetorch.pod.apps.process import exit_code
+from kubetorch.pod.http.auth import Guard, refused
+from kubetorch.pod.worker_process.worker import MARKER
+from kubetorch.wire import messages, routes, tokens
+from kubetorch.wire.pod_commands import (
     ERRORS,
     OUTPUT,
     FromClient,
@@ -42,30 +42,23 @@ _ON_TERMINAL = 'cd -- "$0" && exec <"$1" >"$1" 2>&1 && shift && exec "$@"'
 _ON_PIPES = 'cd -- "$0" && exec "$@"'
 
 #: Folder and environment of a shell.
-Surroundings = Callable[[], tuple[str, Mapping[str, str]]]
+ShellEnvironment = Callable[[], tuple[str, Mapping[str, str]]]
 
 
 class Shells:
-    """Opens shells.
-
-    Args:
-        pod_name: For errors.
-        guard: Decides who may have one: whose token opens more than calls.
-        surroundings: Where they run.
-        on_change: Told when the number of shells changes.
-    """
+    """Opens shells."""
 
     def __init__(
         self,
         *,
         pod_name: str,
         guard: Guard,
-        surroundings: Surroundings,
+        shell_environment: ShellEnvironment,
         on_change: Callable[[], None],
     ) -> None:
         self._pod_name = pod_name
         self._guard = guard
-        self._surroundings = surroundings
+        self._surroundings = shell_environment
         self._on_change = on_change
         self._shells: set[Shell] = set()
 
@@ -75,11 +68,7 @@ class Shells:
         return len(self._shells)
 
     def accept(self, headers: Mapping[str, str]) -> Endpoint:
-        """A shell for a request to upgrade; see `kubetorch.lib.connections.Acceptor`.
-
-        Raises:
-            Refusal: It is refused.
-        """
+        """A shell for a request to upgrade; see `kubetorch.lib.websocket.Acceptor`."""
         try:
             self._guard.check_origin(headers.get("host"), headers.get("origin"))
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
@@ -87,9 +76,7 @@ class Shells:
             if len(self._shells) >= SHELL_LIMIT:
                 raise CallRefusedError(f"pod {self._pod_name} has {SHELL_LIMIT} shells")
         except KubetorchError as error:
-            failure = failures.describe(error, pod_name=self._pod_name, started=False)
-            body = failures.without_traceback(failure, error).to_json()
-            raise Refusal(failure.status, body) from error
+            raise refused(error, self._pod_name) from error
         shell = Shell(folder, env, self._on_over)
         self._shells.add(shell)
         self._on_change()
@@ -104,14 +91,8 @@ class Shells:
         self._on_change()
 
 
-class Shell:
-    """One shell, and the endpoint of its connection.
-
-    Args:
-        folder: Where it runs.
-        env: Its environment.
-        on_over: Told when both have ended.
-    """
+class Shell(Endpoint):
+    """One shell, and the endpoint of its connection."""
 
     def __init__(
         self, folder: str, env: Mapping[str, str], on_over: Callable[[Shell], None]
@@ -129,35 +110,29 @@ class Shell:
         self._is_input_over = False
         # Descriptors that are read, and what stands in front of their messages.
         self._outputs: dict[int, bytes] = {}
-        self._burial: asyncio.Task[None] | None = None
+        self._exiting: asyncio.Task[None] | None = None
         self._goodbye: asyncio.TimerHandle | None = None
 
     # --------------------------------------------------------------------------- the connection
 
-    def on_open(self, connection: Connection) -> None:  # noqa: D102  # Endpoint's
+    def on_open(self, connection: Connection) -> None:  # Endpoint's
         self._connection = connection
 
-    def on_message(self, opcode: int, payload: memoryview) -> None:  # noqa: D102  # Endpoint's
-        if opcode == websocket.BINARY:
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
+        if opcode == websocket_protocol.BINARY:
             self._feed(payload)
             return
         try:
             self._take(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
         except (ProtocolError, OSError) as error:
             if self._connection is not None:
-                self._connection.close(websocket.PROTOCOL_ERROR, str(error))
+                self._connection.close(websocket_protocol.PROTOCOL_ERROR, str(error))
 
-    def on_large(self, head: memoryview, length: int) -> memoryview | None:  # noqa: D102
-        return None
-
-    def on_placed(self, head: bytes, rest: memoryview) -> None:  # noqa: D102  # Endpoint's
-        self._feed(head + bytes(rest))
-
-    def on_writable(self) -> None:  # noqa: D102  # Endpoint's
+    def on_writable(self) -> None:  # Endpoint's
         for descriptor in self._outputs:
             self._loop.add_reader(descriptor, self._read, descriptor)
 
-    def on_close(self, reason: str) -> None:  # noqa: D102  # Endpoint's
+    def on_close(self, reason: str) -> None:  # Endpoint's
         self._connection = None
         if self._goodbye is not None:
             self._goodbye.cancel()
@@ -198,7 +173,7 @@ class Shell:
             standard = {"stdin": stdin, "output": stdout, "errors": stderr}
             self._outputs = {output: OUTPUT, errors: ERRORS}
         try:
-            self._pid = spawning.spawn((*begin, *_program(wanted.command)), env, **standard)
+            self._pid = processes.spawn((*begin, *_program(wanted.command)), env, **standard)
         finally:
             for descriptor in set(standard.values()):
                 os.close(descriptor)
@@ -235,7 +210,7 @@ class Shell:
             self._connection.send(kind, data)
 
     def _feed(self, data: bytes | memoryview) -> None:
-        if self._burial is None:  # else nobody is there to read it
+        if self._exiting is None:  # else nobody is there to read it
             self._waiting += data
             self._write()
 
@@ -273,25 +248,25 @@ class Shell:
         """End it and all that it started."""
         self._signal(signal.SIGKILL)
         if self._connection is not None:
-            self._connection.close(websocket.GOING_AWAY, "the pod ends")
-        if self._burial is not None:
-            await self._burial
+            self._connection.close(websocket_protocol.GOING_AWAY, "the pod ends")
+        if self._exiting is not None:
+            await self._exiting
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._pid and self._burial is None:
+        if self._pid and self._exiting is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, number)
 
     def _on_end(self) -> None:
-        self._burial = self._loop.create_task(self._bury())
+        self._exiting = self._loop.create_task(self._finish_exit())
 
-    async def _bury(self) -> None:
+    async def _finish_exit(self) -> None:
         status = processes.exit_status(self._pid)
         kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
         # Twice: what the shell started last may be between two programs, and shows no marker then.
         for _ in range(2):
             for pid in await self._loop.run_in_executor(None, kill):
-                processes.reap(pid)
+                process_watch.reap(pid)
         self._close_input()
         for descriptor, kind in self._outputs.items():
             self._loop.remove_reader(descriptor)
@@ -303,7 +278,7 @@ class Shell:
         self._terminal = -1
         if self._connection is not None:
             code = ShellExit(code=exit_code(status))
-            self._connection.send(messages.encode(code), opcode=websocket.TEXT)
+            self._connection.send(messages.encode(code), opcode=websocket_protocol.TEXT)
             # The client closes: one that still sends input would see a reset, and not the code.
             self._connection.read_on(True)
             self._goodbye = self._loop.call_later(CLOSE_TIMEOUT, self._connection.close)

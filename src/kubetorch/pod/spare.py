@@ -13,7 +13,7 @@ import os
 import sys
 
 from kubetorch.lib import mounts
-from kubetorch.pod.workers import launching
+from kubetorch.pod.worker_process import zygotes
 
 
 def wait() -> int:
@@ -22,10 +22,10 @@ def wait() -> int:
     gc.disable()
     refusal = mounts.separate()
     try:
-        zygote = launching.fork()
+        zygote = zygotes.fork_zygote()
     except OSError:
         zygote = None  # the agent will start its own, and meet the error
-    from kubetorch.pod.main import main  # noqa: PLC0415  # only now: see above
+    from kubetorch.pod.agent import main  # noqa: PLC0415  # only now: see above
 
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):

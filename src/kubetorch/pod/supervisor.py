@@ -1,74 +1,486 @@
-"""What owns the workers of a pod: carries out what `kubetorch.pod.reload` decides."""
+"""The owner of a pod's workers: carries out what `kubetorch.pod.reload` decides.
+
+Supervisor ── GenerationLoader ──┬── ProjectCode      the project, from the controller's blobs
+                                 ├── Images    the steps of the image
+                                 └── WorkerHost or AppHost
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kubetorch.errors import CallRefusedError, KubetorchError
-from kubetorch.pod import reload
-from kubetorch.pod.apps.host import AppHost
-from kubetorch.pod.apps.process import AppProcess
-from kubetorch.pod.calls.calls import Calls
-from kubetorch.pod.interpreters import Interpreters
-from kubetorch.pod.making import Maker, Reporter, Serving
-from kubetorch.pod.workers.host import LoadFailed, Worker
-from kubetorch.pod.workers.lines import Line
+from kubetorch.datastore import slots, trees
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.datastore.slots import CodeSlots, Slot
+from kubetorch.errors import CallableNotFoundError, CallRefusedError, DataStoreError, KubetorchError
+from kubetorch.lib import deadlines
+from kubetorch.pod import environment, frameworks, ray_node, reload
+from kubetorch.pod.apps.process import AppHost, AppProcess
+from kubetorch.pod.calls import Calls
+from kubetorch.pod.environment import Interpreters, Prepared
+from kubetorch.pod.image.images import Images
+from kubetorch.pod.membership import Membership
+from kubetorch.pod.monarch_node import MonarchNode
+from kubetorch.pod.peers import Peers
+from kubetorch.pod.ranks import RankGroup
+from kubetorch.pod.ray_node import RayNode
+from kubetorch.pod.session import Session
+from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
+from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures
-from kubetorch.wire.messages import LogReport, Observed, Reload
+from kubetorch.wire import exceptions
+from kubetorch.wire.messages import LogReport, Observed, Reload, StageReport, World
 from kubetorch.wire.podenv import PodEnv
 
+#: Seconds after a reload until blobs that are not needed any more are deleted.
+PRUNE_DELAY = 10.0
 #: Seconds that calls of an older generation may go on after a reload.
 DRAIN_GRACE = 3600.0
+#: Seconds in which pods that have not reloaded yet may call ranks of the generation before.
+LATE = 1.0
 #: Older generations that may still have calls; with one more, the oldest is ended.
 DRAINING_LIMIT = 2
+
+#: Of a framework, beside the workers of a pod.
+Node = RayNode | MonarchNode
 
 _log = logging.getLogger(__name__)
 
 
+class ProjectCode:
+    """The projects of generations: their blobs, and the slots that workers import them from."""
+
+    def __init__(self, root: Path, working_dir: Path, store: BlobStore, blobs: Transfers) -> None:
+        self._slots = CodeSlots(root / "code")
+        self._working_dir = working_dir
+        self._store = store
+        self._blobs = blobs
+
+    async def fetch(self, spec: WorkloadSpec) -> str | None:
+        """Have everything that a generation consists of; its constructor's arguments."""
+        arguments = [] if spec.init_args is None else [spec.init_args]
+        await self._blobs.fetch([*spec.trees, *arguments])
+        for digest in spec.trees:
+            tree = await asyncio.to_thread(self._tree, digest)
+            await self._blobs.fetch(tree.digests())
+        if spec.init_args is None:
+            return None
+        return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
+
+    async def materialise(self, spec: WorkloadSpec) -> Slot | None:
+        """A code slot with the project in it, held for one worker."""
+        if spec.tree is None or spec.callable.project is None:
+            return None
+        digest, project = spec.tree, spec.callable.project
+        update = asyncio.ensure_future(
+            asyncio.to_thread(
+                lambda: self._slots.update(self._tree(digest), self._store.stream, project)
+            )
+        )
+        try:
+            return await asyncio.shield(update)
+        except asyncio.CancelledError:
+            # The thread goes on, and holds a slot that nobody will use.
+            update.add_done_callback(self._release_unused)
+            raise
+
+    def release(self, slot: Slot | None) -> None:
+        """A worker of this slot has ended."""
+        if slot is not None:
+            self._slots.release(slot)
+
+    async def show(self, slot: Slot | None) -> None:
+        """Let the project be seen in the working directory, for relative paths and shells."""
+        if slot is None:
+            return
+        try:
+            await asyncio.to_thread(slots.switch, self._working_dir / slot.path.name, slot)
+        except DataStoreError as error:
+            _log.warning("project not shown error=%s", error.message)
+
+    def shown(self, slot: Slot | None, path: str) -> str:
+        """Where a path is seen in the working directory, which is the same in every pod."""
+        if slot is None or not Path(path).is_relative_to(slot.path):
+            return path
+        return str(self._working_dir / slot.path.name / Path(path).relative_to(slot.path))
+
+    def prune(self, keep: Iterable[WorkloadSpec]) -> None:
+        """Forget the blobs of all other generations."""
+        needed: set[str] = set()
+        for spec in keep:
+            needed.update(spec.trees if spec.init_args is None else (*spec.trees, spec.init_args))
+            for tree in spec.trees:
+                if self._store.has(tree):
+                    needed.update(self._tree(tree).digests())
+        for blob in self._store.iterate():
+            if blob.digest not in needed:
+                self._store.delete(blob.digest)
+        self._store.sweep()
+
+    def _release_unused(self, update: asyncio.Future[Slot]) -> None:
+        if not update.cancelled() and update.exception() is None:
+            self.release(update.result())
+
+    def _tree(self, digest: str) -> trees.Tree:
+        return trees.decode(self._store.read(digest))
+
+
+@dataclass
+class Serving:
+    """A loaded worker or an app that runs, and what it lives in."""
+
+    process: Worker | RankGroup | AppProcess
+    spec: WorkloadSpec
+    slot: Slot | None
+    loaded: float
+    node: Node | None = None
+
+
+class GenerationLoader:
+    """Loads generations: the files, the image, then a worker or an app."""
+
+    def __init__(  # noqa: PLR0913  # the parts of an agent that a generation is made with
+        self,
+        *,
+        pod: PodEnv,
+        environ: Mapping[str, str],
+        host: WorkerHost,
+        apps: AppHost,
+        code: ProjectCode,
+        images: Images,
+        session: Session,
+        membership: Membership,
+        peers: Peers,
+        incarnation: str,
+        on_line: Callable[[Line, int], None],
+    ) -> None:
+        self._pod = pod
+        self._on_line = on_line
+        self._peers = peers
+        self._membership = membership
+        self._incarnation = incarnation
+        self._environ = environ
+        self._host = host
+        self._apps = apps
+        self._code = code
+        self._images = images
+        self._session = session
+        # Held while blobs are brought in, used, or deleted.
+        self._storing = asyncio.Lock()
+        self._pruning: asyncio.Task[None] | None = None
+        # What the latest generation starts with.
+        self._prepared: Prepared | None = None
+        #: The world that the processes which are being started belong to.
+        self.joined: World | None = None
+        # The node of processes that ended by themselves, and the epoch of its world.
+        self._kept: tuple[Node, int] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def load_worker(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Serving:
+        """A worker that has loaded this generation."""
+        loop = asyncio.get_running_loop()
+        preparing: asyncio.Task[Prepared] | None = None
+        slot: Slot | None = None
+        self.joined = None
+        try:
+            if not self._images.needs_project(generation, spec):
+                preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
+            slot, init_args = await self._fetch_code(generation, spec)
+            if preparing is None:  # steps find the project as it will be
+                await self._code.show(slot)
+                preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
+            wanted = environment.worker_spec(
+                generation,
+                spec,
+                pod=self._pod,
+                prepared=await preparing,
+                code=slot.path if slot is not None else None,
+                init_args=init_args,
+            )
+            process: Worker | RankGroup
+            node = None
+            if spec.compute.distribution is None:
+                await self._kept_node()
+                own = self._pool_environ(spec)
+                wanted = replace(wanted, own_env=tuple(own.items()))
+                [process] = await self._start_workers([wanted], spec)
+            else:
+                process, node = await self._start_ranks(wanted, spec, slot)
+            await self._code.show(slot)
+        except BaseException:
+            if preparing is not None:
+                preparing.cancel()
+            self._code.release(slot)
+            raise
+        return Serving(process, spec, slot, time.monotonic(), node)
+
+    async def _start_ranks(
+        self, wanted: WorkerSpec, spec: WorkloadSpec, slot: Slot | None
+    ) -> tuple[RankGroup, Node | None]:
+        """The processes of this pod, in the world of the generation once that is formed."""
+        self._on_stage(wanted.generation, "joining", "the world of its pods")
+        async with deadlines.timeout(float(spec.compute.launch_timeout)):
+            world = self.joined = await self._membership.wait_for_world(wanted.generation)
+        distribution = spec.compute.distribution
+        assert distribution is not None
+        nodes = [
+            node
+            for node, member in enumerate(world.members)
+            if member.pod == self._pod.pod and member.incarnation in ("", self._incarnation)
+        ]
+        specs = []
+        for node, local in itertools.product(nodes, range(world.processes)):
+            env = dict(wanted.env)
+            own = frameworks.rank_environ(spec.compute, world, node, local, env)
+            if distribution.distribution_type == "ray" and ray_node.OPERATED in self._environ:
+                paths = [self._code.shown(slot, path) for path in wanted.sys_path]
+                own |= ray_node.job_environ(paths, env)
+            rank = frameworks.rank_of(world, node, local)
+            threads = distribution.threads or wanted.threads
+            specs.append(replace(wanted, own_env=tuple(own.items()), rank=rank, threads=threads))
+        own_node = await self._kept_node(world.epoch)
+        if own_node is None and nodes and distribution.distribution_type in SINGLE_CONTROLLER:
+            own_node = await self._start_node(wanted, spec, world, nodes[0])
+        try:
+            workers = await self._start_workers(specs, spec)
+        except BaseException:
+            if own_node is not None:
+                await self._end(own_node)
+            raise
+        group = RankGroup(
+            world,
+            nodes[0] if nodes else None,
+            workers,
+            generation=wanted.generation,
+            membership=self._membership,
+            peers=self._peers,
+            distribution=distribution,
+        )
+        return group, own_node
+
+    async def _start_node(
+        self, wanted: WorkerSpec, spec: WorkloadSpec, world: World, node: int
+    ) -> Node | None:
+        """The process of the framework beside the workers, unless an operator has started it."""
+        distribution = spec.compute.distribution
+        assert distribution is not None
+        kind = distribution.distribution_type
+        if ray_node.OPERATED in self._environ:
+            return None
+        self._on_stage(wanted.generation, "joining", f"the {kind.title()} cluster of its pods")
+        paths = [*wanted.sys_path, *dict(wanted.env).get("PYTHONPATH", "").split(os.pathsep)]
+        env = {**dict(wanted.env), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        started: Node
+        if kind == "ray":
+            hosts = [member.host for member in world.members]
+            own, head = hosts[node], (hosts[0], world.ports[0])
+            started = ray = RayNode(wanted.python, env, _log.debug)
+            starting = ray.start(*head, own_host=own, is_head=node == 0)
+        else:
+            started = monarch = MonarchNode(
+                wanted.python, env, functools.partial(self._on_node_line, wanted.generation)
+            )
+            starting = monarch.start(frameworks.monarch_hosts(world, distribution.port), node)
+        try:
+            async with deadlines.timeout(float(spec.compute.launch_timeout)):
+                await starting
+        except BaseException:
+            await self._end(started)
+            raise
+        return started
+
+    def keep(self, node: Node, world: World) -> None:
+        """Processes of this world have ended: those that take their place go on with the node."""
+        self._kept = node, world.epoch
+
+    async def _kept_node(self, epoch: int = 0) -> Node | None:
+        """The node that was kept of this world; that of another one is ended."""
+        if self._kept is None:
+            return None
+        (node, its_epoch), self._kept = self._kept, None
+        if its_epoch == epoch and node.is_alive:
+            return node
+        await self._end(node)
+        return None
+
+    async def _end(self, node: Node) -> None:
+        """End it, also if nobody waits for that any more."""
+        ending = asyncio.get_running_loop().create_task(node.kill())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    def _on_node_line(self, generation: int, text: str) -> None:
+        """Actors print where their host does."""
+        self._on_line(Line(text, "stdout", None, time.time(), None), generation)
+
+    async def _start_workers(self, specs: Sequence[WorkerSpec], spec: WorkloadSpec) -> list[Worker]:
+        """Loaded workers, all of them at the same time; none is left if one cannot be made."""
+        workers: list[Worker] = []
+
+        async def start(wanted: WorkerSpec) -> Worker:
+            worker = await self._host.start(
+                wanted, lambda stage, message: self._on_stage(wanted.generation, stage, message)
+            )
+            workers.append(worker)
+            self._on_stage(wanted.generation, "importing", "")
+            await worker.load(float(spec.compute.launch_timeout))
+            return worker
+
+        tasks = [asyncio.ensure_future(start(one)) for one in specs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.shield(asyncio.gather(*(worker.kill() for worker in workers)))
+            raise
+
+    def _pool_environ(self, spec: WorkloadSpec) -> dict[str, str]:
+        """Variables of a pool of replicas, as far as the controller has said who is there."""
+        members = self._membership.members
+        ordinals = [member.ordinal for member in members if member.pod == self._pod.pod]
+        if spec.compute.broadcast is None or not ordinals:
+            return {}
+        return frameworks.pool_environ(spec.compute, ordinals[0], members)
+
+    async def load_app(
+        self, generation: int, spec: WorkloadSpec, *, make_room: Callable[[], Awaitable[None]]
+    ) -> Serving:
+        """An app of this generation that serves, or runs if it serves nothing."""
+        slot: Slot | None = None
+        app: AppProcess | None = None
+        await self._kept_node()
+        try:
+            slot, _ = await self._fetch_code(generation, spec)
+            await self._code.show(slot)
+            prepared = await self._prepare(generation, spec)
+            await make_room()
+            wanted = environment.app_run(
+                generation,
+                spec,
+                pod=self._pod,
+                prepared=prepared,
+                code=slot.path if slot is not None else None,
+            )
+            self._on_stage(generation, "starting", wanted.app.command)
+            app = await self._apps.start(wanted)
+            await app.wait_until_serving(environment.health_timeout(spec))
+        except BaseException:
+            if app is not None:
+                await asyncio.shield(app.kill())
+            self._code.release(slot)
+            raise
+        return Serving(app, spec, slot, time.monotonic())
+
+    def shell_environment(
+        self, spec: WorkloadSpec, code: Path | None
+    ) -> tuple[str, Mapping[str, str]]:
+        """Working directory and environment of what else runs in the pod, as a worker has them."""
+        prepared = self._prepared or environment.unprepared(self._environ, self._pod, spec)
+        return self._pod.working_dir, environment.shell_environ(prepared, spec, self._pod, code)
+
+    async def _fetch_code(
+        self, generation: int, spec: WorkloadSpec
+    ) -> tuple[Slot | None, str | None]:
+        """The project in a slot, and the arguments of a class's constructor."""
+        async with self._storing:
+            self._on_stage(generation, "fetching", "")
+            init_args = await self._code.fetch(spec)
+            return await self._code.materialise(spec), init_args
+
+    async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
+        """Run the image's steps."""
+        env = environment.worker_environ(self._environ, self._pod, spec)
+        python = environment.interpreter(spec)
+        self._prepared = await self._images.prepare(generation, spec, python, env)
+        return self._prepared
+
+    async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
+        """Run the image's steps; then import what the project imports, for the workers."""
+        prepared = await self._prepare(generation, spec)
+        preload = spec.runtime.preload
+        if is_first and preload:
+            self._on_stage(generation, "preloading", ", ".join(preload))
+        await self._host.prewarm(
+            prepared.python, tuple(prepared.env.items()), prepared.path, preload
+        )
+        return prepared
+
+    def _on_stage(self, generation: int, stage: str, message: str) -> None:
+        self._session.report_stage(StageReport(generation=generation, stage=stage, message=message))
+
+    # -------------------------------------------------------------------------------- afterwards
+
+    def prune_later(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
+        """Forget blobs of older generations, once the deploy that waits for this one is done."""
+        self._stop_pruning()
+        self._pruning = asyncio.get_running_loop().create_task(self._prune(keep))
+
+    async def close(self) -> None:
+        """End what makes workers."""
+        self._stop_pruning()
+        await self._kept_node()
+        await asyncio.gather(*self._ending)
+        await self._host.close()
+        await self._images.close()
+
+    def _stop_pruning(self) -> None:
+        if self._pruning is not None:
+            self._pruning.cancel()
+
+    async def _prune(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
+        await asyncio.sleep(PRUNE_DELAY)
+        async with self._storing:
+            await asyncio.to_thread(self._code.prune, keep())
+
+
 class Supervisor:
-    """Brings the pod to the generation that the controller wants, and keeps it there.
+    """Brings the pod to the generation that the controller wants, and keeps it there."""
 
-    Args:
-        pod: Who the pod is.
-        interpreters: Know what the user's code runs on.
-        maker: Makes workers and apps; see `on_line`, `on_exit` and `on_app_exit`.
-        apps: Told which app takes requests.
-        calls: Told which worker runs calls.
-        reporter: Told what happens.
-    """
-
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of an agent that it brings together
         self,
         *,
         pod: PodEnv,
         interpreters: Interpreters,
-        maker: Maker,
+        loader: GenerationLoader,
+        code: ProjectCode,
         apps: AppHost,
         calls: Calls,
-        reporter: Reporter,
+        session: Session,
+        membership: Membership,
     ) -> None:
         self._pod = pod
+        self._membership = membership
         self._interpreters = interpreters
-        self._maker = maker
+        self._loader = loader
+        self._code = code
         self._apps = apps
         self._calls = calls
-        self._reporter = reporter
+        self._session = session
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
-        self._failure: failures.Failure | None = None
+        self._failure: exceptions.Failure | None = None
         self._loading: asyncio.Task[None] | None = None
         self._loaded: Serving | None = None
         self._serving: Serving | None = None
-        self._draining: dict[asyncio.Task[None], Worker | AppProcess] = {}
+        self._draining: dict[asyncio.Task[None], Worker | RankGroup | AppProcess] = {}
         self._restart: asyncio.TimerHandle | None = None
         self._is_closing = False
+        # Why what served a generation is gone, until something else serves.
+        self._gone: dict[int, str] = {}
 
     # ------------------------------------------------------------------------------------ state
 
@@ -99,22 +511,22 @@ class Supervisor:
         serving = self._serving
         return serving.slot.path if serving is not None and serving.slot is not None else None
 
-    def surroundings(self) -> tuple[str, Mapping[str, str]]:
-        """Working directory and environment of what else runs in the pod, as a worker has them.
-
-        Raises:
-            CallRefusedError: It was not told yet what it is to run.
-        """
+    def shell_environment(self) -> tuple[str, Mapping[str, str]]:
+        """Working directory and environment of what else runs in the pod, as a worker has them."""
         spec = self._specs.get(max(self._specs, default=0))
         if spec is None:
             raise CallRefusedError(f"pod {self._pod.pod} is being started", hint="try again")
-        return self._maker.surroundings(spec, self.code)
+        with contextlib.suppress(OSError):  # whatever runs there says what is wrong
+            self._make_working_dir()
+        return self._loader.shell_environment(spec, self.code)
 
     # ----------------------------------------------------------------------------------- events
 
     def on_reload(self, message: Reload) -> None:
         """The controller wants this generation."""
         self._specs[message.generation] = message.spec
+        if message.replaces is not None:
+            self._gone.setdefault(message.generation, message.replaces)
         for generation in list(self._specs):
             if generation not in (message.generation, self._machine.serving):
                 del self._specs[generation]
@@ -123,7 +535,7 @@ class Supervisor:
     def on_line(self, line: Line, generation: int) -> None:
         """A worker or an app wrote a line: the deploy that waits for it shows it."""
         if line.call is None and generation == self._machine.loading:
-            self._reporter.log(
+            self._session.report_line(
                 LogReport(
                     generation=generation,
                     text=line.text,
@@ -136,19 +548,42 @@ class Supervisor:
     def on_exit(self, worker: Worker, error: KubetorchError) -> None:
         """A worker that was loaded has ended."""
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
-        self._on_death(worker, had_calls=self._calls.lost_with == worker.pid)
+        process: Worker | RankGroup = worker
+        group = self._serving.process if self._serving is not None else None
+        if isinstance(group, RankGroup) and worker in group.workers:
+            group.abort(worker)
+            process = group
+        self._on_death(process, error.message, had_calls=self._calls.lost_with == process.pid)
+
+    def on_members(self) -> None:
+        """The controller says who the siblings of the pod are: perhaps there is a new world."""
+        group = self._serving.process if self._serving is not None else None
+        generation = self._machine.loading or self._machine.serving
+        world = self._membership.world_of(generation)
+        if world is None:
+            return
+        joined = group.world if isinstance(group, RankGroup) else None
+        if self._machine.loading is not None:
+            joined = self._loader.joined
+        if joined is not None and world.epoch > joined.epoch:
+            self._handle(reload.WorldFormed(generation))
 
     def on_app_exit(self, app: AppProcess) -> None:
         """An app that has to run has ended."""
         _log.warning("%s", app.ending)
-        self._on_death(app, had_calls=False)
+        self._on_death(app, app.ending, had_calls=False)
 
-    def _on_death(self, process: Worker | AppProcess, *, had_calls: bool) -> None:
+    def _on_death(
+        self, process: Worker | RankGroup | AppProcess, why: str, *, had_calls: bool
+    ) -> None:
         serving = self._serving
         if serving is None or serving.process is not process or self._is_closing:
             return
         self._serving = None
-        self._maker.release(serving.slot)
+        self._gone[process.generation] = why
+        self._code.release(serving.slot)
+        if serving.node is not None and isinstance(process, RankGroup):
+            self._loader.keep(serving.node, process.world)
         lived = time.monotonic() - serving.loaded
         self._handle(reload.Died(process.generation, lived, had_calls))
 
@@ -165,7 +600,9 @@ class Supervisor:
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*self._draining, return_exceptions=True)
-        await self._maker.close()
+        if self._serving is not None and self._serving.node is not None:
+            await self._serving.node.kill()
+        await self._loader.close()
 
     # ---------------------------------------------------------------------------------- effects
 
@@ -195,7 +632,7 @@ class Supervisor:
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
                 failure = self._failure.to_dict() if is_failure and self._failure else None
-                self._reporter.observed(
+                self._session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )
 
@@ -203,16 +640,23 @@ class Supervisor:
         loaded, self._loaded = self._loaded, None
         assert loaded is not None
         before, self._serving = self._serving, loaded
+        why = self._gone.get(loaded.process.generation)
+        self._gone.clear()
         if isinstance(loaded.process, AppProcess):
             self._apps.serve(loaded.process)
             self._calls.hold(loaded.spec)
-            self._calls.refuse(self._apps.no_call(loaded.spec))
+            self._calls.refuse(
+                CallableNotFoundError(
+                    f"{loaded.spec.name} is an app, which has no callable",
+                    hint="its own routes are below /http/",
+                )
+            )
         else:
             self._apps.hold()
-            self._calls.serve(loaded.spec, loaded.process)
+            self._calls.serve(loaded.spec, loaded.process, why)
         if before is not None:
             self._drain(before)
-        self._maker.prune_later(lambda: list(self._specs.values()))
+        self._loader.prune_later(lambda: list(self._specs.values()))
 
     def _drain(self, old: Serving) -> None:
         while len(self._draining) >= DRAINING_LIMIT:
@@ -225,12 +669,16 @@ class Supervisor:
 
     async def _drain_and_release(self, old: Serving) -> None:
         try:
+            if isinstance(old.process, RankGroup):
+                await asyncio.sleep(LATE)
             await old.process.drain(DRAIN_GRACE)
         finally:
             # Also when this is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(old.process.kill())
-            self._maker.release(old.slot)
+                if old.node is not None:
+                    await asyncio.shield(old.node.kill())
+            self._code.release(old.slot)
 
     def _refusal(self, generation: int) -> KubetorchError:
         failure = self._failure
@@ -247,16 +695,15 @@ class Supervisor:
 
     async def _load(self, generation: int) -> None:
         try:
-            spec = await self._interpreters.settle(self._specs[generation])
-            loaded = await self._make(generation, spec)
+            await asyncio.to_thread(self._make_working_dir)
+            spec = await self._interpreters.choose(self._specs[generation])
+            loaded = await self._load_process(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure
-        except KubetorchError as error:
-            failure = failures.describe(error, pod_name=self._pod.pod)
-            self._failure = failures.without_traceback(failure, error)
         except Exception as error:  # noqa: BLE001  # an agent that lives can be deployed to again
-            _log.exception("load failed generation=%s", generation)
-            self._failure = failures.describe(error, pod_name=self._pod.pod)
+            if not isinstance(error, KubetorchError):
+                _log.exception("load failed generation=%s", generation)
+            self._failure = exceptions.describe_refusal(error, pod_name=self._pod.pod)
         else:
             self._loaded = loaded
             self._handle(reload.Loaded(generation))
@@ -264,17 +711,36 @@ class Supervisor:
         _log.info("load failed generation=%s error=%s", generation, self._failure.message)
         self._handle(reload.Failed(generation))
 
-    async def _make(self, generation: int, spec: WorkloadSpec) -> Serving:
+    def _make_working_dir(self) -> None:
+        """Make the working directory, which user code may have removed."""
+        Path(self._pod.working_dir).mkdir(parents=True, exist_ok=True)
+
+    async def _load_process(self, generation: int, spec: WorkloadSpec) -> Serving:
         try:
             if spec.callable.app is not None:
                 make_room = functools.partial(self._make_room, generation)
-                return await self._maker.app(generation, spec, make_room=make_room)
+                return await self._loader.load_app(generation, spec, make_room=make_room)
             is_first = not self._machine.serving
-            return await self._maker.worker(generation, spec, is_first=is_first)
+            await self._leave_world(generation)
+            return await self._loader.load_worker(generation, spec, is_first=is_first)
         except BaseException:
             if self._serving is not None:
-                await asyncio.shield(self._maker.show(self._serving.slot))
+                await asyncio.shield(self._code.show(self._serving.slot))
             raise
+
+    async def _leave_world(self, generation: int) -> None:
+        """End the processes of an earlier world of the generation: their memory is needed."""
+        before = self._serving
+        if before is None or not isinstance(before.process, RankGroup):
+            return
+        if before.process.generation == generation:
+            self._serving = None
+            try:
+                await asyncio.shield(before.process.kill())
+                if before.node is not None:
+                    await asyncio.shield(before.node.kill())
+            finally:
+                self._code.release(before.slot)
 
     async def _make_room(self, generation: int) -> None:
         """End the app that serves."""
@@ -286,4 +752,4 @@ class Supervisor:
                 await before.process.drain(DRAIN_GRACE)
             finally:
                 await asyncio.shield(before.process.kill())
-                self._maker.release(before.slot)
+                self._code.release(before.slot)

@@ -7,16 +7,17 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, cast
 
+from blake3 import blake3
+
 from kubetorch.datastore import transfer, trees
-from kubetorch.datastore.blobs import BlobStore, Source, digest_of
+from kubetorch.datastore.blobs import BlobStore, Source
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
-from kubetorch.lib.answers import Response
-from kubetorch.lib.http import HttpClient
-from kubetorch.pod.contact import Contact
-from kubetorch.wire import blobs, failures, routes
+from kubetorch.lib.http_client import HttpClient, Response
+from kubetorch.pod.session import ControllerAddress
+from kubetorch.wire import blobs, exceptions, routes
 
 #: Delays between attempts to reach a controller that does not answer, in seconds.
 DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
@@ -24,6 +25,9 @@ DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
 STALL_TIMEOUT = 30.0
 #: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
 MOST_THREADS = 8
+
+#: Makes the pieces of a blob, as often as they are wanted.
+Pieces = Callable[[], Iterable[bytes]]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,15 +37,11 @@ class Transfers:
     """Fetches and uploads blobs.
 
     Everything that blocks runs in threads; what a deploy waits for does not wait for uploads.
-
-    Args:
-        store: The pod's blobs.
-        contact: Where the controller is.
     """
 
-    def __init__(self, store: BlobStore, contact: Contact) -> None:
+    def __init__(self, store: BlobStore, address: ControllerAddress) -> None:
         self._store = store
-        self._contact = contact
+        self._address = address
         self._fetching = _Threads(MOST_THREADS)
         self._sending = _Threads(MOST_THREADS)
         self._lock = threading.Lock()
@@ -51,35 +51,19 @@ class Transfers:
         self._returning: asyncio.Task[None] | None = None
 
     async def fetch(self, digests: Iterable[str]) -> int:
-        """Have these blobs in the store; how many had to be fetched.
-
-        Raises:
-            DataStoreError: The controller does not have them, or sent something else; or no
-                thread can be started.
-            ControllerUnavailableError: It does not answer, after several attempts.
-        """
+        """Have these blobs in the store; how many had to be fetched."""
         wanted = list(digests)
         missing = await self._fetching.run(lambda: self._store.missing(wanted))
         if missing:
-            await _persistently(self._fetching, lambda: self._fetch(self._store.missing(missing)))
+            await _with_retries(self._fetching, lambda: self._fetch(self._store.missing(missing)))
         return len(missing)
 
-    async def upload(self, data: bytes) -> str:
-        """Store a blob in the controller; its digest.
-
-        Raises:
-            KubetorchError: The controller refused it, or does not answer, or no thread can be
-                started.
-        """
-        return await self._sending.run(lambda: self._upload(data))
+    async def upload(self, made: Sequence[Pieces]) -> list[str]:
+        """Store blobs in the controller, each given by what makes its pieces; their digests."""
+        return await self._sending.run(lambda: self._upload(made))
 
     def send_later(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
-        """Give the controller back what it lost, as far as it is here.
-
-        Args:
-            digests: The blobs.
-            of_trees: Trees, which are wanted with their files.
-        """
+        """Give the controller back what it lost, as far as it is here."""
         if self._returning is None or self._returning.done():
             self._returning = asyncio.get_running_loop().create_task(
                 self._return(digests, of_trees)
@@ -116,16 +100,29 @@ class Transfers:
                 hint="deploy again: the client uploads what is missing",
             )
 
-    def _upload(self, data: bytes) -> str:
-        digest = digest_of(data)
-        self._post([digest], lambda _digest: (len(data), _pieces(data)))
-        return digest
+    def _upload(self, made: Sequence[Pieces]) -> list[str]:
+        found: dict[str, tuple[int, Pieces]] = {}
+        digests = []
+        for pieces in made:
+            hasher, size = blake3(), 0
+            for piece in pieces():
+                hasher.update(piece)
+                size += len(piece)
+            digests.append(hasher.hexdigest())
+            found[digests[-1]] = size, pieces
+
+        def source(digest: str) -> tuple[int, Iterable[bytes]]:
+            size, pieces = found[digest]
+            return size, pieces()
+
+        self._post(list(found), source)
+        return digests
 
     async def _return(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
         try:
             here = await self._sending.run(lambda: self._here(digests, of_trees))
             if here:
-                await _persistently(self._sending, lambda: self._post(here, self._store.stream))
+                await _with_retries(self._sending, lambda: self._post(here, self._store.stream))
             _log.info("blobs returned to the controller sent=%s", len(here))
         except (KubetorchError, OSError) as error:
             _log.warning("blobs not returned to the controller error=%s", error)
@@ -152,7 +149,7 @@ class Transfers:
     def _http(self) -> HttpClient:
         """The client for the controller's URL and the token of this moment."""
         try:
-            url, token = self._contact.url(), self._contact.token()
+            url, token = self._address.url(), self._address.token()
         except OSError as error:
             raise ControllerUnavailableError(f"the controller's URL is unknown: {error}") from error
         with self._lock:
@@ -167,7 +164,7 @@ class Transfers:
             return self._client
 
 
-async def _persistently(threads: _Threads, attempt: Callable[[], None]) -> None:
+async def _with_retries(threads: _Threads, attempt: Callable[[], None]) -> None:
     for delay in DELAYS:
         try:
             await threads.run(attempt)
@@ -183,20 +180,13 @@ class _Threads:
     """Threads for what blocks, which do not keep the process alive.
 
     A controller that hangs would otherwise hold up the end of the agent.
-
-    Args:
-        most: How many there may be at one time; what comes then waits.
     """
 
     def __init__(self, most: int) -> None:
         self._free = asyncio.Semaphore(most)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """What `function` returns, in a thread.
-
-        Raises:
-            DataStoreError: No thread can be started.
-        """
+        """What `function` returns, in a thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
 
@@ -230,16 +220,11 @@ class _Threads:
         return await future
 
 
-def _pieces(data: bytes, size: int = 1024 * 1024) -> Iterator[bytes]:
-    for begin in range(0, len(data), size):
-        yield data[begin : begin + size]
-
-
 def _check(answer: Response) -> None:
     """Raise what the controller says is wrong."""
     if answer.status < 300:
         return
-    error = failures.rebuild(failures.parse_json(answer.read()))
+    error = exceptions.rebuild(exceptions.parse_json(answer.read()))
     if answer.status in (502, 503, 504):
         raise ControllerUnavailableError(f"the controller answered {answer.status}: {error}")
     if isinstance(error, KubetorchError):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overload
 
-from kubetorch.sdk import parameters
+from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
+from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.calls.caller import Caller
+    from kubetorch.sdk.deploys.deploy import Deployment
     from kubetorch.wire.messages import WorkloadView
 
 T = TypeVar("T")
@@ -39,6 +43,9 @@ class Cls(Module[T], Generic[T]):
     """
 
     kind = "cls"
+    #: Names that can be called, as a worker said.
+    _learned: frozenset[str] = frozenset()
+    _on_replace: OnReplace = "warn"
 
     def __init__(  # the documented constructor
         self,
@@ -61,23 +68,78 @@ class Cls(Module[T], Generic[T]):
     def init_args(self, value: Mapping[str, Any] | None) -> None:
         self._init_args = None if value is None else parameters.init_args(value)
 
+    def _declared_ref(self) -> CallableRef:
+        return replace(super()._declared_ref(), on_replace=self._on_replace)
+
+    def _deployment(self, get_if_exists: bool = False) -> Deployment:
+        spec = None if self._compute is None else self._compute.to_spec()
+        if self._on_replace == "error" and spec and (spec.autoscaling or spec.pods > 1):
+            what = "it is autoscaled" if spec.autoscaling else f"it has {spec.pods} pods"
+            raise SpecError(
+                f"on_replace='error' is for a class with one instance; {self.name}: {what}",
+                hint="leave out .autoscale(...), .distribute(...) and replicas, or on_replace",
+            )
+        return super()._deployment(get_if_exists)
+
     def _accept(self, view: WorkloadView) -> None:
+        if self._view is not None:
+            self._learned = frozenset()
         super()._accept(view)
+        if self._source is None:
+            self._on_replace = view.spec.callable.on_replace
         digest = view.spec.init_args
         if digest is not None and self._init_args is None:
             namespace = view.spec.namespace
             stored = self._session().ask(lambda asked: asked.get_blob(digest, namespace))
             self._init_args = json.loads(stored)
 
-    def _defines(self, name: str) -> bool:
-        """Whether the class of this program has a method of that name."""
-        return self._source is not None and hasattr(self._source.callable_object, name)
+    def _local_class(self) -> object:
+        return None if self._source is None else self._source.callable_object
+
+    def _here(self, name: str) -> object:
+        """What the class of this program has of that name; `None` also without a class."""
+        of_class = self._local_class()
+        is_defined = any(name in vars(base) for base in getattr(of_class, "__mro__", ()))
+        return getattr(of_class, name, None) if is_defined else None
+
+    def _missing(self, name: str) -> str | None:
+        """Why no callable has that name, empty if there is one; `None` if nobody knows."""
+        here = self._here(name)
+        if callable(here) or name in self._learned:
+            return ""
+        if isinstance(here, property):
+            return f"{self.name}.{name} is a property; give the class a method that returns it"
+        if (self._source is not None and self._view is None) or inpod.is_importing():
+            return None
+        return self._ask(name)
+
+    def _ask(self, name: str) -> str | None:
+        try:
+            said = Method(self, CALLABLES).options(
+                stream_logs=False, serialization="json", async_=False, timeout=30.0
+            )(name)
+        except Exception:  # noqa: BLE001  # a call says it; a load fails with the user's exception
+            return None
+        if isinstance(said, list):
+            said = said[0]  # of several pods
+        if said is None:
+            return None  # where calls have no effect
+        missing: str = said["missing"]
+        self._learned |= {*said["names"], *(() if missing else (name,))}
+        return missing
+
+    def __getstate__(self) -> dict[str, Any]:
+        of_class = {name for name in dir(self._local_class()) if callable(self._here(name))}
+        return super().__getstate__() | {"_learned": self._learned | of_class}
 
     def __getattr__(self, name: str) -> Method:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in OF_COMPUTE and self._compute is not None and not self._defines(name):
+        if name in OF_COMPUTE and self._compute is not None and self._here(name) is None:
             return cast("Method", getattr(self._compute, name))
+        missing = self._missing(name)
+        if missing:
+            raise AttributeError(missing)
         return Method(self, name)
 
     def __getitem__(self, name: str) -> Method:
@@ -108,6 +170,15 @@ class Method(RemoteCallable[..., Any]):
         module, name = self._module, self._name
         return module._callers.get(name) or module._make_caller(name)
 
+    def __bool__(self) -> bool:
+        missing = self._module._missing(self._name) if self._name else ""
+        if missing is None:
+            raise TypeError(
+                f"whether {self._module.name} has a method {self._name!r} is not known here: "
+                "its class does not say, and no pod was asked"
+            )
+        return not missing
+
     def __repr__(self) -> str:
         return f"{self._module!r}.{self._name}"
 
@@ -121,6 +192,8 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    on_replace: OnReplace = "warn",
 ) -> Cls[T]: ...
 @overload
 def cls(
@@ -131,8 +204,10 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    on_replace: OnReplace = "warn",
 ) -> Cls[Any]: ...
-def cls(  # the documented parameters
+def cls(  # noqa: PLR0913  # the documented parameters
     class_obj: type[Any] | None = None,
     name: str | None = None,
     get_if_exists: bool = True,
@@ -140,6 +215,8 @@ def cls(  # the documented parameters
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    on_replace: OnReplace = "warn",
 ) -> Cls[Any]:
     """Make a service of a class, or get the handle of one that exists.
 
@@ -155,6 +232,10 @@ def cls(  # the documented parameters
         sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
         remote_dir: Folder in the container that has the code already; then none is sent.
         remote_import_path: Dotted name of the module in `remote_dir`.
+        on_replace: What the next call of a program gets after the instance was made anew although
+            nobody deployed, because its worker or pod ended: `"warn"` runs it and warns with
+            `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
+            classes with one pod.
 
     Raises:
         SpecError: There is neither a class nor a name, or a pod could not import the class.
@@ -166,10 +247,15 @@ def cls(  # the documented parameters
     if not (given is None or isinstance(given, type)):
         hint = "; use kt.fn for a function" if callable(given) else ""
         raise TypeError(f"kt.cls needs a class; this is {given!r}{hint}")
-    return Cls._made(
+    if on_replace not in get_args(OnReplace):
+        raise SpecError(f"on_replace is {on_replace!r}; it must be 'warn' or 'error'")
+    made: Cls[Any] = Cls._made(
         class_obj,
         Placement(sync_dir, remote_dir, remote_import_path),
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
     )
+    if class_obj is not None:
+        made._on_replace = on_replace
+    return made

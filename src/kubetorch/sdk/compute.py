@@ -2,48 +2,112 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, overload
 
-from kubetorch.config.settings import config
-from kubetorch.errors import SpecError
-from kubetorch.sdk import inpod, parameters
-from kubetorch.sdk.computing import attached, consistency, objects
-from kubetorch.sdk.computing.doors import Doors
-from kubetorch.sdk.computing.syncing import Syncing
-from kubetorch.specs import names
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.config import environment
+from kubetorch.config.settings import DEFAULT_IMAGE, config
+from kubetorch.errors import KubetorchError, SpecError
+from kubetorch.manifests import labels as known_labels
+from kubetorch.sdk import compute_parameters, inpod, parameters, services
+from kubetorch.sdk.compute_parameters import ABSENT, PARAMETERS
+from kubetorch.sdk.image import Image
+from kubetorch.specs import autoscaling, distribution, names
+from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.compute import ComputeSpec, Pairs
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
+from kubetorch.specs.image import ImageSpec, RunStep, check_reference
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from kubetorch.sdk.image import Image
-    from kubetorch.sdk.secrets.secret import Secret
+    from kubetorch.manifests.kinds import Manifest
+    from kubetorch.sdk.compute_manifest import ComputeManifest
+    from kubetorch.sdk.compute_pods import Attributes, ComputePods
+    from kubetorch.sdk.secret import Secret
+    from kubetorch.sdk.transport.session import Session
     from kubetorch.sdk.volume import Volume
 
-#: The parameters.
-_PARAMETERS = (
-    *("cpus", "memory", "disk_size", "gpus", "gpu_type", "priority_class_name", "gpu_memory"),
-    *("namespace", "image", "labels", "annotations", "volumes", "node_selector"),
-    *("service_template", "tolerations", "env_vars", "secrets", "freeze", "kubeconfig_path"),
-    *("service_account_name", "image_pull_policy", "inactivity_ttl", "gpu_anti_affinity"),
-    *("launch_timeout", "working_dir", "shared_memory_limit", "allowed_serialization"),
-    *("replicas", "logging_config", "queue_name", "selector", "endpoint", "queue"),
-)
-#: Parameters that the environment may say, if nobody else does.
-_FROM_ENVIRONMENT = ("launch_timeout", "allowed_serialization", "gpu_anti_affinity")
-#: Parameters that are added, and have no setter.
-_ADDED = ("env_vars", "labels", "annotations", "tolerations")
-#: Parameters that `kt.config` may say, if nobody else does.
+GivenT = TypeVar("GivenT", contravariant=True)
+ShownT = TypeVar("ShownT", covariant=True)
+#: Parameters that `kt.config` sets if the user does not.
 _CONFIGURED = frozenset({"volumes", "queue", "image"})
 
 
-class Compute(Syncing, Doors):
+class ComputeArguments(TypedDict, total=False):
+    """The arguments of `kt.Compute` for type checkers, where they come as keywords."""
+
+    cpus: str | float | None
+    memory: str | int | None
+    disk_size: str | int | None
+    gpus: str | int | None
+    gpu_type: str | None
+    priority_class_name: str | None
+    gpu_memory: str | None
+    namespace: str | None
+    image: Image | None
+    labels: Mapping[str, str] | None
+    annotations: Mapping[str, str] | None
+    volumes: Sequence[str | Volume] | None
+    node_selector: Mapping[str, str] | None
+    service_template: Mapping[str, Any] | None
+    tolerations: Iterable[Mapping[str, Any]] | None
+    env_vars: Mapping[str, str | float] | None
+    secrets: Iterable[str | Secret] | None
+    freeze: bool
+    kubeconfig_path: str | PathLike[str] | None
+    service_account_name: str | None
+    image_pull_policy: str | None
+    inactivity_ttl: str | None
+    gpu_anti_affinity: bool | None
+    launch_timeout: int | str | None
+    working_dir: str | None
+    shared_memory_limit: str | None
+    allowed_serialization: Iterable[str] | None
+    replicas: int | None
+    logging_config: LoggingConfig | None
+    queue_name: str | None
+    selector: Mapping[str, str] | None
+    endpoint: Endpoint | None
+    queue: str | None
+
+
+class _Attribute(Generic[GivenT, ShownT]):
+    """A row of `PARAMETERS` as an attribute: checked when it is set, kept in the spec."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._parameter = PARAMETERS[name]
+
+    @overload
+    def __get__(self, compute: None, owner: type) -> _Attribute[GivenT, ShownT]: ...
+    @overload
+    def __get__(self, compute: Compute, owner: type) -> ShownT: ...
+    def __get__(self, compute: Compute | None, owner: type) -> _Attribute[GivenT, ShownT] | ShownT:
+        if compute is None:
+            return self
+        value: Any = getattr(compute._spec, str(self._parameter.field))
+        show = self._parameter.show
+        shown: ShownT = value if show is None else show(value)
+        return shown
+
+    def __set__(self, compute: Compute, value: GivenT) -> None:
+        compute._set(**{str(self._parameter.field): self._parameter.value(value)})
+
+
+_Text = _Attribute[str | None, str | None]
+_Amount = _Attribute[str | int | None, str | None]
+
+
+class Compute:
     """A pool of pods with the resources that a service asks for.
 
     It is a declaration: nothing starts until a function or class is deployed `.to()` it. Several
@@ -133,18 +197,21 @@ class Compute(Syncing, Doors):
         _skip_template_init: bool = False,
         *,
         queue: str | None = None,
+        **unknown: NoReturn,
     ) -> None:
-        given = {
-            name: value
-            for name, value in locals().items()
-            if name in _FROM_ENVIRONMENT or (name in _PARAMETERS and value is not None)
-        }
+        arguments = locals()
+        for name in unknown:
+            raise compute_parameters.unknown(name)
         self._begin(ComputeSpec(), unsaid=_CONFIGURED)
-        for name, value in given.items():
-            if name in _ADDED:
-                getattr(self, f"add_{name}")(value)
-            else:
+        for name, parameter in PARAMETERS.items():
+            value = arguments.get(name)
+            if value is None and parameter.default is None:
+                continue
+            add = getattr(self, f"add_{name}", None)
+            if add is None:
                 setattr(self, name, value)
+            else:
+                add(value)
         self._finish()
 
     def _begin(
@@ -159,24 +226,28 @@ class Compute(Syncing, Doors):
         self._service_name: str | None = None
         # Whether the user chose the name, or a manifest has it: the service is then called so.
         self._is_named = False
-        self._image = None
-        self._secrets = ()
+        # The image as the user has it: steps that are added to it later are deployed, too.
+        self._image: Image | None = None
+        self._secrets: tuple[Secret, ...] = ()
+        # Parameters that `kt.config` sets.
         self._unsaid = unsaid
-        self._url = None
+        # Where the deployed service answers.
+        self._url: str | None = None
+        # Whether it is that of a service that exists, and not declared by this program.
         self._is_found = False
         self._is_whole = False
 
     def _finish(self) -> None:
-        consistency.check(self._spec)
+        compute_parameters.check_consistency(self._spec)
         self._is_whole = True
 
     def _set(self, **changes: Any) -> None:  # noqa: ANN401  # fields of the spec
-        spec = consistency.settled(replace(self._spec, **changes), self._spec)
+        spec = compute_parameters.settled(replace(self._spec, **changes), self._spec)
         if self._is_whole:
-            consistency.check(spec)
+            compute_parameters.check_consistency(spec)
         self._spec = spec
 
-    # ---------------------------------------------------------------------------- other origins
+    # -------------------------------------------------------------------------------- other origins
 
     @classmethod
     def from_manifest(
@@ -204,20 +275,21 @@ class Compute(Syncing, Doors):
         Raises:
             SpecError: The file cannot be read, or the object is not what it has to be.
         """
-        from kubetorch.sdk.computing import manifests  # noqa: PLC0415  # not to declare resources
+        # Declaring resources loads no manifests.
+        from kubetorch.sdk import compute_manifest  # noqa: PLC0415
 
-        if inpod.is_worker() and not manifests.is_here(manifest):
+        if inpod.is_worker() and not compute_manifest.is_here(manifest):
             # A module that a pod imports names files of the machine that it was deployed from.
             return cls()
-        found = manifests.load(manifest)
-        labels = None if selector is None else objects.selector(selector)
+        found = compute_manifest.load(manifest)
+        labels = None if selector is None else PARAMETERS["selector"].parse(selector)
         compute = cls.__new__(cls)
-        spec = manifests.declared(found, pod_template_path)
-        compute._begin(replace(spec, selector=labels), namespace=manifests.namespace(found))
+        spec, namespace = compute_manifest.read(found, pod_template_path)
+        compute._begin(replace(spec, selector=labels), namespace=namespace)
         compute.endpoint = endpoint
         if image is not None:
             compute.image = image
-        name = manifests.name(found, selector)
+        name = compute_manifest.service_name(found, selector)
         if name is not None:
             compute.service_name = name
         compute._finish()
@@ -254,7 +326,7 @@ class Compute(Syncing, Doors):
         compute._is_whole = True
         return compute
 
-    # ---------------------------------------------------------------------------- identity
+    # ------------------------------------------------------------------------------------- identity
 
     @property
     def namespace(self) -> str:
@@ -263,7 +335,7 @@ class Compute(Syncing, Doors):
 
     @namespace.setter
     def namespace(self, value: str | None) -> None:
-        self._namespace = None if value is None else parameters.namespace(value)
+        self._namespace = None if value is None else PARAMETERS["namespace"].parse(value)
 
     @property
     def service_name(self) -> str | None:
@@ -291,7 +363,722 @@ class Compute(Syncing, Doors):
         """The name that the service has whatever is deployed; `None` if it may be any."""
         return self._service_name if self._is_named else None
 
-    # ------------------------------------------------------------------------------- as a value
+    # ----------------------------------------------------------------------------------- parameters
+
+    cpus = _Attribute[str | float | None, str | None]()
+    memory = _Amount()
+    disk_size = _Amount()
+    gpus = _Amount()
+    gpu_type = _Text()
+    gpu_memory = _Amount()
+    shared_memory_limit = _Amount()
+    node_selector = _Attribute[Mapping[str, str] | None, dict[str, str]]()
+    priority_class_name = _Text()
+    gpu_anti_affinity = _Attribute[bool | None, bool]()
+    queue_name = _Text()
+    image_pull_policy = _Text()
+    service_account_name = _Text()
+    server_port = _Attribute[int | None, int]()
+    working_dir = _Text()
+    service_template = _Attribute[Mapping[str, Any] | None, dict[str, Any] | None]()
+    freeze = _Attribute[bool | None, bool]()
+    launch_timeout = _Attribute[int | str | None, int]()
+    inactivity_ttl = _Text()
+    allowed_serialization = _Attribute[Iterable[str] | None, list[str]]()
+    logging_config = _Attribute[LoggingConfig | None, LoggingConfig]()
+    selector = _Attribute[Mapping[str, str] | None, dict[str, str] | None]()
+
+    @property
+    def kubeconfig_path(self) -> str:
+        """The kubeconfig that reaches the cluster: as given, else that of this machine."""
+        path = self._spec.kubeconfig_path
+        return str(environment.kubeconfig() if path is None else Path(path).expanduser())
+
+    @kubeconfig_path.setter
+    def kubeconfig_path(self, value: str | PathLike[str] | None) -> None:
+        self._set(kubeconfig_path=PARAMETERS["kubeconfig_path"].value(value))
+
+    @property
+    def shm_size_limit(self) -> str | None:
+        """Deprecated: `shared_memory_limit` is this."""
+        _warn_of_shm_size_limit()
+        return self.shared_memory_limit
+
+    @shm_size_limit.setter
+    def shm_size_limit(self, value: str | int | None) -> None:
+        _warn_of_shm_size_limit()
+        self.shared_memory_limit = value
+
+    # ----------------------------------------------------------------------------- added key by key
+
+    @property
+    def env_vars(self) -> dict[str, str]:
+        """Environment of the pods; `add_env_vars` changes it."""
+        return dict(self._spec.env_vars)
+
+    def add_env_vars(self, env_vars: Mapping[str, str | float]) -> None:
+        """Add environment variables, or replace those of the same name."""
+        self._set(env_vars=_merged(self._spec.env_vars, PARAMETERS["env_vars"].parse(env_vars)))
+
+    @property
+    def tolerations(self) -> list[dict[str, Any]]:
+        """Taints that pods accept, those of nodes with GPUs among them."""
+        return self._described().tolerations()
+
+    def add_tolerations(self, tolerations: Iterable[Mapping[str, Any]]) -> None:
+        """Add tolerations; those of the same keys are replaced."""
+        new = PARAMETERS["tolerations"].parse(tolerations)
+        keys = {one.key for one in new}
+        kept = tuple(one for one in self._spec.tolerations if one.key not in keys)
+        self._set(tolerations=(*kept, *new))
+
+    def add_labels(self, labels: Mapping[str, str]) -> None:
+        """Add labels of the service and its pods, or replace those of the same name."""
+        self._set(labels=_merged(self._spec.labels, PARAMETERS["labels"].parse(labels)))
+
+    def add_pod_template_labels(
+        self, labels: Mapping[str, str], remove_keys: Iterable[str] | None = None
+    ) -> None:
+        """Add labels of the pods alone, or replace those of the same name.
+
+        Args:
+            labels: The labels.
+            remove_keys: Labels to take away from the pods, and from the service if they were
+                given for both.
+        """
+        gone = set(_label_names(remove_keys))
+        new = PARAMETERS["labels"].parse(labels)
+        kept = tuple(one for one in self._spec.pod_labels if one[0] not in gone)
+        changes: dict[str, Any] = {"pod_labels": _merged(kept, new)}
+        if gone:
+            changes["labels"] = tuple(one for one in self._spec.labels if one[0] not in gone)
+        if gone and self._spec.manifest is not None:
+            changes["manifest"] = self._described().without_pod_labels(gone)
+        self._set(**changes)
+
+    def add_annotations(self, annotations: Mapping[str, str]) -> None:
+        """Add annotations of the service and its pods, or replace those of the same name."""
+        self._set(
+            annotations=_merged(
+                self._spec.annotations, PARAMETERS["annotations"].parse(annotations)
+            )
+        )
+
+    # ---------------------------------------------------------------------- image, volumes, secrets
+
+    @property
+    def image(self) -> Image | None:
+        """The image of the pods and its steps, which can be added to; `None` is the default one."""
+        if self._image is None and self._spec.image is not None:
+            self._image = Image.from_spec(self._spec.image)
+        return self._image
+
+    @image.setter
+    def image(self, value: Image | None) -> None:
+        given = None if value is None else PARAMETERS["image"].parse(value)
+        self._set(image=None)
+        self._image = given
+
+    @property
+    def server_image(self) -> str:
+        """Reference of the container image that the pods run."""
+        return str(self._container().get("image", ""))
+
+    @server_image.setter
+    def server_image(self, value: str) -> None:
+        spec = self.to_spec().image or ImageSpec()
+        self._image = None
+        self._set(image=replace(spec, image_id=check_reference(value)))
+
+    @property
+    def python_path(self) -> str | None:
+        """Interpreter in the container, or its folder, as the image says."""
+        spec = self.to_spec().image
+        return None if spec is None else spec.python_path
+
+    @property
+    def image_install_cmd(self) -> str | None:
+        """Command that installs a requirement, as the image says."""
+        spec = self.to_spec().image
+        return None if spec is None else spec.install_cmd
+
+    @property
+    def volumes(self) -> list[str]:
+        """Names of its volumes. Setting it adds volumes, or names of claims that exist."""
+        return [one.name for one in self.to_spec().volumes]
+
+    @volumes.setter
+    def volumes(self, value: Sequence[str | Volume] | None) -> None:
+        if value is None:
+            return
+        new = PARAMETERS["volumes"].parse(value)
+        names = {one.name for one in new}
+        kept = tuple(one for one in self._spec.volumes if one.name not in names)
+        self._set(volumes=(*kept, *new))
+        self._unsaid -= {"volumes"}
+
+    @property
+    def secrets(self) -> list[Secret]:
+        """Its secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
+        return list(self._secrets)
+
+    @secrets.setter
+    def secrets(self, value: Iterable[str | Secret] | None) -> None:
+        if value is None:
+            return
+        new = PARAMETERS["secrets"].parse(value)
+        refs = [one.to_ref() for one in new]
+        names = {one.name for one in refs}
+        kept = tuple(one for one in self._spec.secrets if one.name not in names)
+        self._set(secrets=(*kept, *refs))
+        self._secrets = (*(one for one in self._secrets if one.name not in names), *new)
+
+    # --------------------------------------------------------------------------- queue and endpoint
+
+    @property
+    def queue(self) -> str | None:
+        """Queue of the KAI scheduler that the pods wait in; `kt.config.queue` if not given."""
+        return self.to_spec().queue
+
+    @queue.setter
+    def queue(self, value: str | None) -> None:
+        self._set(queue=None if value is None else PARAMETERS["queue"].parse(value))
+        self._unsaid = self._unsaid - {"queue"} if value is not None else self._unsaid
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL that calls go to: the user's own, else that of the deployed service."""
+        given = self._spec.endpoint
+        return self._url if given is None or given.url is None else given.url
+
+    @endpoint.setter
+    def endpoint(self, value: Endpoint | None) -> None:
+        self._set(endpoint=None if value is None else PARAMETERS["endpoint"].parse(value))
+
+    # ------------------------------------------------------------------------------- number of pods
+
+    @property
+    def replicas(self) -> int:
+        """Number of pods; of an autoscaled service the fewest."""
+        scaling = self._spec.autoscaling
+        if scaling is not None:
+            return 1 if scaling.min_scale is None else scaling.min_scale
+        return self._spec.pods
+
+    @replicas.setter
+    def replicas(self, value: int | None) -> None:
+        # 0 stands for "not given", as programs expect.
+        wanted = PARAMETERS["replicas"].parse(value) if value else 1
+        scaling, distributed = self._spec.autoscaling, self._spec.distribution
+        if scaling is not None:
+            self._set(autoscaling=autoscaling.check_numbers(replace(scaling, min_scale=wanted)))
+            return
+        if self._spec.manifest is not None:
+            distributed = self._described().distribution(wanted)
+        if distributed is not None:
+            distributed = replace(distributed, workers=None)
+        self._set(replicas=wanted, distribution=distributed)
+
+    def autoscale(  # noqa: PLR0913  # the documented parameters
+        self,
+        *,
+        target: float | None = None,
+        window: str | None = None,
+        metric: str | None = None,
+        target_utilization: int | None = None,
+        min_scale: int | None = None,
+        max_scale: int | None = None,
+        initial_scale: int | None = None,
+        concurrency: int | None = None,
+        scale_to_zero_pod_retention_period: str | None = None,
+        scale_down_delay: str | None = None,
+        autoscaler_class: str | None = None,
+        progress_deadline: str | None = None,
+        **extra_annotations: Any,  # noqa: ANN401  # other spellings, and annotations of Knative
+    ) -> Self:
+        """Let the load decide on the number of pods; each call goes to one of them.
+
+        The service becomes one of Knative. Where there is no Knative it runs with `min_scale`
+        pods, at least one, and says so.
+
+        Args:
+            target: Load per pod that is aimed at, in units of `metric`; Knative's default is 100.
+            window: Time over which it is averaged, such as `"60s"`, which is Knative's default.
+            metric: `"concurrency"`, the default, or `"rps"`; `"cpu"`, `"memory"` and others, which
+                need the HPA class and choose it.
+            target_utilization: Percentage of the target at which pods are added, 1 to 100.
+            min_scale: Fewest pods; 0 allows none. 1 if not given.
+            max_scale: Most pods; 0 or not given is no limit.
+            initial_scale: Pods to begin with.
+            concurrency: Requests that a pod takes at once; more wait.
+            scale_to_zero_pod_retention_period: How long the last pod is kept at least; `"10m"`.
+            scale_down_delay: How long the load must be lower before a pod goes; `"1m"`.
+            autoscaler_class: `"kpa.autoscaling.knative.dev"` or `"hpa.autoscaling.knative.dev"`.
+            progress_deadline: How long a revision may take to become ready; longer than
+                `launch_timeout`.
+            extra_annotations: `min_replicas`, `max_replicas` and `target_concurrency` are other
+                spellings; `scale_to_zero_grace_period` says in seconds how long the last pod is
+                kept and allows none if `min_scale` is not given. Others become annotations
+                `autoscaling.knative.dev/…`.
+
+        Returns:
+            This object.
+
+        Raises:
+            AutoScalingError: A value is impossible, or a keyword is a near miss of a known one.
+            SpecError: It is distributed, or has `replicas`.
+        """
+        given = {
+            "target": target,
+            "window": window,
+            "metric": metric,
+            "target_utilization": target_utilization,
+            "min_scale": min_scale,
+            "max_scale": max_scale,
+            "initial_scale": initial_scale,
+            "concurrency": concurrency,
+            "scale_to_zero_pod_retention_period": scale_to_zero_pod_retention_period,
+            "scale_down_delay": scale_down_delay,
+            "autoscaler_class": autoscaler_class,
+            "progress_deadline": progress_deadline,
+            **extra_annotations,
+        }
+        timeout = self._spec.launch_timeout
+        self._set(autoscaling=autoscaling.parse(given, launch_timeout=timeout))
+        return self
+
+    @property
+    def autoscaling_config(self) -> AutoscalingSpec | None:
+        """How it scales; `None` when it does not."""
+        return self._spec.autoscaling
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests that a pod of an autoscaled service takes at once; `None` is no limit."""
+        scaling = self._spec.autoscaling
+        return None if scaling is None else scaling.concurrency
+
+    @concurrency.setter
+    def concurrency(self, value: int | None) -> None:
+        scaling = self._spec.autoscaling
+        if scaling is None:
+            raise SpecError(
+                f"concurrency is {value!r}; it limits the pods of an autoscaled service",
+                hint=f"autoscale(concurrency={value!r})",
+            )
+        self._set(autoscaling=autoscaling.check_numbers(replace(scaling, concurrency=value)))
+
+    def distribute(
+        self,
+        distribution_type: str | None = None,
+        workers: int | str | None = None,
+        quorum_timeout: int | None = None,
+        quorum_workers: int | None = None,
+        monitor_members: bool | None = None,
+        **kwargs: Any,  # noqa: ANN401  # the framework's own
+    ) -> Self:
+        """Run each call on all pods, with what a framework for distributed programs needs.
+
+        Args:
+            distribution_type: `"spmd"`, the default, `"pytorch"`, `"jax"`, `"tensorflow"`, `"ray"`
+                or `"monarch"`; `framework=` is another spelling.
+            workers: Number of pods; those of `replicas` if not given.
+            quorum_timeout: Seconds to wait for `quorum_workers`; `launch_timeout` if not given.
+            quorum_workers: Pods that must be there before a call starts; all if not given.
+            monitor_members: Whether the loss of a pod ends a running call; not so for Ray if not
+                given.
+            kwargs: The framework's own, such as `num_proc`, `port` and `monarch_hosts`; JSON must
+                be able to carry them. `distribution_args={}` is another spelling.
+
+        Returns:
+            This object.
+
+        Raises:
+            SpecError: A value is impossible, a keyword is a near miss of a known one, or it is
+                autoscaled.
+        """
+        given = {
+            "distribution_type": distribution_type,
+            "workers": workers,
+            "quorum_timeout": quorum_timeout,
+            "quorum_workers": quorum_workers,
+            "monitor_members": monitor_members,
+            **kwargs,
+        }
+        found, warnings = distribution.parse(given)
+        self._set(distribution=found)
+        for warning in warnings:
+            parameters.warn(warning)
+        return self
+
+    @property
+    def distributed_config(self) -> dict[str, Any] | None:
+        """How one call runs on many pods; `None` when it runs on one."""
+        found = self._spec.distribution
+        if found is None:
+            return None
+        return found.config(replicas=self._spec.replicas, launch_timeout=self._spec.launch_timeout)
+
+    @distributed_config.setter
+    def distributed_config(self, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            self._set(distribution=None)
+            return
+        if not isinstance(value, Mapping):
+            raise SpecError(
+                f"distributed_config is {value!r}; it must be a dictionary",
+                hint='for example {"distribution_type": "pytorch", "workers": 4}',
+            )
+        self.distribute(**value)
+
+    @property
+    def dispatch_method(self) -> str:
+        """How a call reaches pods: `regular`, or the kind of distribution."""
+        found = self._spec.distribution
+        return "regular" if found is None else found.distribution_type
+
+    # ------------------------------------------------------------------------------------ as a spec
+
+    def to_spec(self) -> ComputeSpec:
+        """What is sent to the controller: frozen."""
+        spec = self._spec
+        if self._image is not None:
+            spec = replace(spec, image=self._image.to_spec())
+        if self._unsaid and not spec.is_selector_only:
+            spec = self._with_defaults(spec)
+        return spec
+
+    def _with_defaults(self, spec: ComputeSpec) -> ComputeSpec:
+        """The spec with what `kt.config` says of what nobody said."""
+        names, queue, base = config.volumes, config.queue, config.default_image
+        if names and "volumes" in self._unsaid:
+            spec = replace(spec, volumes=PARAMETERS["volumes"].parse(names))
+        if queue and "queue" in self._unsaid and spec.queue_name is None:
+            spec = replace(spec, queue=PARAMETERS["queue"].parse(queue))
+        if base != DEFAULT_IMAGE and (spec.image is None or spec.image.image_id is None):
+            spec = replace(spec, image=replace(spec.image or ImageSpec(), image_id=base))
+        return spec
+
+    # -------------------------------------------------------------------------------- as a manifest
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The Kubernetes object that a deploy applies; `None` when it only names pods."""
+        return self._described().render()
+
+    def _described(self) -> ComputeManifest:
+        # Declaring resources loads no manifests.
+        from kubetorch.sdk.compute_manifest import ComputeManifest  # noqa: PLC0415
+
+        return ComputeManifest(self.to_spec(), self.namespace, self._service_name)
+
+    @property
+    def _manifest(self) -> Manifest | None:
+        """The name under which programs read it."""
+        return self.manifest
+
+    @property
+    def selector_only(self) -> bool:
+        """Whether it names pods that are there, and asks for none."""
+        return self._spec.is_selector_only
+
+    @property
+    def metrics_enabled(self) -> bool:
+        """Whether calls show the pods' use of resources: not in this release."""
+        return False
+
+    @property
+    def kind(self) -> str:
+        """Kind of the manifest."""
+        return str((self.manifest or {}).get("kind", "Deployment"))
+
+    @property
+    def api_version(self) -> str:
+        """API version of the manifest."""
+        return str((self.manifest or {}).get("apiVersion", "apps/v1"))
+
+    @property
+    def deployment_mode(self) -> str:
+        """What it is for Kubernetes: `deployment`, `knative`, `raycluster`, or another kind."""
+        manifest = self.manifest or {}
+        if str(manifest.get("apiVersion")).startswith("serving.knative.dev/"):
+            return "knative"
+        return str(manifest.get("kind", "Deployment")).lower()
+
+    @property
+    def raycluster(self) -> Manifest | None:
+        """The manifest, if it is a RayCluster."""
+        manifest = self.manifest
+        return manifest if manifest is not None and manifest["kind"] == "RayCluster" else None
+
+    @property
+    def pod_template(self) -> Manifest:
+        """Metadata and spec of the pods that calls go to."""
+        template = self._described().primary()
+        return {} if template is None else template.body
+
+    @property
+    def pod_spec(self) -> Manifest:
+        """Spec of the pods that calls go to."""
+        found: Manifest = self.pod_template.get("spec") or {}
+        return found
+
+    def _container(self) -> Manifest:
+        template = self._described().primary()
+        return {} if template is None else template.container
+
+    @property
+    def resources(self) -> Manifest:
+        """Requests and limits of the container that calls go to."""
+        return self._container().get("resources") or {}
+
+    @property
+    def volume_mounts(self) -> list[Manifest]:
+        """What is mounted into the container that calls go to."""
+        return self._container().get("volumeMounts") or []
+
+    @property
+    def secret_env_vars(self) -> list[Manifest]:
+        """Variables whose values come from secrets."""
+        variables = self._container().get("env") or []
+        return [one for one in variables if "secretKeyRef" in (one.get("valueFrom") or {})]
+
+    @property
+    def secret_volumes(self) -> list[Manifest]:
+        """Volumes whose files come from secrets."""
+        return [one for one in self.pod_spec.get("volumes") or [] if "secret" in one]
+
+    def get_env_vars(self, keys: list[str] | str | None = None) -> dict[str, str]:
+        """Variables of the container that have a value of their own.
+
+        Args:
+            keys: Only these; all if not given.
+        """
+        wanted = [keys] if isinstance(keys, str) else keys
+        found = {one["name"]: one.get("value", "") for one in self._container().get("env") or []}
+        found |= self.env_vars
+        return {key: text for key, text in found.items() if wanted is None or key in wanted}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the service; `add_labels` changes them."""
+        return self._metadata("labels") if not self.selector_only else dict(self._spec.labels)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Annotations of the service; `add_annotations` changes them."""
+        is_pool = self.selector_only
+        return dict(self._spec.annotations) if is_pool else self._metadata("annotations")
+
+    @property
+    def user_labels(self) -> dict[str, str]:
+        """Labels of the service that are not Kubetorch's own."""
+        return self._described().own_labels(self.labels)
+
+    @property
+    def user_annotations(self) -> dict[str, str]:
+        """Annotations of the service that are not Kubetorch's own."""
+        return self._described().own_annotations(self.annotations)
+
+    @property
+    def gpu_annotations(self) -> dict[str, str]:
+        """Annotations that say which part of a GPU is wanted."""
+        wanted = self._spec.gpu_memory
+        return {} if wanted is None else {known_labels.GPU_MEMORY: wanted}
+
+    def _metadata(self, key: str) -> dict[str, str]:
+        metadata = (self.manifest or {}).get("metadata") or {}
+        return dict(metadata.get(key) or {})
+
+    # ------------------------------------------------------------------------------------- its pods
+
+    def session(self) -> Session:
+        """The way to the controller: in the cluster of its kubeconfig, if it names one."""
+        # That of a service that was found is a path of another machine, perhaps.
+        return services.session(None if self._is_found else self._spec.kubeconfig_path)
+
+    def _pods(self) -> ComputePods:
+        if self._service_name is None:
+            raise SpecError(
+                "this Compute has no pods: nothing was deployed to it",
+                hint="kt.fn(train).to(compute) deploys a function",
+            )
+        # What deploys and calls need is loaded by programs that do.
+        from kubetorch.sdk.compute_pods import ComputePods  # noqa: PLC0415
+
+        return ComputePods(self.session(), self.namespace, self._service_name)
+
+    def pods(self) -> list[Attributes]:
+        """Its pods as Kubernetes describes them; their keys are attributes, too.
+
+        There are none before something is deployed, and after its teardown.
+        """
+        return [] if self._service_name is None else self._pods().found()
+
+    def pod_names(self) -> list[str]:
+        """Names of the pods that run, but for those that are about to end."""
+        return [] if self._service_name is None else self._pods().running_names()
+
+    def is_up(self) -> bool:
+        """Whether there are pods, and all of them run; not so if nobody can be asked."""
+        try:
+            pods = self.pods()
+        except KubetorchError:
+            return False
+        return bool(pods) and len(self.pod_names()) == len(pods)
+
+    def logs(self, follow: bool = False, tail: int = 100, pod: str | None = None) -> None:
+        """Show what the pods have logged, as `kt logs` does.
+
+        Args:
+            follow: Go on with new lines until the service is gone.
+            tail: How many of the last lines to begin with.
+            pod: Only this pod.
+
+        Raises:
+            SpecError: Nothing was deployed to this compute, or there is no such pod.
+            ServiceNotFoundError: The service is gone.
+        """
+        self._pods().show_logs(follow=follow, tail=tail, pod=pod)
+
+    def run_bash(
+        self,
+        commands: str | Iterable[str],
+        node: str | Iterable[str] | None = None,
+        container: str | None = None,
+    ) -> list[list[int | str]]:
+        """Run shell commands in the pods, one after the other.
+
+        Args:
+            commands: A command, or several.
+            node: The pods to run them in: a name, several, or `"all"`; all that run if not given.
+            container: The container; pods of this release have the one.
+
+        Returns:
+            For each command, and for each pod: exit code, output, errors. What a failing command
+            wrote is among its errors.
+
+        Raises:
+            SpecError: Nothing was deployed to this compute, or there is no such pod.
+        """
+        if container not in (None, "kubetorch"):
+            raise SpecError(f"container is {container!r}; pods have the container 'kubetorch'")
+        steps = [RunStep(command) for command in parameters.texts("commands", commands)]
+        pods = self._pods()
+        return [done.as_list() for step in steps for done in pods.run(step, node)]
+
+    def pip_install(
+        self,
+        reqs: str | Iterable[str],
+        node: str | Iterable[str] | None = None,
+        override_remote_version: bool = False,
+    ) -> None:
+        """Install requirements in the pods, beside what their image has.
+
+        What is importable both here and there is left as it is.
+
+        Args:
+            reqs: Requirements, as `kt.Image.pip_install` takes them.
+            node: As for `run_bash`.
+            override_remote_version: Have the version that is installed here.
+
+        Raises:
+            SpecError: Nothing was deployed to this compute, or there is no such pod.
+            ImageStepError: A requirement cannot be installed; the message has the output.
+        """
+        wanted, pods = parameters.texts("reqs", reqs), self._pods()
+        for requirement in wanted:
+            pods.install(requirement, node, override=override_remote_version)
+
+    def sync_package(self, package: str, node: str | Iterable[str] | None = None) -> None:
+        """Copy a Python package of this machine into the pods, importable there.
+
+        Args:
+            package: A path, or the name of an installed package whose source is a folder.
+            node: As for `run_bash`.
+
+        Raises:
+            SpecError: There is no such folder or package, nothing was deployed to this compute, or
+                there is no such pod.
+        """
+        image = Image().sync_package(package)
+        self._pods().apply(image, node)
+
+    def rsync(
+        self,
+        source: str | PathLike[str] | Iterable[str | PathLike[str]],
+        dest: str | None = None,
+        local_port: int | None = None,
+        contents: bool = False,
+        filter_options: str | None = None,
+        force: bool = False,
+    ) -> None:
+        """Copy files and folders of this machine into all pods that run; only changes travel.
+
+        The image does not change by it: pods that are started later do not have them.
+
+        Args:
+            source: A file, a folder, or several.
+            dest: Where they go, as for `kt.Image.copy`: relative to the pods' working directory,
+                absolute, or `~/…`; under their own names if not given.
+            local_port: Deprecated: nothing needs a port.
+            contents: Copy what is in a folder, not the folder itself.
+            filter_options: `--include=PATTERN` and `--exclude=PATTERN`, separated by spaces.
+            force: Copy also what has not changed.
+
+        Raises:
+            SpecError: There is no such file or folder, or nothing was deployed to this compute.
+            ImageStepError: A pod cannot store them.
+        """
+        if local_port is not None:
+            parameters.warn("rsync(local_port=) has no meaning any more", DeprecationWarning)
+        image = Image()
+        for path in compute_parameters.paths(source):
+            image.copy(path, dest, contents, filter_options, force)
+        self._pods().apply(image, None)
+
+    async def rsync_async(
+        self,
+        source: str | PathLike[str] | Iterable[str | PathLike[str]],
+        dest: str | None = None,
+        local_port: int | None = None,
+        contents: bool = False,
+        filter_options: str | None = None,
+        force: bool = False,
+    ) -> None:
+        """Awaitable form of `rsync`."""
+        import asyncio  # noqa: PLC0415  # declaring loads no event loop
+
+        await asyncio.to_thread(
+            self.rsync, source, dest, local_port, contents, filter_options, force
+        )
+
+    def client_port(self) -> int:
+        """A port of this machine that leads to the pods, for as long as this program runs.
+
+        Whoever asks there needs a token, as at the pods: `.request_headers` of what was deployed,
+        or `kt token`. Paths may begin with `/<namespace>/<service>:<port>`, as an `Endpoint` has
+        them.
+
+        Raises:
+            SpecError: Nothing was deployed to it.
+            ServiceNotFoundError: The service is gone.
+        """
+        return self._pods().local_port()
+
+    def ssh(self, pod_name: str | None = None) -> None:
+        """A shell in a pod, on this program's terminal, until it is left.
+
+        Args:
+            pod_name: Name of the pod; the oldest that runs if not given.
+
+        Raises:
+            RuntimeError: There is no pod that runs.
+            ServiceNotFoundError: There is no such pod, or the service is gone.
+        """
+        self._pods().open_shell(pod_name)
+
+    # ----------------------------------------------------------------------------------- as a value
 
     def for_service(self, name: str) -> Compute:
         """This object, now of that service; a copy when it is another service's already."""
@@ -314,7 +1101,7 @@ class Compute(Syncing, Doors):
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
         other = replace(workload.compute, logging=spec.logging)
-        return is_its and attached.declared(spec) == attached.declared(other)
+        return is_its and compute_parameters.declared(spec) == compute_parameters.declared(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):
@@ -324,6 +1111,78 @@ class Compute(Syncing, Doors):
     __hash__ = None  # type: ignore[assignment]  # it can change
 
     def __repr__(self) -> str:
-        from kubetorch.sdk.computing import representing  # noqa: PLC0415  # to be looked at
+        spec = self._spec
+        given = {} if self._namespace is None else {"namespace": self._namespace}
+        if spec.manifest is not None or spec.pod_labels or spec.server_port is not None:
+            shown = parameters.expression("ComputeSpec", _changed(self.to_spec()))
+            return parameters.expression("Compute.from_spec", given, positional=shown)
+        rows = {one.field: one for one in PARAMETERS.values() if one.is_argument}
+        values: dict[str, Any] = {}
+        for field, value in _changed(spec).items():
+            if field in rows and field not in ("image", "secrets"):
+                show = rows[field].show
+                values[rows[field].name] = value if show is None else show(value)
+        if self.image is not None:
+            values["image"] = self.image
+        if spec.secrets:
+            # A secret of which nothing but the name is known is given by that.
+            secrets = [one.name if one.to_ref().all_keys else one for one in self.secrets]
+            values["secrets"] = secrets or [one.object_name for one in spec.secrets]
+        text = parameters.expression("Compute", values | given)
+        if spec.autoscaling is not None:
+            text += parameters.expression(".autoscale", _scaling(spec.autoscaling))
+        if spec.distribution is not None:
+            text += parameters.expression(".distribute", _distribution(spec.distribution))
+        return text
 
-        return representing.compute(self, self._namespace)
+
+def _documented(docstring: str) -> dict[str, str]:
+    """The section `Args` of a docstring, by name, its line breaks as spaces."""
+    section = inspect.cleandoc(docstring).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(*[iter(entries)] * 2, strict=True)}
+
+
+for _name, _text in _documented(Compute.__doc__ or "").items():
+    if isinstance(vars(Compute).get(_name), _Attribute):
+        vars(Compute)[_name].__doc__ = _text
+
+
+def _merged(old: Pairs, new: Pairs) -> Pairs:
+    return tuple({**dict(old), **dict(new)}.items())
+
+
+def _label_names(value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SpecError(f"remove_keys is {value!r}; it must be a list of names of labels")
+    return [str(key) for key in value]
+
+
+def _warn_of_shm_size_limit() -> None:
+    message = "Compute.shm_size_limit is deprecated; use shared_memory_limit"
+    parameters.warn(message, DeprecationWarning)
+
+
+# ---------------------------------------------------------------------------- as an expression
+
+
+def _changed(spec: ComputeSpec) -> dict[str, Any]:
+    """The fields that do not have their defaults."""
+    absent = {**ABSENT, "logging": LoggingConfig()}
+    found = {item.name: getattr(spec, item.name) for item in fields(ComputeSpec)}
+    return {name: value for name, value in found.items() if value != absent[name]}
+
+
+def _scaling(spec: AutoscalingSpec) -> dict[str, Any]:
+    found = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    extra = found.pop("extra_annotations")
+    given = {name: value for name, value in found.items() if value is not None}
+    return given | {name.replace("-", "_"): text for name, text in extra}
+
+
+def _distribution(spec: DistributionSpec) -> dict[str, Any]:
+    found = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {**given, "options": None, **json.loads(spec.options)}

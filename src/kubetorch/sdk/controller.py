@@ -6,16 +6,20 @@ Every method raises what the controller answered: one of our own errors as itsel
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
-from kubetorch.errors import ControllerRequestError, KubetorchError
-from kubetorch.lib.answers import Response
-from kubetorch.lib.http import HttpClient
-from kubetorch.wire import blobs, failures, messages, routes, waits
+from kubetorch.config.settings import config
+from kubetorch.errors import ControllerRequestError, KubetorchError, SecretNotFound
+from kubetorch.lib.http_client import HttpClient, Response
+from kubetorch.lib.secret_bytes import SecretBytes
+from kubetorch.specs import secret as specs
+from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire import blobs, exceptions, messages, routes
 from kubetorch.wire.messages import (
     CallView,
     Deploy,
@@ -25,9 +29,8 @@ from kubetorch.wire.messages import (
     TokenView,
     WorkloadView,
 )
-
-if TYPE_CHECKING:
-    from kubetorch.sdk.stores import SecretRequests, VolumeRequests
+from kubetorch.wire.secrets import PutSecret, SecretValues, SecretView, StoredSecret
+from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 _T = TypeVar("_T")
 Body = bytes | Iterable[bytes] | None
@@ -39,11 +42,7 @@ NDJSON = "application/x-ndjson"
 
 
 class Controller:
-    """A controller, over HTTP.
-
-    Args:
-        http: Requests to it.
-    """
+    """A controller, over HTTP."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
@@ -74,28 +73,15 @@ class Controller:
         return self._get(list[WorkloadView], path)
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
-        """One workload.
-
-        Raises:
-            ServiceNotFoundError: There is none of that name.
-        """
+        """One workload."""
         return self._get(WorkloadView, routes.workload(namespace, name))
 
     def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> None:
-        """Stop a workload and forget it.
-
-        Args:
-            namespace: Its namespace.
-            name: Its name.
-            grace: Seconds that running calls have to end; the controller's choice if not given.
-
-        Raises:
-            ServiceNotFoundError: There is none of that name.
-        """
+        """Stop a workload and forget it."""
         query = "" if grace is None else f"?grace={grace:g}"
-        wait = (waits.DELETE_GRACE if grace is None else grace) + waits.DELETE_SLACK
+        wait = (routes.DELETE_GRACE if grace is None else grace) + routes.DELETE_SLACK
         path = routes.workload(namespace, name) + query
-        self._call("DELETE", path, timeout=wait + waits.MARGIN)
+        self.ask("DELETE", path, timeout=wait + routes.MARGIN)
 
     def get_token(
         self,
@@ -105,18 +91,11 @@ class Controller:
         ttl: float | None = None,
         verbs: Sequence[str] | None = None,
     ) -> TokenView:
-        """A token for one workload.
-
-        Args:
-            namespace: Its namespace.
-            name: Its name.
-            ttl: Seconds that it is good for.
-            verbs: What it allows; calls if not given.
-        """
+        """A token for one workload."""
         given = {"ttl": ttl, "verbs": verbs}
         body = json.dumps({key: value for key, value in given.items() if value is not None})
         path = routes.workload(namespace, name, "token")
-        answer = self._call("POST", path, body=body.encode())
+        answer = self.ask("POST", path, body=body.encode())
         return messages.decode(TokenView, answer)
 
     def stream_logs(
@@ -128,18 +107,7 @@ class Controller:
         tail: int | None = None,
         pod: str | None = None,
     ) -> Iterator[DeployLog]:
-        """The lines that the pods of a workload wrote, the oldest first.
-
-        Args:
-            namespace: Its namespace.
-            name: Its name.
-            follow: Go on with new lines; the iterator then ends only with the workload.
-            tail: Only so many of the lines that are there.
-            pod: Only lines of this pod.
-
-        Raises:
-            ServiceNotFoundError: There is no workload of that name.
-        """
+        """The lines that the pods of a workload wrote, the oldest first."""
         given = {"follow": str(follow).lower(), "tail": tail, "pod": pod}
         query = {key: value for key, value in given.items() if value is not None}
         path = f"{routes.workload(namespace, name, 'logs')}?{urlencode(query)}"
@@ -148,19 +116,9 @@ class Controller:
     # ------------------------------------------------------------------------------------ deploy
 
     def deploy(self, deploy: Deploy, packed: Iterable[bytes], *, silence: float) -> EventStream:
-        """Deploy a workload.
-
-        Args:
-            deploy: What is deployed.
-            packed: Blobs that the controller may lack, as `datastore.transfer.compressed` has them.
-            silence: Seconds without any event after which the controller is given up.
-
-        Returns:
-            The events, of which the last is `Missing`, `Ready` or `Failed`.
-        """
+        """Deploy a workload."""
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
-        head = messages.encode(deploy) + b"\n"
-        body = _chain(head, packed)
+        body = itertools.chain((messages.encode(deploy) + b"\n",), packed)
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
         return EventStream(self._request("POST", path, body=body, headers=headers, timeout=silence))
 
@@ -168,25 +126,21 @@ class Controller:
         """Store blobs of a namespace, as `datastore.transfer.compressed` has them."""
         headers = {"Content-Type": blobs.CONTENT_TYPE}
         path = _of(routes.BLOBS, namespace)
-        self._call("POST", path, body=packed, headers=headers)
+        self.ask("POST", path, body=packed, headers=headers)
 
     def missing_blobs(self, digests: Iterable[str], namespace: str) -> list[str]:
         """Those of these blobs that the controller lacks in a namespace."""
         body = json.dumps({"blobs": list(digests)}).encode()
-        answer = self._call("POST", _of(routes.BLOBS_MISSING, namespace), body=body)
+        answer = self.ask("POST", _of(routes.BLOBS_MISSING, namespace), body=body)
         missing: list[str] = json.loads(answer)["missing"]
         return missing
 
     def get_blob(self, digest: str, namespace: str) -> bytes:
-        """A small blob of a namespace.
-
-        Raises:
-            DataStoreError: It is not there.
-        """
+        """A small blob of a namespace."""
         import zstandard  # noqa: PLC0415  # few programs ask for one
 
         body = json.dumps({"blobs": [digest]}).encode()
-        packed = self._call("POST", _of(routes.BLOBS_FETCH, namespace), body=body)
+        packed = self.ask("POST", _of(routes.BLOBS_FETCH, namespace), body=body)
         records = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
         return b"".join(piece for _, _, piece in blobs.Unpacker().feed(records))
 
@@ -201,57 +155,35 @@ class Controller:
         return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
 
     def get_call(self, call_id: str) -> CallView:
-        """One spawned call.
-
-        Raises:
-            ResultExpiredError: It is unknown, or forgotten.
-        """
+        """One spawned call."""
         return self._get(CallView, routes.call(call_id))
 
     def get_result(self, call_id: str) -> bytes:
-        """The packed outcome of a spawned call that ended (`kubetorch.wire.calls`).
-
-        Raises:
-            ResultExpiredError: It is not kept any more.
-        """
-        return self._call("GET", routes.call(call_id, "result"))
+        """The packed outcome of a spawned call that ended (`kubetorch.wire.calls`)."""
+        return self.ask("GET", routes.call(call_id, "result"))
 
     def cancel_call(self, call_id: str) -> None:
-        """Cancel a spawned call, if it still runs.
-
-        Raises:
-            ResultExpiredError: It is unknown, or forgotten.
-        """
-        self._call("POST", routes.call(call_id, "cancel"))
+        """Cancel a spawned call, if it still runs."""
+        self.ask("POST", routes.call(call_id, "cancel"))
 
     # ------------------------------------------------------------------------ secrets and volumes
 
     @property
     def secrets(self) -> SecretRequests:
         """Requests about secrets."""
-        from kubetorch.sdk.stores import SecretRequests  # noqa: PLC0415  # few programs have some
-
         return SecretRequests(self)
 
     @property
     def volumes(self) -> VolumeRequests:
         """Requests about volumes."""
-        from kubetorch.sdk.stores import VolumeRequests  # noqa: PLC0415  # as above
-
         return VolumeRequests(self)
 
     # ---------------------------------------------------------------------------------- requests
 
-    def ask(
-        self, method: str, path: str, *, body: bytes | None = None, timeout: Timeout = ...
-    ) -> bytes:
-        """The answer to a request that has no method of its own here."""
-        return self._call(method, path, body=body, timeout=timeout)
-
     def _get(self, kind: type[_T], path: str) -> _T:
-        return messages.decode(kind, self._call("GET", path))
+        return messages.decode(kind, self.ask("GET", path))
 
-    def _call(
+    def ask(
         self,
         method: str,
         path: str,
@@ -260,6 +192,7 @@ class Controller:
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = ...,
     ) -> bytes:
+        """The answer to a request."""
         with self._request(method, path, body=body, headers=headers, timeout=timeout) as response:
             return response.read()
 
@@ -312,16 +245,91 @@ def _of(path: str, namespace: str) -> str:
     return f"{path}?{urlencode({'namespace': namespace})}"
 
 
-def _chain(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from pieces
-
-
 def refusal(method: str, url: str, status: int, body: bytes) -> Exception:
     """The error for an answer that says what is wrong."""
-    failure = failures.parse_json(body)
+    failure = exceptions.parse_json(body)
     if failure.code is not None:
-        error = failures.rebuild(failure)
+        error = exceptions.rebuild(failure)
         if isinstance(error, KubetorchError):
             return error
     return ControllerRequestError(method, url, status, failure.message)
+
+
+class SecretRequests:
+    """Requests about secrets."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
+        """Store values."""
+        path, body = routes.secret(namespace, object_name), messages.encode(put)
+        return messages.decode(StoredSecret, self._controller.ask("POST", path, body=body))
+
+    def get(self, namespace: str, object_name: str) -> SecretView | None:
+        """A secret without its values, if there is one of that name."""
+        answer = self._controller.ask("GET", routes.secret(namespace, object_name))
+        return messages.decode(SecretView | None, answer)  # type: ignore[arg-type]  # a union
+
+    def find(self, namespace: str, name: str) -> SecretView:
+        """A secret by the name that its owner gave it, or by that of its Kubernetes object."""
+        cleaned = name.replace("_", "-")
+        tried = (
+            specs.object_name(cleaned, username=config.username),
+            specs.object_name(cleaned, username=None),
+            cleaned,
+        )
+        for object_name in dict.fromkeys(tried):
+            found = self.get(namespace, object_name)
+            if found is not None:
+                return found
+        raise SecretNotFound(name, namespace)
+
+    def values(self, namespace: str, object_name: str) -> SecretBytes:
+        """The values of a secret."""
+        answer = self._controller.ask("GET", routes.secret(namespace, object_name, "values"))
+        return SecretBytes(messages.decode(SecretValues, answer).values)
+
+    def list(self, namespace: str | None = None) -> list[SecretView]:
+        """The secrets of a namespace, or of all."""
+        path = routes.SECRETS if namespace is None else routes.secrets(namespace)
+        return messages.decode(list[SecretView], self._controller.ask("GET", path))
+
+    def delete(self, namespace: str, object_name: str) -> None:
+        """Delete a secret."""
+        self._controller.ask("DELETE", routes.secret(namespace, object_name))
+
+
+class VolumeRequests:
+    """Requests about volumes."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
+        """Make a volume; one that exists stays as it is."""
+        path, body = routes.volumes(namespace), messages.encode(spec)
+        return messages.decode(CreatedVolume, self._controller.ask("POST", path, body=body))
+
+    def get(self, namespace: str, claim: str) -> VolumeView | None:
+        """A volume, if there is one of that name."""
+        answer = self._controller.ask("GET", routes.volume(namespace, claim))
+        return messages.decode(VolumeView | None, answer)  # type: ignore[arg-type]  # a union
+
+    def list(self, namespace: str | None = None) -> list[VolumeView]:
+        """The volumes of a namespace, or of all."""
+        path = routes.VOLUMES if namespace is None else routes.volumes(namespace)
+        return messages.decode(list[VolumeView], self._controller.ask("GET", path))
+
+    def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+        """Delete a volume and what is in it; whether it is gone after so many seconds."""
+        path = f"{routes.volume(namespace, claim)}?{urlencode({'wait': wait})}"
+        answer = self._controller.ask("DELETE", path, timeout=wait + routes.MARGIN)
+        gone: bool = json.loads(answer)["gone"]
+        return gone
+
+    def storage_class(self, access_mode: str, namespace: str) -> str:
+        """The class of a volume of a namespace for which nobody names one."""
+        query = urlencode({"access_mode": access_mode, "namespace": namespace})
+        path = f"{routes.STORAGE_CLASS}?{query}"
+        return messages.decode(StorageClass, self._controller.ask("GET", path)).storage_class

@@ -21,7 +21,7 @@ from kubetorch.specs import autoscaling, distribution
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from kubetorch.sdk.computing.arguments import ComputeArguments
+    from kubetorch.sdk.compute import ComputeArguments
 
 #: Where programs switch all decorators off: `kt.globals.disable_decorators = True`.
 _GLOBALS = "kubetorch.sdk.services"
@@ -70,7 +70,7 @@ class Partial:
         name = getattr(self.__wrapped__, "__qualname__", self.__wrapped__)
         raise SpecError(
             f"{name} has decorators, and @kt.compute is not among them",
-            hint="add @kt.compute(cpus=1) to say what it runs on",
+            hint="add @kt.compute(cpus=1) to declare its pods",
         )
 
 

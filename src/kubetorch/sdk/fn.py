@@ -11,7 +11,7 @@ from kubetorch.sdk.deploys.source import Placement, unwrapped
 from kubetorch.sdk.module import Module
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.calls.caller import Caller
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import shlex
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.sdk import inpod
+from kubetorch.sdk import inpod, parameters
+from kubetorch.specs import dockerfile
 from kubetorch.specs import image as specs
-from kubetorch.specs import requirements
-from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.dockerfile import Instruction
+from kubetorch.specs.image import ImageSpec, quoted_requirement
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,8 +95,6 @@ class Image:
     @property
     def contents(self) -> str:
         """The whole as a Dockerfile; build it with the root folder as context."""
-        from kubetorch.config.settings import config  # noqa: PLC0415  # only a display needs it
-
         return self._spec.contents(default_image=config.default_image)
 
     @property
@@ -121,7 +124,7 @@ class Image:
         return self
 
     def pip_install(self, reqs: str | Iterable[str], force: bool = False) -> Self:
-        """Install requirements, in order.
+        """Install requirements, in order; those without flags are resolved together.
 
         Args:
             reqs: Each is a fragment of a shell command, so it may carry quotes and flags:
@@ -132,14 +135,19 @@ class Image:
         Raises:
             SpecError: A requirement is no text, or empty.
         """
-        items = _texts("reqs", reqs)
+        items = parameters.texts("reqs", reqs)
         for item in items:
             if "\n" in item.strip():
                 raise SpecError(
                     f"reqs has {item!r} in it, which is more than one line",
                     hint="give several requirements as a list",
                 )
-        return self._add(*(specs.PipStep(requirements.quoted(item), force=force) for item in items))
+        return self._add(
+            *(
+                specs.PipStep(quoted_requirement(item), force=force, joins=number > 0)
+                for number, item in enumerate(items)
+            )
+        )
 
     def run_bash(self, command: str | Iterable[str], force: bool = False) -> Self:
         """Run shell commands, in order; one that ends in `&` goes on in the background.
@@ -151,7 +159,7 @@ class Image:
         Raises:
             SpecError: A command is no text, or empty.
         """
-        items = _texts("command", command)
+        items = parameters.texts("command", command)
         return self._add(*(specs.RunStep(item, force=force) for item in items))
 
     def set_env_vars(self, env_vars: Mapping[str, object]) -> Self:
@@ -253,9 +261,9 @@ class Image:
         """
         if _is_elsewhere(path):
             return cls(name)
-        from kubetorch.sdk import dockerfile  # noqa: PLC0415  # few programs have one
-
-        return cls.from_spec(dockerfile.load(Path(path), name=name))
+        path = Path(path)
+        instructions = _last_stage(dockerfile.parse(path.read_text(), path=str(path)), path)
+        return cls.from_spec(_DockerfileReader(path.absolute(), instructions).read(name))
 
     # ----------------------------------------------------------------------------- value semantics
 
@@ -272,15 +280,21 @@ class Image:
             "python_path": self.python_path,
             "install_cmd": self.install_cmd,
         }
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
-        return f"Image({shown})" + "".join(_call(step) for step in self._spec.steps)
+        calls: list[list[specs.Step]] = []
+        for step in self._spec.steps:
+            if isinstance(step, specs.PipStep) and step.joins and calls:
+                calls[-1].append(step)
+            else:
+                calls.append([step])
+        return parameters.expression("Image", given) + "".join(_call(*steps) for steps in calls)
 
 
-def _call(step: specs.Step) -> str:
+def _call(step: specs.Step, *joining: specs.Step) -> str:
     """The method call that adds `step`."""
     forced = ", force=True" if step.force else ""
     if isinstance(step, specs.PipStep):
-        return f".pip_install([{step.requirement!r}]{forced})"
+        pips = (step, *(one for one in joining if isinstance(one, specs.PipStep)))
+        return f".pip_install({[one.requirement for one in pips]!r}{forced})"
     if isinstance(step, specs.RunStep):
         return f".run_bash({step.command!r}{forced})"
     if isinstance(step, specs.EnvStep):
@@ -297,17 +311,6 @@ def _call(step: specs.Step) -> str:
 def _check_text(parameter: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise SpecError(f"{parameter} is {value!r}; it must be text")
-
-
-def _texts(parameter: str, given: object) -> list[str]:
-    items = [given] if isinstance(given, str) else given
-    if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
-        raise SpecError(f"{parameter} is {given!r}; it must be text or a list of texts")
-    found = list(items)
-    for item in found:
-        if not isinstance(item, str) or not item.strip() or "\0" in item:
-            raise SpecError(f"{parameter} has {item!r} in it; each must be text that is not empty")
-    return found
 
 
 def _is_elsewhere(path: object) -> bool:
@@ -333,8 +336,6 @@ def _package_folder(package: object) -> Path:
         if not path.is_dir():
             raise SpecError(f"package is {package!r}; that is a file, not a folder")
         return path
-    import importlib.util  # noqa: PLC0415  # only to look a name up
-
     found = importlib.util.find_spec(package)
     locations = list(found.submodule_search_locations or ()) if found else []
     if not locations:
@@ -343,3 +344,183 @@ def _package_folder(package: object) -> Path:
             hint="give its path, or install it with `pip install -e`",
         )
     return Path(locations[0]).absolute()
+
+
+# ---------------------------------------------------------------------------------- Dockerfiles
+
+
+def _last_stage(instructions: list[Instruction], path: Path) -> list[Instruction]:
+    """What stands after the last FROM, with the ARGs before the first one."""
+    starts = [i for i, item in enumerate(instructions) if item.keyword == "FROM"]
+    if not starts:
+        raise SpecError(f"{path} has no FROM")
+    for item in instructions[: starts[0]]:
+        if item.keyword not in ("ARG", "#"):
+            raise SpecError(f"{path}, line {item.line}: {item.keyword} stands before FROM")
+    return instructions[: starts[0]] + instructions[starts[-1] :]
+
+
+@dataclass
+class _DockerfileReader:
+    path: Path
+    instructions: list[Instruction]
+    #: Of the ARGs those before FROM, and those of the stage.
+    defaults: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    steps: list[specs.Step] = field(default_factory=list)
+    image_id: str | None = None
+    python_path: str | None = None
+    entrypoint: specs.Command = None
+    cmd: specs.Command = None
+    workdir: str = ""
+
+    def read(self, name: str | None) -> specs.ImageSpec:
+        for instruction in self.instructions:
+            if instruction.keyword != "#":
+                getattr(self, f"_{instruction.keyword.lower()}")(instruction)
+        return specs.ImageSpec(
+            name=name,
+            image_id=self.image_id,
+            python_path=self.python_path,
+            steps=tuple(self.steps),
+            entrypoint=self.entrypoint,
+            cmd=self.cmd,
+        )
+
+    def _where(self, instruction: Instruction) -> str:
+        return f"{self.path}, line {instruction.line}"
+
+    def _known(self) -> dict[str, str]:
+        return {**self.arguments, **self.variables}
+
+    def _build_only(self) -> dict[str, str]:
+        """The ARGs that no ENV is put before."""
+        return {k: v for k, v in self.arguments.items() if k not in self.variables}
+
+    def _from(self, instruction: Instruction) -> None:
+        options, rest = dockerfile.flags(instruction.text)
+        self._warn_of(options, instruction, "nodes decide what platform pods have")
+        reference = dockerfile.expand(rest.split()[0], self._known())
+        self.image_id = specs.check_reference(reference)
+        self.defaults, self.arguments = self.arguments, {}
+
+    def _warn_of(self, options: Iterable[str], instruction: Instruction, why: str) -> None:
+        for name in options:
+            where = self._where(instruction)
+            parameters.warn(f"{where}: {instruction.keyword} --{name} has no effect, since {why}")
+
+    def _arg(self, instruction: Instruction) -> None:
+        for word in dockerfile.words(instruction.text):
+            name, equals, value = word.partition("=")
+            if equals:
+                self.arguments[name] = dockerfile.expand(value, self._known())
+            elif name in self.defaults:
+                self.arguments[name] = self.defaults[name]
+            elif name not in self.arguments:
+                raise SpecError(
+                    f"{self._where(instruction)}: ARG {name} has no default, and there is no "
+                    "build to give it a value",
+                    hint=f"write ARG {name}=value",
+                )
+
+    def _env(self, instruction: Instruction) -> None:
+        for name, value in dockerfile.assignments(instruction, path=str(self.path)):
+            # The rest is expanded on the pod, which knows the variables of the base too.
+            expanded = dockerfile.expand(value, self._build_only(), later=True)
+            self.variables[name] = dockerfile.expand(value, self._known())
+            if name == specs.PYTHON_VARIABLE:
+                self.python_path = self.variables[name]
+            else:
+                self.steps.append(specs.check_variable(name, expanded))
+
+    def _run(self, instruction: Instruction) -> None:
+        options, text = dockerfile.flags(instruction.text)
+        self._warn_of(options, instruction, "there is no build: it runs in the pod, as the pod is")
+        parsed = dockerfile.command(Instruction("RUN", text, instruction.line), path=str(self.path))
+        command = _script(parsed) if isinstance(parsed, str) else " ".join(map(shlex.quote, parsed))
+        force = command.endswith(specs.FORCE)
+        command = command.removesuffix(specs.FORCE).rstrip()
+        # ARG is a variable of the build's commands only, so it is set for this one.
+        arguments = self._build_only().items()
+        prefix = "".join(f"export {name}={shlex.quote(value)}; " for name, value in arguments)
+        self.steps.append(specs.RunStep(prefix + command, force=force))
+
+    def _copy(self, instruction: Instruction) -> None:
+        options, text = dockerfile.flags(instruction.text)
+        if "from" in options:
+            raise SpecError(
+                f"{self._where(instruction)}: COPY --from={options['from']} takes files from "
+                "another build stage, which a live image does not have",
+                hint="build that image and name it: kt.Image(image_id=...)",
+            )
+        exec_form = text.startswith("[")
+        parts = (
+            list(
+                dockerfile.command(Instruction("COPY", text, instruction.line), path=str(self.path))
+            )
+            if exec_form
+            else dockerfile.words(text)
+        )
+        if len(parts) < 2:
+            raise SpecError(f"{self._where(instruction)}: COPY needs a source and a destination")
+        *sources, dest = (dockerfile.expand(part, self._known()) for part in parts)
+        found = [path for source in sources for path in self._sources(source, instruction)]
+        if len(found) > 1 and not dest.endswith("/"):
+            raise SpecError(
+                f"{self._where(instruction)}: the destination of several sources must end in '/', "
+                f"not {dest!r}"
+            )
+        for path in found:
+            self._add_copy(path, dest, options)
+
+    def _sources(self, source: str, instruction: Instruction) -> list[Path]:
+        root = self.path.parent
+        relative = source.lstrip("/")
+        paths = (
+            sorted(root.glob(relative)) if any(c in relative for c in "*?[") else [root / relative]
+        )
+        present = [path for path in paths if path.exists()]
+        if not present:
+            raise SpecError(
+                f"{self._where(instruction)}: COPY {source}: there is no {root / relative}"
+            )
+        return [path.absolute() for path in present]
+
+    def _add_copy(self, path: Path, dest: str, options: dict[str, str]) -> None:
+        target = dest if dest.startswith("/") or not self.workdir else f"{self.workdir}/{dest}"
+        is_folder = path.is_dir()
+        if not is_folder and (dest.endswith("/") or dest in (".", "..")):
+            target = f"{target.rstrip('/')}/{path.name}"
+        # COPY of a folder copies what is in it.
+        step = specs.CopyStep(str(path), target, contents=is_folder, is_folder=is_folder)
+        self.steps.append(step)
+        where = shlex.quote(step.target)
+        if "chown" in options:
+            self.steps.append(specs.RunStep(f"chown -R {shlex.quote(options['chown'])} {where}"))
+        if "chmod" in options:
+            self.steps.append(specs.RunStep(f"chmod -R {shlex.quote(options['chmod'])} {where}"))
+
+    def _workdir(self, instruction: Instruction) -> None:
+        path = dockerfile.expand(instruction.text, self._known())
+        base = "" if path.startswith("/") else f"{self.workdir}/" if self.workdir else ""
+        self.workdir = f"{base}{path}".rstrip("/") or "/"
+        self.steps.append(specs.WorkdirStep(self.workdir))
+
+    def _user(self, instruction: Instruction) -> None:
+        self.steps.append(specs.UserStep(dockerfile.expand(instruction.text, self._known())))
+
+    def _entrypoint(self, instruction: Instruction) -> None:
+        self.entrypoint = dockerfile.command(instruction, path=str(self.path))
+
+    def _cmd(self, instruction: Instruction) -> None:
+        self.cmd = dockerfile.command(instruction, path=str(self.path))
+
+
+def _script(command: str) -> str:
+    """What a shell is to run: of a here-document alone (`RUN <<EOF`), what is in it."""
+    document = re.fullmatch(r"<<(-?)([\"']?)([^\s<\"']+)\2\n(.*)\n\t*\3", command, re.DOTALL)
+    if document is None:
+        return command
+    is_indented, text = bool(document[1]), document[4]
+    return re.sub(r"^\t+", "", text, flags=re.MULTILINE) if is_indented else text

@@ -39,14 +39,8 @@ def _digits(version: str) -> str:
     return re.sub(r"[^0-9a-z]", "", version.lower())
 
 
-def Debian() -> Image:  # the name that programs use
-    """As `debian`."""
-    return debian()
-
-
-def Ubuntu() -> Image:  # the name that programs use
-    """As `ubuntu`."""
-    return ubuntu()
+# The names that programs use.
+Debian, Ubuntu = debian, ubuntu
 
 
 def Ray() -> Image:  # the name that programs use

@@ -15,14 +15,20 @@ from typing import Any
 from kubetorch.config import environment
 
 #: A worker has this module loaded; looking it up spares everybody else the import.
-_IMPORTING = "kubetorch.pod.worker.importing"
-#: Only a worker has this one; `kt deploy`, too, imports files as a worker does.
-_RUNNING = "kubetorch.pod.worker.context"
+_IMPORTING = "kubetorch.pod.user_process.loader"
+#: Its `is_worker` is true in a worker alone; `kt deploy`, too, imports files as a worker does.
+_RUNNING = "kubetorch.pod.user_process.current_call"
 
 
 def is_worker() -> bool:
     """Whether this process runs user code of a pod, or was started by such code."""
     return environment.deployed_file() is not None
+
+
+def runs_calls() -> bool:
+    """Whether this process is a worker itself, and no child of one."""
+    running = sys.modules.get(_RUNNING)
+    return running is not None and bool(running.is_worker)
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
@@ -52,7 +58,7 @@ def is_deployed(definition: object) -> bool:
         return False
     importing = sys.modules.get(_IMPORTING)
     if importing is not None:
-        return _RUNNING in sys.modules and bool(importing.is_wanted(definition))
+        return runs_calls() and bool(importing.is_wanted(definition))
     # A process that user code started imports the deployed file again.
     module = sys.modules.get(str(getattr(definition, "__module__", None)))
     return getattr(module, "__file__", None) == deployed

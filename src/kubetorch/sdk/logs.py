@@ -21,11 +21,21 @@ import sys
 import threading
 import time
 import warnings
-from typing import TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
 
 from kubetorch.config.settings import config
+from kubetorch.errors import InstanceReplacedWarning
+from kubetorch.lib import terminal
+from kubetorch.sdk import inpod, parameters
 from kubetorch.specs.logging import LEVELS, LoggingConfig
 from kubetorch.wire import frames
+
+if TYPE_CHECKING:
+    from kubetorch.wire.messages import DeployLog
+
+#: Called with how far a call has come: what is done, of how much, and what is happening.
+OnProgress = Callable[[float, float | None, str | None], object]
 
 _RESET = "\x1b[0m"
 _CYAN, _GREEN, _YELLOW = "\x1b[36m", "\x1b[32m", "\x1b[33m"
@@ -47,12 +57,16 @@ def is_wanted(level: str | None, lowest: str) -> bool:
     return severity is None or severity >= _SEVERITY[lowest]
 
 
+def text(line: frames.Log | DeployLog) -> str:
+    """A line as people read it, without the name of its pod."""
+    if line.source == "logger":
+        return f"{moment(line.time)} | {line.level} | {line.text}"
+    return line.text
+
+
 def of_call(line: frames.Log, *, include_name: bool = True) -> str:
     """A line that a call wrote."""
-    text = line.text
-    if line.source == "logger":
-        text = f"{moment(line.time)} | {line.level} | {text}"
-    return _labelled(line.pod, text) if include_name else text
+    return _labelled(place(line.pod, line.rank), text(line)) if include_name else text(line)
 
 
 def of_launch(
@@ -62,6 +76,11 @@ def of_launch(
     if level is not None:
         text = f"{level} | {moment(at)} | {text}"
     return _labelled(service, text) if include_name else text
+
+
+def place(pod: str, rank: int | None) -> str:
+    """Where something comes from."""
+    return pod if rank is None else f"{pod} rank {rank}"
 
 
 def _labelled(name: str, text: str) -> str:
@@ -82,7 +101,7 @@ def of_progress(pod: str, report: frames.Progress, width: int) -> str:
         full = round(share * _BAR_CELLS)
         bar = "█" * full + "░" * (_BAR_CELLS - full)
         current = f"{bar} {share:4.0%} {current}/{total:g}"
-    return f"({pod}) {current} {report.message or ''}".rstrip()[:width]
+    return f"({place(pod, report.rank)}) {current} {report.message or ''}".rstrip()[:width]
 
 
 class Screen:
@@ -110,6 +129,7 @@ class Screen:
         stream = sys.stdout
         if stream is None:
             return
+        text = terminal.shown(text, stream)
         formatted = _FORMATTED.fullmatch(text)
         if _is_coloured(stream):
             # Each line by itself, as whoever reads them knows only one at a time.
@@ -129,11 +149,11 @@ class Screen:
     def progress(self, pod: str, report: frames.Progress) -> None:
         """Show how far a call has come, on a terminal."""
         stream = sys.stdout
-        if stream is None or not _is_terminal(stream):
+        if stream is None or not terminal.is_terminal(stream):
             return
         width = shutil.get_terminal_size().columns - _MARGIN
         with self._lock:
-            self._bar = of_progress(pod, report, width)
+            self._bar = terminal.visible(of_progress(pod, report, width))
             self._write(stream, f"\r\x1b[K{self._bar}")
 
     def end_progress(self) -> None:
@@ -169,23 +189,23 @@ class Screen:
 
 
 class CallLines:
-    """The lines and the progress of one call, or of several calls of one service.
+    """The lines and the progress of one call, or of several calls of one service."""
 
-    Args:
-        screen: Where they go.
-        config: How the service logs.
-    """
+    __slots__ = ("_config", "_on_progress", "_screen", "_shows_progress")
 
-    __slots__ = ("_config", "_screen", "_shows_progress")
-
-    def __init__(self, screen: Screen, config: LoggingConfig) -> None:
+    def __init__(
+        self, screen: Screen, config: LoggingConfig, on_progress: OnProgress | None = None
+    ) -> None:
         self._screen = screen
         self._config = config
+        self._on_progress = on_progress
         self._shows_progress = False
 
     def log(self, line: frames.Log) -> None:
-        """A call wrote a line."""
-        if line.source != "logger" or is_wanted(line.level, self._config.level):
+        """A call wrote a line, or the line says that its instance was made anew."""
+        if line.instance is not None:
+            parameters.warn(line.text, InstanceReplacedWarning)
+        elif line.source != "logger" or is_wanted(line.level, self._config.level):
             text = line.text
             if not (line.source != "logger" and _FORMATTED.fullmatch(text)):
                 text = of_call(line, include_name=self._config.include_name)
@@ -193,6 +213,9 @@ class CallLines:
 
     def progress(self, pod: str, report: frames.Progress) -> None:
         """A call has come so far."""
+        if self._on_progress is not None:
+            self._on_progress(report.current, report.total, report.message)
+            return
         self._shows_progress = True
         self._screen.progress(pod, report)
 
@@ -203,18 +226,11 @@ class CallLines:
 
 
 def _is_coloured(stream: TextIO) -> bool:
-    if "kubetorch.pod.worker.context" in sys.modules:
+    if inpod.runs_calls():
         return True
     environ = os.environ
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
         return True
-    return _is_terminal(stream) and environ.get("TERM") != "dumb"
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):  # no file, or a closed one
-        return False
+    return terminal.is_terminal(stream) and environ.get("TERM") != "dumb"

@@ -1,39 +1,47 @@
-"""`kt.Module`: what `Fn` and `Cls` have in common: deploy, look-up, teardown, endpoints.
+"""`kt.Module`: a function, class or app that is a service, or can be deployed as one.
 
 A module is a callable of this program, or the handle of a service: found by its name, or taken out
-of a pickle. Nothing heavy is imported here: every user module that says `kt.fn(...)` at its top
-level imports this file in every worker.
+of a pickle. What reaches the controller and the pods is imported by the methods that use it: every
+user module that says `kt.fn(...)` at its top level imports this file in every worker.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
-from kubetorch.sdk import inpod, parameters
+from kubetorch.sdk import inpod, parameters, services
+from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
-from kubetorch.sdk.declaration import Declaration
-from kubetorch.sdk.deploys import naming
-from kubetorch.sdk.deploys.source import Placement, Pointers, Source
-from kubetorch.specs.callable import CallableKind
+from kubetorch.sdk.deploys.source import Placement, Pointers, Source, checked_out_branch
+from kubetorch.specs import names
+from kubetorch.specs.callable import CallableKind, CallableRef
+from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import routes
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.calls.invoke import Caller
+    from kubetorch.sdk.calls.caller import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
+    from kubetorch.sdk.transport.session import Session
     from kubetorch.wire.messages import WorkloadView
+
+
+_KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
+
 
 #: What a deploy returns: the module itself, typed as what the user works with.
 HandleT = TypeVar("HandleT")
 ModuleT = TypeVar("ModuleT", bound="Module[Any]")
 
 
-class Module(Declaration, Generic[HandleT]):
+class Module(Generic[HandleT]):
     """A function or class that is, or can be, deployed as a service.
 
     Args:
@@ -47,6 +55,8 @@ class Module(Declaration, Generic[HandleT]):
         SpecError: The name is impossible, or the last three contradict each other.
     """
 
+    kind: ClassVar[CallableKind]
+
     def __init__(
         self,
         name: str,
@@ -56,8 +66,23 @@ class Module(Declaration, Generic[HandleT]):
         remote_import_path: str | None = None,
     ) -> None:
         placement = Placement(sync_dir, remote_dir, remote_import_path)
-        source = None if pointers is None else Source(self.kind, None, placement, pointers)
-        super().__init__(name, source)
+        self._source = None if pointers is None else Source(self.kind, None, placement, pointers)
+        self._name = names.name(name)
+        # Of a service that exists: what is deployed there, and under which name.
+        self._found: CallableRef | None = None
+        self._service_name: str | None = None
+        self._namespace: str | None = None
+        self._compute: Compute | None = None
+        self._init_args: dict[str, Any] | None = None
+        self._reload_prefixes: list[str] = []
+        self._options = options.CallOptions(serialization="json", async_=False)
+        self._stream_logs: bool | None = None
+        self._logging_config: LoggingConfig | None = None
+        self._callers: dict[str | None, Caller] = {}
+        # Whether it was declared by `@kt.compute`, and what that says of services that exist.
+        self.is_decorated = False
+        self._takes_existing = False
+        # As the controller described it when it was deployed or looked up.
         self._view: WorkloadView | None = None
 
     @classmethod
@@ -75,7 +100,9 @@ class Module(Declaration, Generic[HandleT]):
             factory = f"kt.{cls.kind}"
             if name is None or not get_if_exists:
                 missing = "a callable, or a name" if name is None else "a callable"
-                raise SpecError(f"{factory} needs {missing}", hint=f"{factory}(name=...) finds one")
+                raise SpecError(
+                    f"{factory} needs {missing}", hint=f"{factory}(name=...) finds a service"
+                )
             return cls.from_name(name, None, reload_prefixes)
         if not callable(callable_object):
             raise TypeError(f"kt.{cls.kind} needs a callable; this is {callable_object!r}")
@@ -84,6 +111,228 @@ class Module(Declaration, Generic[HandleT]):
         module._source = source
         module.reload_prefixes = reload_prefixes
         return module
+
+    def _forget(self) -> None:
+        """Look the service up again before the next call."""
+        self._found = None
+        self._callers.clear()
+
+    def _session(self) -> Session:
+        """The way to the controller, in the cluster that the compute names."""
+        if self._compute is not None:
+            return self._compute.session()
+        return services.session()
+
+    # ------------------------------------------------------------------------------------ names
+
+    @property
+    def name(self) -> str:
+        """Name that the user gave, cleaned."""
+        return self._name
+
+    @property
+    def service_name(self) -> str:
+        """Name of the service: with the configured user name in front, but for reload prefixes."""
+        if self._service_name is not None:
+            return self._service_name
+        return names.service_name(
+            self._name, username=config.username, prefixed=not self._reload_prefixes
+        )
+
+    @service_name.setter
+    def service_name(self, value: str) -> None:
+        self._service_name = names.service_name(value)
+        self._forget()
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the service."""
+        if self._compute is not None:
+            return self._compute.namespace
+        return self._namespace or config.namespace
+
+    @property
+    def reload_prefixes(self) -> list[str]:
+        """Whose service it is: prefixes to look for, instead of one's own user name and branch."""
+        return list(self._reload_prefixes)
+
+    @reload_prefixes.setter
+    def reload_prefixes(self, value: str | Sequence[str] | None) -> None:
+        prefixes = parse_prefixes(value)
+        if prefixes != self._reload_prefixes:
+            self._reload_prefixes = prefixes
+            self._service_name = None
+            self._forget()
+
+    def _candidates(self) -> tuple[str, ...]:
+        if self._service_name is not None:
+            return (self._service_name,)
+        branch = environment.branch_of_build() or checked_out_branch(Path.cwd())
+        username = config.username
+        return candidates(self._name, self._reload_prefixes, username=username, branch=branch)
+
+    # ------------------------------------------------------------------------------------- code
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The callable of this program, for whoever unwraps."""
+        if self._source is None or self._source.callable_object is None:
+            raise AttributeError("__wrapped__")
+        return self._source.callable_object
+
+    @property
+    def _ref(self) -> CallableRef:
+        if self._found is not None:
+            return self._found
+        if self._source is None:
+            raise SpecError(
+                f"{self.name} is a service that was not looked up yet",
+                hint="call it, or kt.fn(name=...) / kt.cls(name=...) looks it up at once",
+            )
+        return self._declared_ref()
+
+    def _declared_ref(self) -> CallableRef:
+        """What a deploy says of the code of this program."""
+        assert self._source is not None
+        return self._source.ref()
+
+    @property
+    def callable_name(self) -> str:
+        """Qualified name of the function or class."""
+        return self._ref.qualname
+
+    @property
+    def remote_import_path(self) -> str:
+        """Dotted name of the module in the pods."""
+        return self._ref.module
+
+    @property
+    def container_project_root(self) -> str | None:
+        """Folder of the project in the pods, from their working directory if that is unset."""
+        if self._ref.project is None:
+            return None
+        working_dir = self._compute.working_dir if self._compute is not None else None
+        return str(PurePosixPath(working_dir or "", self._ref.project))
+
+    @property
+    def remote_root_path(self) -> str | None:
+        """Entry of `sys.path` in the pods that the callable is imported from."""
+        root = self.container_project_root
+        return self._ref.remote_dir if root is None else str(PurePosixPath(root, self._ref.root))
+
+    @property
+    def sync_dir(self) -> str | Path | bool | None:
+        """Folder whose files go to the pods, as the user gave it."""
+        return None if self._source is None else self._source.placement.sync_dir
+
+    # --------------------------------------------------------------------------------- settings
+
+    @property
+    def compute(self) -> Compute | None:
+        """What it runs on; set by `.to()`."""
+        return self._compute
+
+    @compute.setter
+    def compute(self, value: Compute) -> None:
+        if not isinstance(value, Compute):
+            raise TypeError(f"compute is {value!r}; it must be a kt.Compute")
+        chosen = value.chosen_name
+        if chosen is not None and chosen != self.service_name:
+            import logging  # noqa: PLC0415  # for this alone
+
+            logging.getLogger(__name__).info("the service is called %s, like its compute", chosen)
+            self._service_name = chosen
+        self._compute = value.for_service(self.service_name)
+        self._forget()
+
+    def declare(self, compute: Compute, *, get_if_exists: bool) -> None:
+        """Run on `compute` when it is deployed, as `@kt.compute` says.
+
+        Args:
+            compute: What it runs on.
+            get_if_exists: Whether a deploy takes the service as it is, if there is one.
+        """
+        self.compute = compute
+        self.is_decorated = True
+        self._takes_existing = get_if_exists
+
+    @property
+    def serialization(self) -> str:
+        """How arguments and results travel, unless a call says otherwise."""
+        return self._options.serialization or "json"
+
+    @serialization.setter
+    def serialization(self, value: str) -> None:
+        self._options = replace(self._options, serialization=options.serialization(value))
+        self._callers.clear()
+
+    @property
+    def async_(self) -> bool:
+        """Whether calls return awaitables, unless a call says otherwise."""
+        return bool(self._options.async_)
+
+    @async_.setter
+    def async_(self, value: bool) -> None:
+        self._options = replace(self._options, async_=options.boolean("async_", value))
+        self._callers.clear()
+
+    @property
+    def logging_config(self) -> LoggingConfig:
+        """What of the service's logs is shown; that of the compute unless it was set."""
+        if self._logging_config is not None:
+            return self._logging_config
+        return LoggingConfig() if self._compute is None else self._compute.logging_config
+
+    @logging_config.setter
+    def logging_config(self, value: LoggingConfig) -> None:
+        self._logging_config = parameters.logging(value)
+        self._callers.clear()
+
+    @property
+    def stream_logs(self) -> bool:
+        """Whether calls and deploys show logs, unless a call says otherwise."""
+        given = self._given_stream_logs
+        return config.stream_logs if given is None else given
+
+    @stream_logs.setter
+    def stream_logs(self, value: bool | None) -> None:
+        self._stream_logs = None if value is None else options.boolean("stream_logs", value)
+        self._callers.clear()
+
+    @property
+    def _given_stream_logs(self) -> bool | None:
+        """What goes before `kt.config.stream_logs`."""
+        return self.logging_config.stream_logs if self._stream_logs is None else self._stream_logs
+
+    def _declare(
+        self,
+        compute: Compute,
+        init_args: Mapping[str, Any] | None,
+        stream_logs: bool | None,
+        reload_prefixes: str | Sequence[str] | None,
+        placement: Placement,
+    ) -> None:
+        if init_args is not None and self.kind != "cls":
+            raise SpecError(f"init_args are for classes; {self.name} is {_KINDS[self.kind]}")
+        if reload_prefixes is not None:
+            self.reload_prefixes = reload_prefixes
+        if stream_logs is not None:
+            self.stream_logs = stream_logs
+        self.compute = compute
+        self._init_args = None if init_args is None else parameters.init_args(init_args)
+        if self._source is not None:
+            self._source = self._source.with_placement(placement)
+
+    def _check_kind(self, spec: WorkloadSpec) -> None:
+        """Refuse a service of another kind."""
+        kind = spec.callable.kind
+        if kind != self.kind:
+            raise SpecError(
+                f"the service {spec.name} is {_KINDS[kind]}",
+                hint=f"kt describe {spec.name}"
+                if kind == "app"
+                else f"kt.{kind}(name={spec.name!r})",
+            )
 
     # ----------------------------------------------------------------------------------- deploy
 
@@ -140,28 +389,7 @@ class Module(Declaration, Generic[HandleT]):
         remote_dir: str | None = None,
         remote_import_path: str | None = None,
     ) -> HandleT:
-        """Deploy to `compute`, and wait until all pods serve this code.
-
-        Deploying again brings changed code to the pods that run, and makes a new instance of a
-        class. If the new code cannot be loaded, this raises what its import or constructor raised,
-        and the pods go on with the code that they have.
-
-        Args:
-            compute: What it runs on.
-            init_args: Arguments of a class's constructor, by name; JSON must be able to carry them.
-            stream_logs: Whether lines that the code prints while it is loaded are shown.
-            get_if_exists: Take the service if there is one, as it is, instead of deploying.
-            reload_prefixes: Whose service to take, see `kt.fn`.
-            dryrun: Only set `.compute`, whose `.manifest` says what would be applied.
-            sync_dir: Folder whose files go to the pods; `False` sends none.
-            remote_dir: Folder in the container that has the code already; then none is sent.
-            remote_import_path: Dotted name of the module in `remote_dir`.
-
-        Raises:
-            SpecError: Something is declared that is impossible.
-            StartupError: The pods cannot start.
-            Exception: What the user's code raised while it was loaded.
-        """
+        """Awaitable form of `to`."""
         if not inpod.is_deploying():
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
@@ -180,11 +408,7 @@ class Module(Declaration, Generic[HandleT]):
         return cast("HandleT", self)
 
     async def deploy_async(self) -> HandleT:
-        """Deploy to `.compute`, and wait until all pods serve this code; see `.to`.
-
-        Raises:
-            SpecError: `.compute` was not set.
-        """
+        """Awaitable form of `deploy`."""
         if not inpod.is_deploying():
             self._accept(await self._deployment().run_async())
         return cast("HandleT", self)
@@ -203,8 +427,6 @@ class Module(Declaration, Generic[HandleT]):
 
     def _delete(self) -> None:
         import logging  # noqa: PLC0415  # for this alone
-
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
 
         log = logging.getLogger(__name__)
         try:
@@ -272,20 +494,15 @@ class Module(Declaration, Generic[HandleT]):
         found = None
         if not hasattr(cls, "kind"):  # `kt.Module` itself: a function or a class
             found = module._search()
-            module = cls._of_kind(found.spec.callable.kind)._named(name, namespace, reload_prefixes)
+            # `Fn`, `Cls` and `App` lie in modules that are called like the kind.
+            kind = found.spec.callable.kind
+            owner = importlib.import_module(f"kubetorch.sdk.{kind}")
+            handle = cast("type[ModuleT]", getattr(owner, kind.capitalize()))
+            module = handle._named(name, namespace, reload_prefixes)
         # A module that a pod imports must not ask anybody: there, the first call looks it up.
         if found is not None or not inpod.is_worker():
             module._accept(found or module._search())
         return module
-
-    @classmethod
-    def _of_kind(cls: type[ModuleT], kind: CallableKind) -> type[ModuleT]:
-        from kubetorch.sdk.apps.app import App  # noqa: PLC0415  # it imports this module
-        from kubetorch.sdk.cls import Cls  # noqa: PLC0415  # it imports this module
-        from kubetorch.sdk.fn import Fn  # noqa: PLC0415  # it imports this module
-
-        kinds = {"fn": Fn, "cls": Cls, "app": App}
-        return cast("type[ModuleT]", kinds[kind])
 
     @classmethod
     def _named(
@@ -296,9 +513,9 @@ class Module(Declaration, Generic[HandleT]):
     ) -> ModuleT:
         """A handle that was not looked up."""
         module = cls(name)
-        module.reload_prefixes = naming.parse_prefixes(reload_prefixes)
+        module.reload_prefixes = parse_prefixes(reload_prefixes)
         if namespace is not None:
-            module._namespace = parameters.namespace(namespace)
+            module._namespace = names.check_namespace(namespace)
         return module
 
     def _search(self) -> WorkloadView:
@@ -308,7 +525,7 @@ class Module(Declaration, Generic[HandleT]):
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(
                 f"there is no service {looked_for} in namespace {self.namespace!r}",
-                hint="kt list shows what there is"
+                hint=services.near_services(self._session(), self.namespace, self.name)
                 if self._source is None
                 else "deploy it with .to(kt.Compute(...))",
             )
@@ -316,8 +533,6 @@ class Module(Declaration, Generic[HandleT]):
 
     def _accept(self, view: WorkloadView) -> None:
         """Be the service that a deploy or a look-up found."""
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
         spec = view.spec
         self._check_kind(spec)
         if self._compute is None or not self._compute.describes(spec):
@@ -336,9 +551,8 @@ class Module(Declaration, Generic[HandleT]):
     def _make_caller(self, method: str | None) -> Caller:
         if inpod.is_deploying(is_call=True):
             return cast("Caller", inpod.Inert())
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
         from kubetorch.sdk.calls import target  # noqa: PLC0415  # see the module's docstring
-        from kubetorch.sdk.calls.invoke import Caller  # noqa: PLC0415  # as above
+        from kubetorch.sdk.calls.caller import Caller  # noqa: PLC0415  # as above
 
         view = self._view
         if view is None or self._found is None or not target.is_served(view):
@@ -369,8 +583,6 @@ class Module(Declaration, Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        from kubetorch.sdk import services  # noqa: PLC0415  # see the module's docstring
-
         return services.base_url(self._session(), self._known())
 
     def endpoint(self, method_name: str | None = None) -> str:
@@ -393,6 +605,61 @@ class Module(Declaration, Generic[HandleT]):
             )
         return self._view
 
+    # ----------------------------------------------------------------------------------- pickle
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to find the service."""
+        return {
+            "_name": self._name,
+            "_service_name": self._service_name,
+            "_namespace": self.namespace,
+            "_compute": self._compute,
+            "_found": self._found if self._source is None else self._declared_ref(),
+            "_init_args": self._init_args,
+            "_reload_prefixes": self._reload_prefixes,
+            "_options": replace(self._options, on_progress=None),
+            "_stream_logs": self._stream_logs,
+            "_logging_config": self._logging_config,
+        }
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__init__(self, state["_name"])
         self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.service_name!r}, namespace={self.namespace!r})"
+
+
+def candidates(
+    name: str, prefixes: Sequence[str], *, username: str | None, branch: str | None
+) -> tuple[str, ...]:
+    """Service names to look for, in order."""
+    if prefixes:
+        found = [names.service_name(f"{prefix}-{name}") for prefix in prefixes]
+    else:
+        found = [names.service_name(name, username=username)]
+        if branch is not None:
+            found += _with_branch(name, branch)
+        found += [names.service_name(name)]
+    return tuple(dict.fromkeys(found))
+
+
+def _with_branch(name: str, branch: str) -> list[str]:
+    try:
+        return [names.service_name(f"{names.clean_username(branch)}-{name}")]
+    except SpecError:  # a branch such as "2024-01" has no name that a service could have
+        return []
+
+
+def parse_prefixes(value: object) -> list[str]:
+    """What the user gave as `reload_prefixes`: `None`, text, or a list of texts."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return list(value)
+    raise SpecError(
+        f"reload_prefixes is {value!r}; it must be text or a list of texts",
+        hint='for example reload_prefixes=["main", "alice"]',
+    )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from kubetorch.errors import SerializationError, SpecError
+from kubetorch.lib import terminal
 from kubetorch.specs import quantity
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.specs.names import check_namespace
 from kubetorch.wire.codecs import CODECS, encode
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -26,22 +27,20 @@ Pairs = tuple[tuple[str, str], ...]
 
 def count(parameter: str, value: object) -> int:
     """A whole number of at least one; text of digits counts as one."""
-    number = whole(value)
-    if number is None or number < 1:
-        raise SpecError(
-            f"{parameter} is {value!r}; it must be a whole number of at least 1",
-            hint=f"for example kt.Compute({parameter}=2)",
-        )
-    return number
+    return _positive(parameter, value, "number of at least 1", example=2)
 
 
 def seconds(parameter: str, value: object) -> int:
     """A whole number of seconds, of at least one."""
+    return _positive(parameter, value, "number of seconds, 1 or more", example=600)
+
+
+def _positive(parameter: str, value: object, wanted: str, *, example: int) -> int:
     number = whole(value)
     if number is None or number < 1:
         raise SpecError(
-            f"{parameter} is {value!r}; it must be a whole number of seconds, 1 or more",
-            hint=f"for example kt.Compute({parameter}=600)",
+            f"{parameter} is {value!r}; it must be a whole {wanted}",
+            hint=f"for example kt.Compute({parameter}={example})",
         )
     return number
 
@@ -122,9 +121,16 @@ def absolute_path(parameter: str, value: object) -> str:
     return posixpath.normpath(value)
 
 
-def expanded(path: str) -> Path:
-    """A path of this machine, with `~` replaced."""
-    return Path(path).expanduser()
+def texts(parameter: str, given: object) -> list[str]:
+    """Texts that are not empty; one stands for itself."""
+    items = [given] if isinstance(given, str) else given
+    if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
+        raise SpecError(f"{parameter} is {given!r}; it must be text or a list of texts")
+    found = list(items)
+    for item in found:
+        if not isinstance(item, str) or not item.strip() or "\0" in item:
+            raise SpecError(f"{parameter} has {item!r} in it; each must be text that is not empty")
+    return found
 
 
 def serializations(value: object) -> tuple[str, ...]:
@@ -159,11 +165,6 @@ def logging(value: object) -> LoggingConfig:
     return value
 
 
-def namespace(value: object) -> str:
-    """A Kubernetes namespace."""
-    return check_namespace(value)
-
-
 def init_args(value: object) -> dict[str, Any]:
     """Arguments of a constructor, by name, that JSON can carry."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -176,3 +177,23 @@ def init_args(value: object) -> dict[str, Any]:
     except SerializationError as error:
         raise SpecError(f"init_args: {error.message}") from error
     return dict(value)
+
+
+def expression(name: str, values: Mapping[str, Any], *, positional: str | None = None) -> str:
+    """The call that makes an object, without the arguments that are `None`."""
+    given = {key: value for key, value in values.items() if value is not None}
+    named = [f"{key}={value!r}" for key, value in given.items() if key.isidentifier()]
+    others = {key: value for key, value in given.items() if not key.isidentifier()}
+    parts = [*([positional] if positional else []), *named, *([f"**{others!r}"] if others else [])]
+    return f"{name}({', '.join(parts)})"
+
+
+_PACKAGE = "kubetorch."
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn about what the user's own statement says."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(terminal.shown(message, sys.stderr), category, stacklevel=level)

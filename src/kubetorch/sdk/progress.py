@@ -14,6 +14,6 @@ def progress(current: float, total: float | None = None, message: str | None = N
         message: What is happening.
     """
     # A pod's worker has this module loaded; looking it up spares everybody else the import.
-    context = sys.modules.get("kubetorch.pod.worker.context")
+    context = sys.modules.get("kubetorch.pod.user_process.current_call")
     if context is not None:
         context.progress(current, total, message)

@@ -1,30 +1,111 @@
 """The controller of this process, and the services there that it knows; `kt.globals`.
 
-The local backend is a background service of the user, started on demand. What reaches a cluster is
-loaded only by programs that use one (`kubetorch.sdk.reach`).
+`choose` finds out which backend is meant. `local` is this machine, with a background service of the
+user that is started on demand; `kubernetes` is the cluster of the kubeconfig's context, or the one
+that this pod runs in. `auto` is the first of:
+
+- in a pod of Kubetorch, what that runs on: `KT_BACKEND` says so;
+- with `api_url`, the cluster of that controller;
+- a cluster whose API server answers at once, and that has a controller;
+- this machine.
+
+What `auto` found is kept for the process: nothing is deployed half here and half there. What
+reaches a cluster is loaded only by programs that use one (`kubetorch.sdk.transport`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.sdk.reach import choosing
-from kubetorch.sdk.session import Session
+from kubetorch.errors import KubetorchError
+from kubetorch.lib import terminal
+from kubetorch.sdk import tracebacks
+from kubetorch.sdk.transport.session import ClusterSettings, Session
+from kubetorch.specs.names import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kubetorch.sdk.calls.route import Route
+    from kubetorch.sdk.calls.route import Location, Route
     from kubetorch.sdk.controller import Controller
-    from kubetorch.sdk.forwarding import Forwarding
-    from kubetorch.sdk.streams.connecting import Location
+    from kubetorch.sdk.transport.local_port import LocalPort
     from kubetorch.wire.messages import WorkloadView
 
-__all__ = ["config", "controller_client", "disable_decorators", "service_url", "session"]
+#: Seconds in which an API server has to say whether it has a controller.
+PATIENCE = 1.5
+
+
+class _Choices:
+    """What `auto` came to, and whether it was said."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_quiet = False
+        #: By cluster: whether it is the backend.
+        self.found: dict[ClusterSettings, bool] = {}
+
+
+choices = _Choices()
+
+
+def choose(kubeconfig: str | None = None) -> ClusterSettings | None:
+    """The cluster that is meant; `None` for this machine."""
+    backend = config.backend
+    if backend == "local":
+        return None
+    if kubeconfig is not None:
+        file = Path(kubeconfig).expanduser()
+        is_elsewhere = environment.kubernetes_service() is not None and not file.exists()
+        # In a pod the declaration is of the machine that deployed it.
+        kubeconfig = None if is_elsewhere else str(file)
+    listed = kubeconfig or environment.kubeconfig_list()
+    cluster = ClusterSettings(listed, config.install_namespace, config.api_url)
+    if backend == "kubernetes" or kubeconfig is not None or cluster.api_url is not None:
+        return cluster
+    with choices.lock:
+        known = choices.found.get(cluster)
+        if known is None:
+            known, why = _look(cluster)
+            choices.found[cluster] = known
+            _say(known, why)
+    return cluster if known else None
+
+
+def _look(cluster: ClusterSettings) -> tuple[bool, str]:
+    """Whether a cluster is there to be used, and why or why not."""
+    named = cluster.kubeconfig is not None or (Path.home() / ".kube" / "config").exists()
+    if not named and environment.kubernetes_service() is None:
+        return False, "there is no kubeconfig"
+    from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # few programs
+
+    return cluster_session.detect(cluster, patience=PATIENCE)
+
+
+def _say(is_cluster: bool, why: str) -> None:
+    if choices.is_quiet or sys.stderr is None or not sys.stderr.isatty():
+        return
+    where = "in Kubernetes" if is_cluster else "on this machine"
+    text = f"kubetorch: pods run {where}: {why} (KT_BACKEND is not set)\n"
+    sys.stderr.write(terminal.visible(text))
+
+
+def choose_anew() -> None:
+    """Look anew when it matters next."""
+    choices.found.clear()
+
+
+__all__ = [
+    "be_quiet",
+    "config",
+    "controller_client",
+    "disable_decorators",
+    "service_url",
+    "session",
+]
 
 #: Whether `@kt.compute` and its like leave functions and classes as they are.
 disable_decorators = False
@@ -42,9 +123,9 @@ class _Registry:
 
     def clear(self) -> None:
         """Nothing is open."""
-        self.sessions: dict[Path | choosing.Cluster, Session] = {}
+        self.sessions: dict[Path | ClusterSettings, Session] = {}
         self.routes: dict[tuple[Session, str, str], Route] = {}
-        self.forwardings: dict[tuple[Session, str, str], Forwarding] = {}
+        self.local_ports: dict[tuple[Session, str, str], LocalPort] = {}
 
 
 _registry = _Registry()
@@ -59,55 +140,42 @@ def session(kubeconfig: str | None = None) -> Session:
     Raises:
         KubetorchError: The cluster that is meant cannot be used.
     """
-    cluster = choosing.choose(kubeconfig)
+    cluster = choose(kubeconfig)
     key = environment.local_dir() if cluster is None else cluster
     found = _registry.sessions.get(key)
     if found is None:
+        tracebacks.install()
         found = _registry.sessions.setdefault(key, _open(key))
     return found
 
 
-def _open(key: Path | choosing.Cluster) -> Session:
+def _open(key: Path | ClusterSettings) -> Session:
     if isinstance(key, Path):
-        return Session(lambda: _begin(key))
-    from kubetorch.sdk.reach import sessions  # noqa: PLC0415  # not for programs without a cluster
+        from kubetorch.sdk.transport import local_session  # noqa: PLC0415  # by the first verb
 
-    return sessions.open_session(key)
+        return local_session.open_session(key)
+    from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # where there is a cluster
+
+    return cluster_session.open_session(key)
 
 
 def close_all() -> None:
     """Close every connection of this process, and forget which backend was chosen."""
-    routes, forwardings = _registry.routes, _registry.forwardings
+    routes, local_ports = _registry.routes, _registry.local_ports
     sessions = _registry.sessions
     _registry.clear()
-    choosing.forget()
+    choose_anew()
     for route in routes.values():
         route.close()
-    for forwarding in forwardings.values():
-        forwarding.close()
+    for listener in local_ports.values():
+        listener.close()
     for session in sessions.values():
         session.close()
 
 
 def be_quiet() -> None:
     """Do not say in this process which backend was chosen, and why."""
-    choosing.be_quiet()
-
-
-def _begin(home: Path) -> Callable[[], Controller]:
-    """Have a service started before anything else: that takes longer than a program's imports."""
-    from kubetorch.local import lifetime  # noqa: PLC0415  # not for programs that never deploy
-
-    wait = lifetime.begin(home)
-
-    def connect() -> Controller:
-        from kubetorch.lib.http import HttpClient  # noqa: PLC0415  # while the service starts
-        from kubetorch.sdk.controller import Controller  # noqa: PLC0415
-
-        service = wait()
-        return Controller(HttpClient(service.url, service.token, hint="kt local status"))
-
-    return connect
+    choices.is_quiet = True
 
 
 def controller_client() -> Controller:
@@ -136,12 +204,12 @@ def route(opened: Session, namespace: str, name: str) -> Route:
     key = (opened, namespace, name)
     found = _registry.routes.get(key)
     if found is None:
-        from kubetorch.sdk.calls.route import Route  # noqa: PLC0415  # as in `_begin`
+        from kubetorch.sdk.calls.route import Location, Route  # noqa: PLC0415  # by the first verb
 
         def resolve() -> Location:
-            return _location_of(opened, opened.get_workload(namespace, name))
+            return Location.of_service(opened, opened.get_workload(namespace, name))
 
-        made = Route(name, resolve, way=opened.way)
+        made = Route(name, resolve, transport=opened.transport)
         made.session = opened
         found = _registry.routes.setdefault(key, made)
     return found
@@ -150,16 +218,16 @@ def route(opened: Session, namespace: str, name: str) -> Route:
 def port_of(opened: Session, namespace: str, name: str) -> int:
     """A port of this machine that leads to the pods of a workload, from the first question on."""
     key = (opened, namespace, name)
-    found = _registry.forwardings.get(key)
+    found = _registry.local_ports.get(key)
     if found is None:
-        from kubetorch.sdk import forwarding  # noqa: PLC0415  # few programs need it
+        from kubetorch.sdk.transport import local_port  # noqa: PLC0415  # few programs need it
 
         def find() -> str:
             view = opened.get_workload(namespace, name)
-            return opened.scaler(view) or opened.address(view, forwarding.choose(view))
+            return opened.scaler(view) or opened.address(view, local_port.choose(view))
 
-        made = forwarding.Forwarding(find, opened.way, service=(namespace, name))
-        found = _registry.forwardings.setdefault(key, made)
+        made = local_port.LocalPort(find, opened.transport, service=(namespace, name))
+        found = _registry.local_ports.setdefault(key, made)
     return found.port
 
 
@@ -168,7 +236,7 @@ def base_url(opened: Session, view: WorkloadView) -> str:
     own, spec = view.spec.compute.endpoint, view.spec
     if own is not None and own.base_url is not None:
         return own.base_url
-    found = opened.way.base_url(spec.namespace, spec.name)
+    found = opened.transport.base_url(spec.namespace, spec.name)
     if found is None:
         return f"http://localhost:{port_of(opened, spec.namespace, spec.name)}"
     return found or view.url
@@ -176,41 +244,28 @@ def base_url(opened: Session, view: WorkloadView) -> str:
 
 def remember(opened: Session, view: WorkloadView) -> None:
     """Take note of where a workload is."""
-    route(opened, view.spec.namespace, view.spec.name).locate(_location_of(opened, view))
+    route(opened, view.spec.namespace, view.spec.name).accept(view)
 
 
-def _location_of(opened: Session, view: WorkloadView) -> Location:
-    from kubetorch.sdk.streams.connecting import Location, Scaler  # noqa: PLC0415  # as in `_begin`
-
-    own = view.spec.compute.endpoint
-    if own is not None and own.base_url is not None:
-        return Location((own.base_url,), view.token)
-    ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
-    scaler, spec = None, view.spec
-    if view.scaler:
-        said = {} if ready else view.failure or {}
-        failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
-        scaler = Scaler(
-            opened.way.scaler(spec.namespace, spec.name, view.scaler),
-            {pod.name: opened.address(view, pod) for pod in view.pods if pod.url},
-            spec.compute.launch_timeout,
-            failure,
-        )
-    return Location(
-        tuple(opened.address(view, pod) for pod in ready),
-        view.token,
-        tuple(pod.ordinal for pod in ready),
-        scaler,
-        {pod.name: pod.ended for pod in view.pods if pod.ended is not None},
-    )
+def near_services(opened: Session, namespace: str, name: str) -> str:
+    """A hint for a name that no service has: the one that is meant, if one is like it."""
+    where = f"kt list -n {namespace} shows the services"
+    try:
+        found = opened.ask(lambda controller: controller.list_workloads(namespace))
+    except KubetorchError:  # who may not list them gets no help
+        return where
+    near = nearest(name, [view.spec.name for view in found], likeness=0.6)
+    return where if near is None else f"did you mean {near!r}? {where}"
 
 
 def forget(opened: Session, namespace: str, name: str) -> None:
     """Close the connections to the pods of a workload."""
     key = (opened, namespace, name)
-    for way in (_registry.routes.pop(key, None), _registry.forwardings.pop(key, None)):
-        if way is not None:
-            way.close()
+    route, listener = _registry.routes.pop(key, None), _registry.local_ports.pop(key, None)
+    if route is not None:
+        route.close(is_torn_down=True)
+    if listener is not None:
+        listener.close()
 
 
 def delete(opened: Session, namespace: str, name: str) -> None:

@@ -1,55 +1,67 @@
-"""The terminal's end of a shell in a pod."""
+"""The terminal's end of a shell: in a pod of a service, or in a volume.
+
+A volume of this machine is a folder. A volume of a cluster takes a pod that is made for the shell
+and deleted after it: the pod is the user's own, and takes the rights of `kubectl run` and
+`kubectl exec`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from kubetorch.errors import AgentDiedError
-from kubetorch.lib import upgrading, websocket
-from kubetorch.lib.connections import Connection
-from kubetorch.sdk import standard_input
-from kubetorch.sdk.session import Session
-from kubetorch.sdk.streams import dial
-from kubetorch.wire import failures, messages, routes, shells
+from kubetorch.errors import AgentDiedError, ConfigError, ImagePullError, ServiceTimeoutError
+from kubetorch.k8s import pod_streams
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.kubeconfig import Access
+from kubetorch.k8s.resources import PODS, Object, Ref, Selection
+from kubetorch.k8s.watching import Change
+from kubetorch.lib import deadlines, websocket, websocket_protocol
+from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.lib.websocket_protocol import UpgradeRefusedError
+from kubetorch.sdk.transport import connection
+from kubetorch.sdk.transport.port_forward import PortForwardTransport
+from kubetorch.sdk.transport.session import Session
+from kubetorch.wire import exceptions, messages, pod_commands, routes
 from kubetorch.wire.messages import PodView, WorkloadView
-from kubetorch.wire.shells import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
+from kubetorch.wire.pod_commands import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
+from kubetorch.wire.volumes import VolumeView
 
+_PIECE = 64 * 1024
 #: Seconds until the agent has to have agreed.
 _TIMEOUT = 10.0
+#: Seconds until the pod has to run: its volume may have to be made and attached first.
+_START_TIMEOUT = 180.0
+#: Seconds after which a pod that was left behind ends by itself.
+_LONGEST = 24 * 3600
+#: What a container waits for in vain.
+_DOOMED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
 def run(session: Session, view: WorkloadView, pod: PodView, command: str | None = None) -> int:
-    """Run a shell in a pod on this program's standard streams; its exit code.
-
-    Args:
-        session: The way to its controller.
-        view: The workload.
-        pod: The pod.
-        command: What it runs; without one it is interactive, if this program has a terminal.
-
-    Raises:
-        UnauthorizedError: This user may not.
-        AgentDiedError: The pod ended.
-        OSError: It cannot be reached.
-    """
+    """Run a shell in a pod on this program's standard streams; its exit code."""
     token = session.own_token(view)
     url = session.address(view, pod)
     if not url:
-        raise AgentDiedError(pod.name, "it has no agent that answers")
+        raise AgentDiedError(pod.name, "no agent of the pod answers")
     headers = {routes.AUTHORIZATION: f"Bearer {token}"}
     try:
-        upgraded, rest = dial.dial(url, routes.SHELL, headers, timeout=_TIMEOUT, way=session.way)
-    except dial.RefusedError as error:
-        raise failures.rebuild(failures.parse_json(error.body)) from error
+        upgraded, rest = connection.dial(
+            url, routes.SHELL, headers, timeout=_TIMEOUT, transport=session.transport
+        )
+    except UpgradeRefusedError as error:
+        raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
     return asyncio.run(_run(pod, upgraded, rest, command))
 
 
@@ -61,27 +73,16 @@ async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str 
         kind = os.environ.get("TERM") or "xterm"
         wanted = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
     client = _Client()
-    await upgrading.adopt(upgraded, rest, client, max_message=shells.MESSAGE_LIMIT)
+    await websocket.adopt(upgraded, rest, client, max_message=pod_commands.MESSAGE_LIMIT)
     client.say(wanted)
-    with _raw() if has_terminal else contextlib.nullcontext(), client.attached(has_terminal):
+    with _terminal(client.resize) if has_terminal else contextlib.nullcontext(), client.attached():
         code = await client.exited
     if code is None:
         raise AgentDiedError(pod.name, f"the shell was lost: {client.reason}")
     return code
 
 
-@contextlib.contextmanager
-def _raw() -> Iterator[None]:
-    """Keys go to the pod as they are, Ctrl-C too."""
-    before = termios.tcgetattr(0)
-    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead stays
-    try:
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-class _Client:
+class _Client(Endpoint):
     """The endpoint of the connection."""
 
     def __init__(self) -> None:
@@ -95,13 +96,15 @@ class _Client:
     def say(self, message: ShellMessage) -> None:
         """Tell the agent."""
         if self._connection is not None:
-            self._connection.send(messages.encode(message), opcode=websocket.TEXT)
+            self._connection.send(messages.encode(message), opcode=websocket_protocol.TEXT)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Report the size of the terminal."""
+        self.say(ShellResize(rows=rows, columns=columns))
 
     @contextlib.contextmanager
-    def attached(self, has_terminal: bool) -> Iterator[None]:
-        """Pass the standard input on, and sizes of the terminal."""
-        if has_terminal:
-            self._loop.add_signal_handler(signal.SIGWINCH, self._resize)
+    def attached(self) -> Iterator[None]:
+        """Pass the standard input on."""
         passing = self._loop.create_task(self._pass_input())
         try:
             yield
@@ -109,12 +112,10 @@ class _Client:
             passing.cancel()
             if self._connection is not None:
                 self._connection.abort("the shell has ended")
-            if has_terminal:
-                self._loop.remove_signal_handler(signal.SIGWINCH)
 
     async def _pass_input(self) -> None:
         """Standard input to its end, read only as fast as the pod takes it."""
-        while data := await standard_input.read():
+        while data := await _read_input():
             if self._connection is not None:
                 self._connection.send(data)
                 if self._connection.is_congested:
@@ -122,26 +123,16 @@ class _Client:
             await self._has_room.wait()
         self.say(ShellEnd())
 
-    def _resize(self) -> None:
-        columns, rows = shutil.get_terminal_size()
-        self.say(ShellResize(rows=rows, columns=columns))
-
     # ------------------------------------------------------------------------------ connection
 
     def on_open(self, connection: Connection) -> None:
         self._connection = connection
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        if opcode == websocket.TEXT:
+        if opcode == websocket_protocol.TEXT:
             self._end(messages.decode(ShellExit, bytes(payload)).code)
         else:
             self._show(bytes(payload[:1]), bytes(payload[1:]))
-
-    def on_large(self, head: memoryview, length: int) -> memoryview | None:
-        return None
-
-    def on_placed(self, head: bytes, rest: memoryview) -> None:
-        self._show(head[:1], head[1:] + bytes(rest))
 
     def on_writable(self) -> None:
         self._has_room.set()
@@ -155,7 +146,171 @@ class _Client:
             self.exited.set_result(code)
 
     def _show(self, kind: bytes, data: bytes) -> None:
-        stream = sys.stderr if kind == shells.ERRORS else sys.stdout
+        stream = sys.stderr if kind == pod_commands.ERRORS else sys.stdout
         with contextlib.suppress(BrokenPipeError):
             stream.buffer.write(data)
             stream.buffer.flush()
+
+
+# ---------------------------------------------------------------------------------- in a volume
+
+
+def run_in_volume(session: Session, view: VolumeView, *, mount_path: str, image: str) -> None:
+    """Open a shell in a volume; returns when that ends.
+
+    Args:
+        session: The way to its controller.
+        view: The volume.
+        mount_path: Where a pod that is started for it has it.
+        image: Image of that pod.
+
+    Raises:
+        ConfigError: There is nothing to do it with.
+    """
+    if view.folder is not None:
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        subprocess.run([shell], cwd=view.folder, check=False)
+        return
+    if not isinstance(session.transport, PortForwardTransport):
+        raise ConfigError(
+            f"a shell in the volume {view.claim!r} takes a pod of yours, and this program does not "
+            "speak with the API server",
+            hint="unset KT_API_URL, and run it outside of pods with a kubeconfig",
+        )
+    asyncio.run(_run_volume_pod(session.transport.access, view, mount_path, image))
+
+
+async def _run_volume_pod(access: Access, view: VolumeView, mount_path: str, image: str) -> int:
+    name = f"{view.claim[:40].rstrip('-.')}-shell-{secrets.token_hex(3)}"
+    pod = Ref(PODS, name, view.namespace)
+    async with Client(access) as client:
+        await client.create(_manifest(name, view, mount_path, image))
+        try:
+            await _until_it_runs(client, pod, image)
+            return await _shell(client, pod, mount_path)
+        finally:
+            await client.delete(pod, grace_seconds=0)
+
+
+def _manifest(name: str, view: VolumeView, mount_path: str, image: str) -> Object:
+    container = {
+        "name": "shell",
+        "image": image,
+        "command": ["/bin/sh", "-c", f"exec sleep {_LONGEST}"],
+        "volumeMounts": [{"name": "volume", "mountPath": mount_path}],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    claim = {"name": "volume", "persistentVolumeClaim": {"claimName": view.claim}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": view.namespace},
+        "spec": {
+            "containers": [container],
+            "volumes": [claim],
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _LONGEST,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+        },
+    }
+
+
+async def _until_it_runs(client: Client, pod: Ref, image: str) -> None:
+    runs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    state = "it is not scheduled"
+
+    def look(change: Change) -> None:
+        nonlocal state
+        status = change.object.get("status") or {}
+        for container in status.get("containerStatuses") or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            state = str(waiting.get("message") or waiting.get("reason") or state)
+            if waiting.get("reason") in _DOOMED and not runs.done():
+                runs.set_exception(
+                    ImagePullError(
+                        f"the image {image!r} of the shell cannot be had: {state}",
+                        hint="choose one that the cluster has: volume.ssh(image=...)",
+                    )
+                )
+        if status.get("phase") not in (None, "Pending") and not runs.done():
+            runs.set_result(None)
+
+    selection = Selection(PODS, pod.namespace, fields=f"metadata.name={pod.name}")
+    try:
+        async with deadlines.timeout(_START_TIMEOUT), Informer(client, selection, look):
+            await runs
+    except TimeoutError as error:
+        raise ServiceTimeoutError(
+            f"the pod {pod.name} of the shell did not start within {_START_TIMEOUT:.0f} s: {state}",
+            hint=f"kubectl describe pod {pod.name} -n {pod.namespace}",
+        ) from error
+
+
+async def _shell(client: Client, pod: Ref, mount_path: str) -> int:
+    has_terminal = os.isatty(0) and os.isatty(1)
+    command = ["/bin/sh", "-c", 'cd "$1" && exec "${SHELL:-/bin/sh}"', "sh", mount_path]
+    process = await pod_streams.start(client, pod, command, stdin=True, tty=has_terminal)
+    async with process:
+        if has_terminal:
+            process.resize(*shutil.get_terminal_size())
+        with _terminal(process.resize) if has_terminal else contextlib.nullcontext():
+            reading = asyncio.create_task(_pass_input(process))
+            try:
+                async for stream, data in process.output():
+                    out = sys.stderr if stream == pod_streams.STDERR else sys.stdout
+                    out.buffer.write(data)
+                    out.buffer.flush()
+                return await process.wait()
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _pass_input(process: pod_streams.Process) -> None:
+    """Standard input to its end, read only as fast as the pod takes it."""
+    while data := await _read_input():
+        await process.write(data)
+    process.end_input()
+
+
+# ------------------------------------------------------------------ the terminal of this program
+
+
+async def _read_input() -> bytes:
+    """The next bytes, as soon as there are any; none at its end, or if there is no such input."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(0, ready.set)
+    except PermissionError:  # a file, which no loop can wait for: it can be read at once
+        await asyncio.sleep(0)  # a long one must not keep the loop from all else
+    except OSError:
+        return b""
+    else:
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(0)
+    try:
+        return os.read(0, _PIECE)
+    except OSError:  # its terminal is gone
+        return b""
+
+
+@contextlib.contextmanager
+def _terminal(on_resize: Callable[[int, int], None]) -> Iterator[None]:
+    """Keys go to the shell as they are, Ctrl-C too; `on_resize` gets new columns and rows."""
+    loop = asyncio.get_running_loop()
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead stays
+    loop.add_signal_handler(signal.SIGWINCH, lambda: on_resize(*shutil.get_terminal_size()))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

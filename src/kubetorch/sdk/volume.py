@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError, VolumeNotFoundError
-from kubetorch.sdk import advice, inpod, parameters
-from kubetorch.specs import quantity
+from kubetorch.sdk import inpod, parameters, services
+from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.session import Session
     from kubetorch.wire.volumes import VolumeView
 
 #: Seconds that `Volume.delete` waits.
@@ -68,9 +67,12 @@ class Volume:
             name=specs.check_name(name),
             mount_path=specs.check_mount_path(mount_path),
             size=None if size is None else quantity.memory(size, parameter="size"),
-            storage_class=_checked_class(storage_class),
+            # Empty text is the class of volumes that have none.
+            storage_class=specs.check_claim(storage_class, parameter="storage_class")
+            if storage_class
+            else storage_class,
             access_mode=specs.access_mode(access_mode),
-            namespace=None if namespace is None else parameters.namespace(namespace),
+            namespace=None if namespace is None else names.check_namespace(namespace),
             volume_name=None
             if bound is None
             else specs.check_claim(bound, parameter="volume_name"),
@@ -94,7 +96,7 @@ class Volume:
             VolumeNotFoundError: There is none of that name.
         """
         claim = specs.check_claim(name, parameter="name")
-        where = config.namespace if namespace is None else parameters.namespace(namespace)
+        where = config.namespace if namespace is None else names.check_namespace(namespace)
         path = None if mount_path is None else specs.check_mount_path(mount_path)
         volume = cls.__new__(cls)
         if inpod.is_importing():
@@ -102,7 +104,7 @@ class Volume:
             place = path or specs.default_mount_path(claim)
             volume._spec = VolumeSpec(claim, place, namespace=namespace, claim=claim)
             return volume
-        found = _get(_session(), where, claim)
+        found = services.session().ask(lambda asked: asked.volumes.get(where, claim))
         if found is None:
             raise missing(claim, where)
         volume._spec = VolumeSpec(
@@ -170,7 +172,7 @@ class Volume:
         if found is not None:
             return found.storage_class
         namespace = self.namespace
-        return _session().ask(
+        return services.session().ask(
             lambda asked: asked.volumes.storage_class(spec.access_mode, namespace)
         )
 
@@ -216,8 +218,17 @@ class Volume:
             if found is None:
                 raise missing(spec.claim, where)
         else:
-            found = _session().ask(lambda asked: asked.volumes.create(where, spec)).volume
-        return _claim(found)
+            found = services.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
+        # Declaring a volume loads no manifests.
+        from kubetorch.manifests import storage  # noqa: PLC0415
+
+        return storage.claim_of(
+            found.spec,
+            namespace=found.namespace,
+            claim=found.claim,
+            storage_class=found.storage_class,
+            phase=found.phase,
+        )
 
     def delete(self, wait: bool = True, timeout: float = DELETE_TIMEOUT) -> None:
         """Delete it and what is in it; that there is none is only a warning.
@@ -238,14 +249,14 @@ class Volume:
             )
         seconds = timeout if wait else 0.0
         try:
-            gone = _session().ask(
+            gone = services.session().ask(
                 lambda asked: asked.volumes.delete(where, spec.claim_name, wait=seconds)
             )
         except VolumeNotFoundError as error:
-            advice.warn(error.message)
+            parameters.warn(error.message)
             return
         if wait and not gone:
-            advice.warn(f"the volume {spec.name!r} is still there after {timeout:g} s")
+            parameters.warn(f"the volume {spec.name!r} is still there after {timeout:g} s")
 
     def ssh(self, image: str = "alpine:latest") -> None:
         """Open a shell in it; returns when that ends.
@@ -256,15 +267,16 @@ class Volume:
         Raises:
             VolumeNotFoundError: There is none of that name.
         """
-        from kubetorch.sdk import volume_shell  # noqa: PLC0415  # starts a process
+        from kubetorch.sdk import shells  # noqa: PLC0415  # starts a process
 
         found = self._view()
         if found is None:
             raise missing(self.pvc_name, self.namespace)
-        volume_shell.run(_session(), found, mount_path=self.mount_path, image=image)
+        shells.run_in_volume(services.session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
-        return _get(_session(), self.namespace, self.pvc_name)
+        where, claim = self.namespace, self.pvc_name
+        return services.session().ask(lambda asked: asked.volumes.get(where, claim))
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -276,7 +288,7 @@ class Volume:
 
     def __repr__(self) -> str:
         spec = self._spec
-        shown = {
+        given = {
             "name": spec.name,
             "size": spec.size,
             "mount_path": spec.mount_path,
@@ -288,42 +300,13 @@ class Volume:
             "volume_name": spec.volume_name,
             "pvc": spec.claim,
         }
-        given = [f"{key}={value!r}" for key, value in shown.items() if value is not None]
-        return f"Volume({', '.join(given)})"
+        return parameters.expression("Volume", given)
 
 
 def missing(claim: str, namespace: str) -> VolumeNotFoundError:
     """The error for a volume that does not exist."""
     return VolumeNotFoundError(
         f"Volume {claim!r} does not exist in namespace {namespace!r}",
-        hint=f"kt volumes list -n {namespace} shows those that are there; namespace= looks "
+        hint=f"kt volumes list -n {namespace} shows the volumes; namespace= looks "
         f"elsewhere, and kt.Compute(volumes=[{claim!r}]) where the service is",
-    )
-
-
-def _checked_class(name: object) -> str | None:
-    if name is None or name == "":
-        return None if name is None else ""
-    return specs.check_claim(name, parameter="storage_class")
-
-
-def _session() -> Session:
-    from kubetorch.sdk import services  # noqa: PLC0415  # to declare one reaches nobody
-
-    return services.session()
-
-
-def _get(session: Session, namespace: str, claim: str) -> VolumeView | None:
-    return session.ask(lambda asked: asked.volumes.get(namespace, claim))
-
-
-def _claim(view: VolumeView) -> dict[str, Any]:
-    from kubetorch.manifests import storage  # noqa: PLC0415  # few programs look at it
-
-    return storage.claim_of(
-        view.spec,
-        namespace=view.namespace,
-        claim=view.claim,
-        storage_class=view.storage_class,
-        phase=view.phase,
     )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kubetorch.errors import AutoScalingError
-from kubetorch.lib.records import record
-from kubetorch.specs.spelling import nearest
+from kubetorch.specs.names import nearest
 
 KPA = "kpa.autoscaling.knative.dev"
 HPA = "hpa.autoscaling.knative.dev"
@@ -38,7 +37,7 @@ ALIASES = {
 }
 
 
-@record
+@dataclass(frozen=True)
 class AutoscalingSpec:
     """When pods are added and removed.
 
@@ -82,16 +81,7 @@ def seconds(duration: str) -> int:
 
 
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
-    """What the keywords of `.autoscale()` mean.
-
-    Args:
-        arguments: The keywords, in any of the documented spellings.
-        launch_timeout: Seconds that a deploy may take; the progress deadline must be longer.
-
-    Raises:
-        AutoScalingError: A value is impossible, two contradict each other, or a keyword is a near
-            miss of a known one.
-    """
+    """What the keywords of `.autoscale()` mean."""
     values, extra = _sort_out(arguments)
     grace = values.pop("scale_to_zero_grace_period", None)
     if grace is not None:
@@ -105,31 +95,9 @@ def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSp
     values.setdefault("scale_to_zero_pod_retention_period", DEFAULT_RETENTION)
     values.setdefault("progress_deadline", progress_deadline(launch_timeout))
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
-    _check_numbers(spec)
+    check_numbers(spec)
     _check_durations(spec, launch_timeout)
     return _with_class(spec)
-
-
-def with_least(spec: AutoscalingSpec, min_scale: int) -> AutoscalingSpec:
-    """The same, with at least so many pods.
-
-    Raises:
-        AutoScalingError: It may not have so many.
-    """
-    changed = replace(spec, min_scale=min_scale)
-    _check_numbers(changed)
-    return changed
-
-
-def with_concurrency(spec: AutoscalingSpec, concurrency: int | None) -> AutoscalingSpec:
-    """The same, with pods that take so many requests at once.
-
-    Raises:
-        AutoScalingError: The number is impossible.
-    """
-    changed = replace(spec, concurrency=concurrency)
-    _check_numbers(changed)
-    return changed
 
 
 def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -162,21 +130,17 @@ def progress_deadline(launch_timeout: int) -> str:
     return f"{needed}s" if needed > 600 else DEFAULT_PROGRESS_DEADLINE
 
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "min_scale": (0, 1_000_000),
-    "max_scale": (0, 1_000_000),
-    "initial_scale": (0, 1_000_000),
-    "concurrency": (0, 1_000_000),
-}
+_MOST = 1_000_000
 
 
-def _check_numbers(spec: AutoscalingSpec) -> None:
-    for name, (low, high) in _BOUNDS.items():
+def check_numbers(spec: AutoscalingSpec) -> AutoscalingSpec:
+    """A spec whose numbers of pods and requests are possible ones."""
+    for name in ("min_scale", "max_scale", "initial_scale", "concurrency"):
         value: Any = getattr(spec, name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise AutoScalingError(f"{name} is {value!r}; it must be a whole number, {low} or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            raise AutoScalingError(f"{name} is {value!r}; it must be a whole number, 0 or more")
     target: Any = spec.target
     if target is not None and (
         isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0
@@ -193,6 +157,7 @@ def _check_numbers(spec: AutoscalingSpec) -> None:
             raise AutoScalingError(
                 f"{name} cannot be greater than max_scale: {scale} > {spec.max_scale}"
             )
+    return spec
 
 
 def _check_durations(spec: AutoscalingSpec, launch_timeout: int) -> None:
@@ -244,6 +209,4 @@ def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:
         raise AutoScalingError(
             f"metric {metric!r} needs the KPA class", hint=f"autoscaler_class={KPA!r}"
         )
-    values = {item.name: getattr(spec, item.name) for item in fields(spec)}
-    values["autoscaler_class"] = HPA if needs_hpa else chosen or KPA
-    return AutoscalingSpec(**values)
+    return replace(spec, autoscaler_class=HPA if needs_hpa else chosen or KPA)

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from kubetorch.lib.records import record
-from kubetorch.specs.app import AppSpec
+
+@dataclass(frozen=True)
+class AppSpec:
+    """One app.
+
+    Attributes:
+        command: What a shell runs.
+        port: Port that it listens on; `None` for a command that serves nothing, such as a script.
+        health_check: Path that answers with 200 once it serves; `None` when an open port is
+            enough.
+        public: Whether requests reach it without a token.
+        folder: Where it runs, relative to the project: what the program that declared it calls its
+            working directory. Where no project travels, relative to the pods' own working
+            directory: what the image calls its. `None` is that of the pods.
+    """
+
+    command: str
+    port: int | None = None
+    health_check: str | None = None
+    public: bool = False
+    folder: str | None = None
+
 
 CallableKind = Literal["fn", "cls", "app"]
+#: What every class answers to, besides its own methods: which names of its instance can be called.
+CALLABLES = "__callables__"
+OnReplace = Literal["warn", "error"]
 
 
-@record
+@dataclass(frozen=True)
 class CallableRef:
     """Where a pod finds the user's callable.
 
@@ -32,6 +56,8 @@ class CallableRef:
             its classes in pickles are to be translated.
         own_options: What the user's signatures declare of the keywords that are options of a call
             otherwise, such as `workers`: of a function as they are, of a class `train.workers`.
+        on_replace: What the first calls of a class get when its instance was made anew without a
+            deploy: a warning, or an error instead of running.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
     """
 
@@ -46,6 +72,7 @@ class CallableRef:
     source_file: str | None = None
     is_script: bool = False
     own_options: tuple[str, ...] = ()
+    on_replace: OnReplace = "warn"
     app: AppSpec | None = None
 
     def options_of(self, method: str | None) -> frozenset[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from kubetorch.lib.records import record
+from kubetorch.errors import SpecError
 from kubetorch.specs.autoscaling import AutoscalingSpec
-from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
+from kubetorch.specs.distribution import AGENT_PORT as AGENT_PORT
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.logging import LoggingConfig
@@ -20,7 +23,7 @@ Pairs = tuple[tuple[str, str], ...]
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
 
-@record
+@dataclass(frozen=True)
 class Toleration:
     """A taint of nodes that pods accept; the words are those of Kubernetes.
 
@@ -39,12 +42,12 @@ class Toleration:
     seconds: int | None = None
 
 
-@record
+@dataclass(frozen=True)
 class ComputeSpec:
     """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.
 
     Where a user brought a manifest of their own (`manifest`), the fields say what is to hold
-    besides: what `kubetorch.manifests.reading` finds in it, changed by what the user set since.
+    besides: what `kubetorch.manifests.parameters` finds in it, changed by what the user set since.
 
     Attributes:
         cpus: CPU request of a pod, a Kubernetes quantity such as `0.5` or `500m`.
@@ -156,16 +159,59 @@ class ComputeSpec:
         """Number of pods that each call goes to, with a result of each; `None`: one of them.
 
         What is asked for decides, so a service answers in the same form however many pods are up.
-        A selector asks for none, and an autoscaler or a single controller decides by itself.
+        A selector asks for none, an autoscaler decides by itself, and the pod that gets a call of
+        a distributed service passes it on.
         """
         is_elsewhere = self.autoscaling is not None or self.endpoint is not None
-        if self.pods < 2 or is_elsewhere or self.is_selector_only:
-            return None
-        framework = self.distribution and self.distribution.distribution_type
-        if framework in SINGLE_CONTROLLER:
+        if self.pods < 2 or is_elsewhere or self.is_selector_only or self.distribution is not None:
             return None
         if self.manifest is not None:
             api_version = str(json.loads(self.manifest).get("apiVersion", ""))
             if api_version.startswith(_AUTOSCALED_GROUP):
                 return None
         return self.pods
+
+
+def freeze(value: object, *, parameter: str) -> str:
+    """The text of a dictionary; equal dictionaries have the same.
+
+    Dates, which YAML makes of what looks like one, become text again.
+    """
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{parameter} is {value!r}; it must be a dictionary")
+    plain = _plain(value, parameter, depth=0)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def thaw(text: str) -> dict[str, Any]:
+    """The dictionary that `freeze` had; a new one each time."""
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+#: Nobody nests deeper; what does has a cycle.
+_DEEPEST = 100
+
+
+def _plain(value: object, where: str, *, depth: int) -> object:
+    if depth > _DEEPEST:
+        raise SpecError(f"{where}: it is nested too deeply")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise SpecError(f"{where} has the key {key!r}; keys must be text")
+        return {key: _plain(item, f"{where}.{key}", depth=depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}.{i}", depth=depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        raise SpecError(f"{where} is {value!r}; a manifest has no such number")
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    from datetime import date, datetime, timezone  # noqa: PLC0415  # costs 1 ms, for YAML alone
+
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    raise SpecError(f"{where} is {value!r}; it must be text, a number, a list or a dictionary")

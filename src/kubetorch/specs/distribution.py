@@ -4,24 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
-from kubetorch.specs.spelling import nearest
+from kubetorch.specs.names import nearest
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
 ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
 #: A single controller runs the callable; the call returns one value.
 SINGLE_CONTROLLER = ("ray", "monarch")
 
+#: Frameworks of which a pod has a process for each of its GPUs, unless `num_proc` says otherwise.
+_PER_GPU = ("pytorch", "jax", "tensorflow")
+#: Processes that a pod may have, and the last number of a port.
+MOST_PROCESSES, LAST_PORT = 1024, 65535
+#: Where processes meet, unless `port` says otherwise.
+_PORTS = {"jax": 1234, "tensorflow": 2222, "ray": 6379, "monarch": 26600}
+_PORT = 12345
+#: Frameworks of which each process listens on a port of its own.
+_PORT_EACH = ("tensorflow", "monarch")
+
+#: Keywords of the earlier release, and why they change nothing.
+_WITHOUT_EFFECT = {
+    "tree_minimum": "calls are passed on in a tree however many pods there are",
+    "restart_procs": "a deploy starts new processes, and a call with restart_procs=True",
+}
+#: The port of the agent, unless a compute says another.
+AGENT_PORT = 32300
 #: The arguments of `.distribute()`, in order.
 ARGUMENTS = ("distribution_type", "workers", "quorum_timeout", "quorum_workers", "monitor_members")
 #: Keywords that the supervisors know; others are the framework's and pass through.
-KNOWN = ("num_proc", "port", "tree_fanout", "tree_minimum", "max_threads_per_proc", "restart_procs")
+KNOWN = (
+    "num_proc",
+    "port",
+    "tree_fanout",
+    "tree_minimum",
+    "max_threads_per_proc",
+    "restart_procs",
+    "monarch_hosts",
+)
 
 
-@record
+@dataclass(frozen=True)
 class DistributionSpec:
     """A distributed service.
 
@@ -41,28 +66,78 @@ class DistributionSpec:
     monitor_members: bool | None = None
     options: str = "{}"
 
+    def check(self) -> None:
+        """Refuse what cannot be launched: a spec may be written by hand, or be an earlier one."""
+        _framework({"framework": self.distribution_type})
+        for name in ("workers", "quorum_timeout", "quorum_workers"):
+            _whole_number(name, getattr(self, name))
+        try:
+            number, port = self.processes("1"), self.port
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SpecError(f"the options of the distribution are {self.options}") from error
+        if not 1 <= number <= MOST_PROCESSES:
+            raise SpecError(f"num_proc is {number}; it must be between 1 and {MOST_PROCESSES}")
+        if not 1 <= port <= LAST_PORT:
+            raise SpecError(f"port is {port}; it must be between 1 and {LAST_PORT}")
+
+    @property
+    def threads(self) -> int | None:
+        """Calls that a process runs at the same time, where that is declared."""
+        number = json.loads(self.options).get("max_threads_per_proc")
+        return None if number is None else int(number)
+
+    def processes(self, gpus: str | None) -> int:
+        """Processes of each pod, which has so many GPUs."""
+        options = json.loads(self.options)
+        number = options.get("num_proc", options.get("num_processes"))
+        if self.distribution_type in SINGLE_CONTROLLER:
+            return 1
+        if number not in (None, "auto"):
+            return int(number)
+        is_per_gpu = self.distribution_type in _PER_GPU and gpus is not None and gpus.isdecimal()
+        return max(1, int(gpus or 1)) if is_per_gpu else 1
+
+    @property
+    def port(self) -> int:
+        """The port that is declared, or the framework's own."""
+        declared = json.loads(self.options).get("port")
+        return int(declared or _PORTS.get(self.distribution_type, _PORT))
+
+    @property
+    def is_port_declared(self) -> bool:
+        """Whether only that port will do."""
+        return bool(json.loads(self.options).get("port"))
+
+    @property
+    def has_port_each(self) -> bool:
+        """Whether each process listens on a port, or only the first one."""
+        return self.distribution_type in _PORT_EACH
+
+    @property
+    def is_monitored(self) -> bool:
+        """Whether the loss of a pod ends the calls that it is part of.
+
+        Ray goes on without a pod. Monarch does not, and notices a loss after more than a minute.
+        """
+        if self.monitor_members is None:
+            return self.distribution_type != "ray"
+        return self.monitor_members
+
     def config(self, *, replicas: int, launch_timeout: int) -> dict[str, Any]:
         """As 0.5.x programs read it from `Compute.distributed_config`."""
         workers = self.workers or replicas
-        single = self.distribution_type in SINGLE_CONTROLLER
-        monitor = self.monitor_members
         return {
             "distribution_type": self.distribution_type,
             "workers": workers,
             "quorum_timeout": self.quorum_timeout or launch_timeout,
             "quorum_workers": self.quorum_workers or workers,
-            "monitor_members": not single if monitor is None else monitor,
+            "monitor_members": self.is_monitored,
             **json.loads(self.options),
         }
 
 
 def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
-    """What the keywords of `.distribute()` mean, and warnings for the user.
-
-    Raises:
-        SpecError: An unknown framework, a value that is impossible or cannot travel, or a keyword
-            that is a near miss of a known one.
-    """
+    """What the keywords of `.distribute()` mean, and warnings for the user."""
     given = {key: value for key, value in arguments.items() if value is not None}
     warnings = []
     extra = given.pop("distribution_args", {})
@@ -84,10 +159,21 @@ def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
         name: _whole_number(name, given.pop(name, None))
         for name in ("workers", "quorum_timeout", "quorum_workers")
     }
+    hosts = _whole_number("monarch_hosts", given.pop("monarch_hosts", None))
+    if hosts is not None:
+        if kind != "monarch" or numbers["workers"] not in (None, hosts):
+            raise SpecError(
+                f"monarch_hosts is {hosts}, of {kind} on {numbers['workers'] or 'its'} workers",
+                hint="it is another name for the workers of a service distributed as monarch",
+            )
+        numbers["workers"] = hosts
     monitor = given.pop("monitor_members", None)
     if monitor is not None and not isinstance(monitor, bool):
         raise SpecError(f"monitor_members is {monitor!r}; it must be True or False")
     _check_options(given)
+    for name in _WITHOUT_EFFECT:
+        if name in given:
+            warnings.append(f"distribute() ignores {name}: {_WITHOUT_EFFECT[name]}")
     spec = DistributionSpec(
         distribution_type=kind,
         monitor_members=monitor,
@@ -103,7 +189,7 @@ def _framework(given: dict[str, Any]) -> str:
     }
     if len(names) > 1:
         raise SpecError(f"distribute() was given two frameworks: {sorted(map(str, names))}")
-    name = names.pop() if names else "spmd"
+    name = (names.pop() if names else None) or "spmd"
     known = ALIASES.get(name, name) if isinstance(name, str) else name
     if known not in FRAMEWORKS:
         near = nearest(str(name).lower(), [*FRAMEWORKS, *ALIASES], likeness=0.5)
@@ -141,3 +227,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
     number = options.get("num_proc", options.get("num_processes"))
     if number is not None and number != "auto":
         _whole_number("num_proc", number)
+    for name in ("tree_fanout", "max_threads_per_proc"):
+        _whole_number(name, options.get(name))
+    port = _whole_number("port", options.get("port"))
+    if port is not None and (port > LAST_PORT or port == AGENT_PORT):
+        raise SpecError(
+            f"port is {port}; it must be between 1 and {LAST_PORT}, and not {AGENT_PORT}, where "
+            "pods answer",
+            hint="without port= the framework's own is taken, or one that is free",
+        )

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.expansion import VARIABLE, value
-from kubetorch.lib.records import record
 
 #: Instructions that a live image can follow; see `kubetorch.specs.image.from_dockerfile`.
 SUPPORTED = (
@@ -30,7 +29,7 @@ SUPPORTED = (
 )
 
 
-@record
+@dataclass(frozen=True)
 class Instruction:
     """One instruction.
 
@@ -46,15 +45,7 @@ class Instruction:
 
 
 def parse(text: str, *, path: str) -> list[Instruction]:
-    """The instructions of a Dockerfile; comments are kept as instructions with keyword `#`.
-
-    Args:
-        text: What the file holds.
-        path: Its path, for messages.
-
-    Raises:
-        SpecError: An instruction is none of `SUPPORTED`, has no argument, or does not end.
-    """
+    """The instructions of a Dockerfile; comments are kept as instructions with keyword `#`."""
     escape = "`" if re.match(r"^\s*#\s*escape\s*=\s*`\s*$", text.partition("\n")[0]) else "\\"
     instructions = []
     for number, line in _logical_lines(text, escape, path):
@@ -130,11 +121,7 @@ def _skip_here_document(
 
 
 def command(instruction: Instruction, *, path: str) -> tuple[str, ...] | str:
-    """The exec form as a tuple, the shell form as text.
-
-    Raises:
-        SpecError: It begins like a JSON list and is none of strings.
-    """
+    """The exec form as a tuple, the shell form as text."""
     text = instruction.text
     if not text.startswith("["):
         return text
@@ -185,11 +172,7 @@ def words(text: str) -> list[str]:
 
 
 def assignments(instruction: Instruction, *, path: str) -> list[tuple[str, str]]:
-    """Names and values of ENV, in both of its forms.
-
-    Raises:
-        SpecError: A name without a value.
-    """
+    """Names and values of ENV, in both of its forms."""
     first = instruction.text.split(maxsplit=1)[0]
     if "=" not in first:
         name, _, value = instruction.text.partition(" ")
@@ -216,17 +199,28 @@ def flags(text: str) -> tuple[dict[str, str], str]:
     return options, text
 
 
+#: `$NAME`, `${NAME}`, `${NAME:-word}` or `${NAME:+word}`, to be a part of the pattern of a text. A
+#: word may have variables in it.
+VARIABLE = (
+    r"\$(?:(?P<plain>[A-Za-z0-9_]+)|\{(?P<braced>[A-Za-z0-9_]+)"
+    r"(?::(?P<form>[-+])(?P<word>(?:[^{}]|\{[^{}]*\})*))?\})"
+)
 _VARIABLE = re.compile(rf"\\\$|{VARIABLE}")
 
 
-def expand(text: str, variables: Mapping[str, str], *, later: bool = False) -> str:
-    """`text` with its variables replaced; unknown ones stay as they are.
+def variable_value(
+    match: re.Match[str], variables: Mapping[str, str], expand: Callable[[str], str]
+) -> str | None:
+    """What takes the place of a variable; `None` if it is not known, and has no word for that."""
+    current = variables.get(match["plain"] or match["braced"])
+    if match["form"] is None:
+        return current
+    is_word = bool(current) == (match["form"] == "+")
+    return expand(match["word"]) if is_word else current or ""
 
-    Args:
-        text: The text.
-        variables: Those that are known.
-        later: Whether more are known later: what depends on one of these stays too.
-    """
+
+def expand(text: str, variables: Mapping[str, str], *, later: bool = False) -> str:
+    """`text` with its variables replaced; unknown ones stay as they are."""
 
     def again(word: str) -> str:
         return expand(word, variables, later=later)
@@ -237,7 +231,7 @@ def expand(text: str, variables: Mapping[str, str], *, later: bool = False) -> s
             return "$"
         if later and name not in variables and match["form"] is not None:
             return f"${{{name}:{match['form']}{again(match['word'])}}}"
-        found = value(match, variables, again)
+        found = variable_value(match, variables, again)
         return match[0] if found is None else found
 
     return _VARIABLE.sub(replaced, text)

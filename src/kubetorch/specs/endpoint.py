@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
 
 _CLUSTER_HOST = re.compile(
     r"^(?:https?://)?(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc(?:\.cluster\.local)?"
@@ -21,7 +21,7 @@ _LABEL = re.compile(rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_WORD}")
 _VALUE = re.compile(rf"(?:{_WORD})?")
 
 
-@record
+@dataclass(frozen=True)
 class Endpoint:
     """A URL of the user's own, or a selector of those pods that take calls.
 

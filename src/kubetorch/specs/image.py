@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
 
 #: Variable that holds the pod's install command; a user's `install_cmd` replaces it.
 INSTALL_VARIABLE = "KT_PIP_INSTALL_CMD"
@@ -30,27 +30,28 @@ class Step:
     force: bool
 
     def text(self, install_command: str | None) -> str:
-        """Its lines in a Dockerfile.
-
-        Args:
-            install_command: What installs requirements; `None` is the pod's own.
-        """
+        """Its lines in a Dockerfile."""
         raise NotImplementedError
 
 
-@record
+@dataclass(frozen=True)
 class PipStep(Step):
-    """Install one requirement: a fragment of a shell command, so it may carry quotes and flags."""
+    """Install one requirement: a fragment of a shell command, so it may carry quotes and flags.
+
+    Attributes:
+        joins: It was given together with the one before it.
+    """
 
     requirement: str
     force: bool = False
+    joins: bool = field(default=False, compare=False)
 
     def text(self, install_command: str | None) -> str:
         """Its line."""
         return _forced(f"RUN {install_command or '$' + INSTALL_VARIABLE} {self.requirement}", self)
 
 
-@record
+@dataclass(frozen=True)
 class RunStep(Step):
     """Run a shell command; one that ends in `&` goes on in the background."""
 
@@ -66,7 +67,7 @@ class RunStep(Step):
         return f"{FORCE}\n{line}" if self.force else line
 
 
-@record
+@dataclass(frozen=True)
 class EnvStep(Step):
     """Set a variable for what follows; `$NAME` in the value is expanded on the pod."""
 
@@ -75,11 +76,7 @@ class EnvStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line: the older form where the value allows it, else quoted.
-
-        Raises:
-            SpecError: The value has a line break, which no Dockerfile can say.
-        """
+        """Its line: the older form where the value allows it, else quoted."""
         if "\n" in self.value:
             raise SpecError(
                 f"the environment variable {self.name} is {self.value!r}; a Dockerfile cannot have "
@@ -93,7 +90,7 @@ class EnvStep(Step):
         return f'ENV {self.name}="{escaped}"'
 
 
-@record
+@dataclass(frozen=True)
 class CopyStep(Step):
     """Copy a local file or folder into the pod.
 
@@ -134,7 +131,7 @@ class CopyStep(Step):
         return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
 
 
-@record
+@dataclass(frozen=True)
 class WorkdirStep(Step):
     """Change the folder that what follows runs in."""
 
@@ -146,7 +143,7 @@ class WorkdirStep(Step):
         return f"WORKDIR {self.path}"
 
 
-@record
+@dataclass(frozen=True)
 class UserStep(Step):
     """Change the user that what follows runs as."""
 
@@ -176,7 +173,7 @@ def _forced(line: str, step: PipStep | RunStep) -> str:
 Command = tuple[str, ...] | str | None
 
 
-@record
+@dataclass(frozen=True)
 class ImageSpec:
     """A base image and the steps on top of it.
 
@@ -236,7 +233,7 @@ def is_reference(name: str) -> bool:
 Reason = Literal["new", "changed", "forced"]
 
 
-@record
+@dataclass(frozen=True)
 class Plan:
     """What a pod has to do to get from the steps that it ran to those that are wanted.
 
@@ -281,11 +278,7 @@ _REFERENCE = re.compile(
 
 
 def check_reference(reference: object) -> str:
-    """`reference`, if a container runtime would take it.
-
-    Raises:
-        SpecError: It would not.
-    """
+    """`reference`, if a container runtime would take it."""
     if not isinstance(reference, str) or not _REFERENCE.match(reference):
         raise SpecError(
             f"image_id is {reference!r}, which is no reference of a container image",
@@ -295,11 +288,7 @@ def check_reference(reference: object) -> str:
 
 
 def check_variable(name: object, value: object) -> EnvStep:
-    """The step that sets a variable.
-
-    Raises:
-        SpecError: The name cannot be one of an environment variable.
-    """
+    """The step that sets a variable."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise SpecError(
             f"the environment variable {name!r} must be letters, digits and '_', and not begin "
@@ -308,3 +297,30 @@ def check_variable(name: object, value: object) -> EnvStep:
     if value is None or isinstance(value, (dict, list, set, tuple)):
         raise SpecError(f"the environment variable {name} has the value {value!r}; it must be text")
     return EnvStep(name, str(value))
+
+
+_VERSION = r"[<>=!~]=?=?\s*[vV]?[\d$][\w.*+!${}\-]*"
+_MARKER = r"(?:python|os|sys|platform|implementation|extra)\w*(?:(?!\s+-)[^`&|])*"
+#: What is quoted already, or a requirement, whose comparisons a shell would take for redirections
+#: and the `;` before its marker for the end of the command.
+_WORD = re.compile(
+    r"(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|"
+    r"(?<!\S)[A-Za-z0-9][\w.\-]*(?:\[[\w.,\- ]*\])?"
+    rf"(?:\s*{_VERSION}(?:\s*,\s*{_VERSION})*)?(?:\s*;[\s(]*{_MARKER})?(?!\S)"
+)
+
+
+def quoted_requirement(text: str) -> str:
+    """A fragment of a shell command, with those requirements quoted that need it."""
+
+    def marked(match: re.Match[str]) -> str:
+        word = match[0]
+        if match["quoted"] or not re.search("[<>;]", word):
+            return word
+        # In double quotes a variable is expanded, as it is without any.
+        mark = '"' if re.search("['$]", word) else "'"
+        return f"{mark}{word}{mark}"
+
+    plain = text.strip()
+    is_script = re.search("[&|`;]", _WORD.sub("", plain))
+    return text if is_script else _WORD.sub(marked, plain)

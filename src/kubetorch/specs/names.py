@@ -1,12 +1,12 @@
-"""Names of services and users: one way to clean them, used on both sides."""
+"""Names of services and users, and the known word that a user may have meant."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from kubetorch.config.usernames import RESERVED as RESERVED
-from kubetorch.config.usernames import USERNAME_LIMIT as USERNAME_LIMIT
-from kubetorch.config.usernames import username as username
+from kubetorch.config.values import RESERVED as RESERVED
+from kubetorch.config.values import clean_username as clean_username
 from kubetorch.errors import SpecError
 
 #: Characters that the name which a user gives may have.
@@ -18,11 +18,7 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def clean(name: object) -> str:
-    """`name` as a DNS label: lower case, everything but letters, digits and `-` deleted.
-
-    Raises:
-        SpecError: It is no text, or nothing is left.
-    """
+    """`name` as a DNS label: lower case, everything but letters, digits and `-` deleted."""
     if not isinstance(name, str):
         raise SpecError(f"the name is {name!r}; it must be text")
     cleaned = re.sub(r"[^a-z0-9-]", "", name.lower())
@@ -33,11 +29,7 @@ def clean(name: object) -> str:
 
 
 def name(given: str) -> str:
-    """The user-facing name of a callable, at most 40 characters.
-
-    Raises:
-        SpecError: It is longer, or nothing of it is left.
-    """
+    """The user-facing name of a callable, at most 40 characters."""
     cleaned = clean(given)
     if len(cleaned) > NAME_LIMIT:
         raise SpecError(
@@ -48,16 +40,7 @@ def name(given: str) -> str:
 
 
 def service_name(name: str, *, username: str | None = None, prefixed: bool = True) -> str:
-    """The name of the service: `<username>-<name>` when a user name is set.
-
-    Args:
-        name: The callable's name.
-        username: The configured user name.
-        prefixed: Whether the user name goes in front; not so when reload prefixes are set.
-
-    Raises:
-        SpecError: It has more than 63 characters.
-    """
+    """The name of the service: `<username>-<name>` when a user name is set."""
     cleaned = clean(name)
     if username and prefixed and not cleaned.startswith(f"{username}-"):
         cleaned = f"{username}-{cleaned}"
@@ -71,14 +54,18 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
 
 
 def check_namespace(given: object) -> str:
-    """The name of a Kubernetes namespace.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
+    """The name of a Kubernetes namespace."""
     if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
         raise SpecError(
             f"namespace is {given!r}; it must be at most 63 lower-case letters, digits and '-', "
             "and begin and end with a letter or digit"
         )
     return given
+
+
+def nearest(given: str, known: Iterable[str], *, likeness: float = 0.8) -> str | None:
+    """The known word that is most like `given`."""
+    import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
+
+    found = difflib.get_close_matches(given, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None

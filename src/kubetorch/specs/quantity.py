@@ -32,14 +32,10 @@ _DURATION_HINT = 'a whole number and one of s, m, h, d, for example "30m"'
 
 
 def cpus(value: object, *, parameter: str = "cpus") -> str:
-    """An amount of CPUs as a manifest has it.
-
-    Raises:
-        SpecError: It is no amount, or less than a thousandth of a core.
-    """
+    """An amount of CPUs as a manifest has it."""
     text = _text(value, parameter, _CPU_HINT)
     amount = _amount(text, value, parameter, _CPU_HINT)
-    if amount.denominator not in _divisors_of_1000 or not amount:
+    if (amount * 1000).denominator != 1 or not amount:
         raise SpecError(
             f"{parameter} is {value!r}; it must be a whole number of thousandths of a core, "
             "and more than 0",
@@ -49,11 +45,7 @@ def cpus(value: object, *, parameter: str = "cpus") -> str:
 
 
 def memory(value: object, *, parameter: str = "memory") -> str:
-    """An amount of bytes as a manifest has it.
-
-    Raises:
-        SpecError: It is no amount, or no whole number of bytes.
-    """
+    """An amount of bytes as a manifest has it."""
     text = _text(value, parameter, _MEMORY_HINT)
     amount = _amount(text, value, parameter, _MEMORY_HINT)
     if amount.denominator != 1 or not amount:
@@ -65,11 +57,7 @@ def memory(value: object, *, parameter: str = "memory") -> str:
 
 
 def size_bytes(value: object, *, parameter: str = "memory") -> int:
-    """An amount of bytes, rounded up, as Kubernetes does.
-
-    Raises:
-        SpecError: It is no amount.
-    """
+    """An amount of bytes, rounded up, as Kubernetes does."""
     return math.ceil(_amount(_text(value, parameter, _MEMORY_HINT), value, parameter, _MEMORY_HINT))
 
 
@@ -82,20 +70,13 @@ def parse(value: object) -> Fraction | None:
 
 
 def seconds(value: object, *, parameter: str = "inactivity_ttl") -> int:
-    """A duration such as `30m`, in seconds.
-
-    Raises:
-        SpecError: It is none, or zero.
-    """
+    """A duration such as `30m`, in seconds."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not int(match[1]):
         raise SpecError(
             f"{parameter} is {value!r}; it must be a duration above zero", hint=_DURATION_HINT
         )
     return int(match[1]) * _SECONDS[match[2]]
-
-
-_divisors_of_1000 = {1, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100, 125, 200, 250, 500, 1000}
 
 
 def _text(value: object, parameter: str, hint: str) -> str:
@@ -111,7 +92,7 @@ def _text(value: object, parameter: str, hint: str) -> str:
 def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     number, suffix = (match[1], match[2]) if match else ("", "?")
-    if suffix[:1] in ("e", "E") and suffix[1:]:
+    if suffix[:1] in ("e", "E") and suffix[1:].lstrip("+-").isdigit():
         scale: Fraction | None = Fraction(10) ** int(suffix[1:])
     else:
         scale = _SUFFIXES.get(suffix)

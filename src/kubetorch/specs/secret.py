@@ -1,18 +1,18 @@
 """Which secrets a service sees, and how: references only. A value never lies in a spec.
 
 `PROVIDERS` says where each provider keeps its credentials on the user's machine; reading them is
-the part of `kubetorch.sdk.secrets.credentials`.
+the part of `kubetorch.sdk.credentials`.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass
 from typing import Literal
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
-from kubetorch.specs.spelling import nearest
+from kubetorch.specs.names import nearest
 
 MountType = Literal["env", "volume"]
 
@@ -22,7 +22,8 @@ NAME_LIMIT = 63
 SIZE_LIMIT = 1024 * 1024
 _OBJECT_LIMIT = 253
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Folders whose content everything else needs: files mounted over them would hide it.
@@ -34,7 +35,7 @@ _NEEDED = frozenset(
 )
 
 
-@record
+@dataclass(frozen=True)
 class Provider:
     """Where a provider keeps its credentials.
 
@@ -100,11 +101,6 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: object) -> Provider:
-    """The provider of that name.
-
-    Raises:
-        SpecError: There is none.
-    """
     if not isinstance(name, str) or name not in PROVIDERS:
         meant = nearest(name, PROVIDERS) if isinstance(name, str) else None
         raise SpecError(
@@ -114,7 +110,7 @@ def provider(name: object) -> Provider:
     return PROVIDERS[name]
 
 
-@record
+@dataclass(frozen=True)
 class SecretRef:
     """A secret as a pod sees it.
 
@@ -161,26 +157,19 @@ def object_name(name: str, *, username: str | None) -> str:
 
 
 def check_name(name: object) -> str:
-    """The name of a secret, with `-` for `_`.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
+    """The name of a secret, with `-` for `_`."""
     cleaned = name.replace("_", "-") if isinstance(name, str) else ""
     if not _NAME.fullmatch(cleaned) or len(cleaned) > NAME_LIMIT:
         raise SpecError(
             f"the secret's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
-            "digits, '-' and '.', and begin and end with a letter or digit"
+            "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
+            "digit"
         )
     return cleaned
 
 
 def check_object_name(name: object) -> str:
-    """The name of a Kubernetes Secret.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
+    """The name of a Kubernetes Secret."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_LIMIT:
         raise SpecError(
             f"{name!r} cannot be the name of a secret: at most {_OBJECT_LIMIT} lower-case letters, "
@@ -190,37 +179,25 @@ def check_object_name(name: object) -> str:
 
 
 def check_key(key: object) -> str:
-    """The name of a value, or of a file.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
-    if not isinstance(key, str) or not _KEY.fullmatch(key) or key.startswith(".."):
+    """The name of a value, or of a file."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or key == "." or key[:2] == "..":
         raise SpecError(
-            f"a secret cannot have the key {key!r}: a key is letters, digits, '-', '_' and '.'"
+            f"a secret cannot have the key {key!r}: a key is at most 253 letters, digits, '-', '_' "
+            "and '.', is not '.' and does not begin with '..'"
         )
     return key
 
 
 def check_size(size_bytes: int) -> None:
-    """The bytes of all values of a secret together.
-
-    Raises:
-        SpecError: They are too many.
-    """
+    """The bytes of all values of a secret together."""
     if size_bytes > SIZE_LIMIT:
         raise SpecError(
             f"the values of a secret together have at most {SIZE_LIMIT} bytes, not {size_bytes}",
-            hint="put what is larger into a volume",
+            hint="put larger values into a volume",
         )
 
 
 def check_variable(name: object) -> str:
-    """The name of a variable.
-
-    Raises:
-        SpecError: It is none.
-    """
     if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
         shown = abbreviated(name) if isinstance(name, str) else name
         raise SpecError(
@@ -237,11 +214,7 @@ def abbreviated(name: str) -> str:
 
 
 def check_folder(path: str) -> str:
-    """The folder of a secret's files in pods: absolute, or below `~`.
-
-    Raises:
-        SpecError: It is neither, or what lies in it is needed by everything else.
-    """
+    """The folder of a secret's files in pods: absolute, or below `~`."""
     folder = posixpath.normpath(path)
     if not folder.startswith(("/", "~")) or (folder[0] == "~" and folder[1:2] not in ("", "/")):
         raise SpecError(f"a secret's files cannot be in {path!r}: it is not absolute")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
+from kubetorch.specs import quantity
 
 ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 _SHORT = {
@@ -23,12 +24,12 @@ NAME_LIMIT = 63
 CLAIM_LIMIT = 253
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_CLAIM = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 # What Kubernetes or the machine itself mounts.
 _TAKEN = ("/dev", "/proc", "/sys")
 
 
-@record
+@dataclass(frozen=True)
 class VolumeSpec:
     """One volume of a service.
 
@@ -63,17 +64,27 @@ class VolumeSpec:
         return self.access_mode == "ReadOnlyMany"
 
 
+def check(spec: VolumeSpec) -> None:
+    """A volume that is to be made, whoever declared it."""
+    check_name(spec.name)
+    check_mount_path(spec.mount_path)
+    if spec.claim is not None or spec.size is None:
+        raise SpecError(f"the volume {spec.name!r} has no size, so it cannot be made")
+    quantity.memory(spec.size, parameter="size")
+    access_mode(spec.access_mode)
+    if spec.storage_class:
+        check_claim(spec.storage_class, parameter="storage_class")
+    if spec.volume_name is not None:
+        check_claim(spec.volume_name, parameter="volume_name")
+
+
 def default_mount_path(name: str) -> str:
     """Where a volume is mounted that nobody gave a path."""
     return f"{FOLDER}/{name}"
 
 
 def access_mode(given: object) -> str:
-    """The access mode in Kubernetes' words; `RWX` and its like are understood.
-
-    Raises:
-        SpecError: There is no such mode.
-    """
+    """The access mode in Kubernetes' words; `RWX` and its like are understood."""
     mode = DEFAULT_ACCESS_MODE if given is None else given
     mode = _SHORT.get(mode, mode) if isinstance(mode, str) else mode
     for known in ACCESS_MODES:
@@ -86,11 +97,7 @@ def access_mode(given: object) -> str:
 
 
 def check_name(name: object) -> str:
-    """The name of a volume, which is that of a volume of pods too.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
+    """The name of a volume, which is that of a volume of pods too."""
     if not isinstance(name, str) or len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
         raise SpecError(
             f"the volume's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
@@ -100,25 +107,18 @@ def check_name(name: object) -> str:
 
 
 def check_claim(name: object, *, parameter: str = "pvc") -> str:
-    """The name of a claim, or of a PersistentVolume.
-
-    Raises:
-        SpecError: Kubernetes would not take it.
-    """
+    """The name of a claim, or of a PersistentVolume."""
     if not isinstance(name, str) or len(name) > CLAIM_LIMIT or not _CLAIM.fullmatch(name):
         raise SpecError(
             f"{parameter} is {name!r}; it must be at most {CLAIM_LIMIT} lower-case letters, "
-            "digits, '-' and '.', and begin and end with a letter or digit"
+            "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
+            "digit"
         )
     return name
 
 
 def check_mount_path(path: object) -> str:
-    """The path of a volume in pods.
-
-    Raises:
-        SpecError: It is empty, not absolute, the root, has `..` or `:` in it, or is taken.
-    """
+    """The path of a volume in pods."""
     if not isinstance(path, str) or not path:
         raise SpecError(
             f"mount_path is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'

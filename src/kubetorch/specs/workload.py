@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from kubetorch.lib.records import record
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 
 
-@record
+@dataclass(frozen=True)
 class RuntimeSpec:
     """The interpreter that the pods of the local backend run the user's code with.
 
@@ -32,7 +31,7 @@ class RuntimeSpec:
     package_managers: bool = False
 
 
-@record
+@dataclass(frozen=True)
 class WorkloadSpec:
     """One workload.
 

@@ -35,11 +35,7 @@ class Unpacker:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[str, int | None, bytes]]:
-        """For each piece: the blob's digest, its length where it begins (else `None`), bytes.
-
-        Raises:
-            ProtocolError: A record claims to be longer than a blob may be.
-        """
+        """For each piece: the blob's digest, its length where it begins (else `None`), bytes."""
         pending = memoryview(self._pending + data if self._pending else data)
         begin, self._pending = 0, b""
         while True:
@@ -62,10 +58,6 @@ class Unpacker:
                 yield self._digest, None, piece
 
     def close(self) -> None:
-        """No more comes.
-
-        Raises:
-            ProtocolError: The last record is not complete.
-        """
+        """No more comes."""
         if self._pending or self._left:
             raise ProtocolError("the stream of blobs is truncated")

@@ -23,13 +23,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubetorch.errors import ProtocolError
-from kubetorch.wire import codecs, failures, frames
+from kubetorch.errors import CallRefusedError, ProtocolError
+from kubetorch.wire import codecs, exceptions, frames, ranks
 
 Buffer = bytes | bytearray | memoryview
 
 #: What identities of spawned calls look like: files are named by them.
 CALL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
+#: Largest arguments of a call, in bytes.
+ARGUMENTS_LIMIT = 1024**3
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KTO1"
 #: Identities that are made together: asking the system for each would be a part of a call's time.
@@ -49,6 +51,19 @@ def new_call_id() -> str:
         return digits[:32]
 
 
+def check_arguments(size: int) -> None:
+    """Refuse arguments of so many bytes, if that is too much.
+
+    Raises:
+        CallRefusedError: They are larger than `ARGUMENTS_LIMIT`.
+    """
+    if size > ARGUMENTS_LIMIT:
+        raise CallRefusedError(
+            f"arguments of {size} bytes; {ARGUMENTS_LIMIT} are allowed",
+            hint="send a name or a path of large data instead of the data itself",
+        )
+
+
 @dataclass(frozen=True)
 class Returned:
     """The call returned a value, still encoded.
@@ -59,6 +74,7 @@ class Returned:
         payload: The segments, as `kubetorch.wire.codecs.layout` places them.
         streamed: The call was a generator: this is what it returned after its last value.
         generation: Generation of the code that computed it.
+        instance: The instance of the class that computed it.
     """
 
     codec: str
@@ -66,13 +82,14 @@ class Returned:
     payload: Buffer
     streamed: bool = False
     generation: int = 0
+    instance: str | None = None
 
 
 @dataclass(frozen=True)
 class Raised:
     """The call ended with an exception, or did not run at all (`failure.started` is false)."""
 
-    failure: failures.Failure
+    failure: exceptions.Failure
 
 
 Outcome = Returned | Raised
@@ -86,7 +103,7 @@ def returned(meta: frames.Result, payload: Buffer) -> Returned:
 
 def raised(payload: Buffer) -> Raised:
     """What the payload of an ERROR frame says; total: any bytes are made the best of."""
-    return Raised(failures.parse_json(bytes(payload)))
+    return Raised(exceptions.parse_json(bytes(payload)))
 
 
 def value_of(outcome: Outcome, *, modules: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  # the user's own value
@@ -94,19 +111,23 @@ def value_of(outcome: Outcome, *, modules: Mapping[str, str] | None = None) -> A
 
     Total: for every outcome this returns or raises what the call raised or, when the value cannot
     be rebuilt here, `SerializationError`.
-
-    Args:
-        outcome: How the call ended.
-        modules: See `kubetorch.wire.codecs.decode`.
     """
     if isinstance(outcome, Raised):
-        raise failures.rebuild(outcome.failure, modules=modules)
+        raise exceptions.rebuild(outcome.failure, modules=modules)
     segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
+    if outcome.codec == ranks.CODEC:
+        entries = ranks.unpack(segments)
+        return [codecs.decode(one.codec, one.segments, modules=modules) for one in entries]
     return codecs.decode(outcome.codec, segments, modules=modules)
 
 
 def pack_outcome(outcome: Outcome) -> bytes:
     """An outcome as one blob."""
+    return b"".join(packed(outcome))
+
+
+def packed(outcome: Outcome) -> tuple[bytes, Buffer]:
+    """The two parts of that blob; the second is not copied."""
     meta: dict[str, Any]
     if isinstance(outcome, Raised):
         meta = {"outcome": "raised"}
@@ -122,15 +143,11 @@ def pack_outcome(outcome: Outcome) -> bytes:
         payload = outcome.payload
     text = json.dumps(meta, separators=(",", ":")).encode()
     text += b" " * (-(_HEAD.size + len(text)) % codecs.ALIGNMENT)
-    return b"".join((_HEAD.pack(_MAGIC, len(text)), text, payload))
+    return _HEAD.pack(_MAGIC, len(text)) + text, payload
 
 
 def unpack_outcome(data: Buffer) -> Outcome:
-    """The outcome that `pack_outcome` packed; the payload is a view of `data`.
-
-    Raises:
-        ProtocolError: It is not one.
-    """
+    """The outcome that `pack_outcome` packed; the payload is a view of `data`."""
     view = memoryview(data)
     meta, payload = _unpack(view)
     if meta.get("outcome") == "raised":

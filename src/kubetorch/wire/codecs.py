@@ -10,22 +10,32 @@ neither copied into the stream nor out of it. In a payload each segment begins a
 
 A workload says which codecs it allows; `check_allowed` is to be called before anything is decoded,
 because unpickling runs code.
+
+What a call in `none` returned and is no JSON becomes text or bytes that also have what a web client
+would see: `.text`, `.content`, `.content_type`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
-import json.encoder
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
+from kubetorch.wire import exceptions
 
 Codec = Literal["json", "pickle", "none"]
 CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
 DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
 
 ALIGNMENT = 64
+#: Values that are measured at most, and types of those that are small.
+_MEASURED = 1000
+_SMALL = frozenset({int, float, bool, type(None)})
 
 Segment = bytes | bytearray | memoryview
 
@@ -34,9 +44,6 @@ def check_allowed(codec: str, allowed: Iterable[str]) -> None:
     """Refuse a codec that the workload does not allow.
 
     `none` is JSON for everything that is decoded, so it is allowed wherever `json` is.
-
-    Raises:
-        SerializationError: It is not allowed, or there is no such codec.
     """
     formats = list(allowed)
     if codec in formats or (codec == "none" and "json" in formats):
@@ -52,22 +59,43 @@ def check_allowed(codec: str, allowed: Iterable[str]) -> None:
 
 
 def encode(codec: str, value: object) -> list[Segment]:
-    """The segments of `value`.
-
-    Raises:
-        SerializationError: The codec cannot carry it; the message says where in the value.
-    """
+    """The segments of `value`."""
     if codec == "pickle":
-        from kubetorch.wire import pickling  # noqa: PLC0415  # agents and most programs do without
-
-        return pickling.encode(value)
+        return _encode_pickle(value)
     try:
-        return [_encode_json(value).encode()]
+        text = _json_encoder.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise SerializationError(
-            f"JSON cannot carry {_find_unencodable(value) or str(error)}",
-            hint='serialization="pickle" carries any Python value, where the workload allows it',
+            f"JSON cannot carry {_find_unencodable(value) or str(error)}", hint=_TAKES_PICKLE
         ) from error
+    clash = _find_clash(value) if '":' in text else None
+    if clash is not None:
+        first, second = clash
+        raise SerializationError(
+            f"JSON cannot carry the keys {first!r} and {second!r} of one dictionary: both become "
+            f"{_json_key(first)!r} there",
+            hint=_TAKES_PICKLE,
+        )
+    return [text.encode()]
+
+
+def buffer_bytes(values: Iterable[object]) -> int:
+    """Bytes of the texts and buffers among values that are not encoded yet: they take no less.
+
+    Looks into lists, tuples and dictionaries, at so many values as cost little.
+    """
+    sizes: dict[int, int] = {}  # by identity: what is there twice is pickled once
+    found = [value for value in values if type(value) not in _SMALL]
+    for value in found:
+        if isinstance(value, (list, tuple, dict)):
+            inner = value.values() if isinstance(value, dict) else value
+            found.extend(itertools.islice(inner, max(_MEASURED - len(found), 0)))
+        elif isinstance(value, (str, bytes, bytearray)):
+            sizes[id(value)] = len(value)
+        elif type(value) not in _SMALL:
+            with contextlib.suppress(TypeError, ValueError, BufferError):  # it is no buffer
+                sizes[id(value)] = memoryview(value).nbytes  # type: ignore[arg-type]
+    return sum(sizes.values())
 
 
 def decode(
@@ -76,25 +104,11 @@ def decode(
     *,
     modules: Mapping[str, str] | None = None,
 ) -> Any:  # noqa: ANN401  # the user's own value
-    """The value that `encode` was given; raw content as `kubetorch.wire.raw.decode` gives it.
-
-    Args:
-        codec: What it was encoded with.
-        segments: As `encode` returned them; buffers are used in place.
-        modules: Modules to look up under another name: a script is `__main__` in the process that
-            runs it and has its file's name in a pod.
-
-    Raises:
-        SerializationError: The segments are not what the codec demands.
-    """
+    """The value that `encode` was given; raw content as `decode_raw` gives it."""
     if codec == "pickle":
-        from kubetorch.wire import pickling  # noqa: PLC0415  # as above
-
-        return pickling.decode(segments, modules or {})
+        return _decode_pickle(segments, modules or {})
     if len(segments) == 2 and codec == "none":
-        from kubetorch.wire import raw  # noqa: PLC0415  # as above
-
-        return raw.decode(bytes(segments[0]), bytes(segments[1]).decode("latin-1"))
+        return decode_raw(bytes(segments[0]), bytes(segments[1]).decode("latin-1"))
     if not segments or not len(segments[0]):
         return None
     try:
@@ -103,22 +117,37 @@ def decode(
         raise SerializationError(f"the body is not JSON: {error}") from error
 
 
-_json_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+# A value that contains itself ends in a RecursionError.
+_json_encoder = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _json_decoder = json.JSONDecoder()
 
 
-def _make_encode_json() -> Callable[[object], str]:
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return _json_encoder.encode
-    # What `JSONEncoder.encode` makes anew for each value, which costs more than encoding a call.
-    # Without markers a value that contains itself ends in a RecursionError.
-    quote = json.encoder.encode_basestring_ascii
-    chunks = make(None, _json_encoder.default, quote, None, ":", ",", False, False, False)
-    return lambda value: "".join(chunks(value, 0))
+_TAKES_PICKLE = 'serialization="pickle" carries any Python value, where the workload allows it'
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_TEXTS = frozenset({str})
 
 
-_encode_json = _make_encode_json()
+def _find_clash(value: object) -> tuple[object, object] | None:
+    """Two keys of a dictionary in `value`, which was encoded, that are one in JSON."""
+    found: list[Any] = [value]
+    for one in found:
+        inner: Iterable[object] = one
+        if isinstance(one, dict):
+            inner = one.values()
+            if not _TEXTS.issuperset(map(type, one)):
+                seen: dict[str, object] = {}
+                for key in one:
+                    first = seen.setdefault(_json_key(key), key)
+                    if first is not key:
+                        return first, key
+        if not _SCALARS.issuperset(map(type, inner)):
+            found.extend(item for item in inner if isinstance(item, (dict, list, tuple)))
+    return None
+
+
+def _json_key(key: object) -> str:
+    """What a key of a dictionary becomes."""
+    return key if isinstance(key, str) else _json_encoder.encode(key)
 
 
 def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | None:
@@ -180,12 +209,113 @@ def join(segments: Sequence[Segment]) -> Iterable[Segment]:
 
 
 def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """The segments of a payload, as views of it.
-
-    Raises:
-        SerializationError: The sizes do not fit the payload.
-    """
+    """The segments of a payload, as views of it."""
     offsets, total = layout(sizes)
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")
     return [payload[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+
+
+class RawText(str):
+    """Text that a pod answered with.
+
+    Attributes:
+        content: Its bytes.
+        content_type: What the pod says that they are, such as `text/html`.
+    """
+
+    content: bytes
+    content_type: str
+
+    @property
+    def text(self) -> str:
+        """The text itself."""
+        return str(self)
+
+
+class RawBytes(bytes):
+    """Bytes that a pod answered with.
+
+    Attributes:
+        content_type: What the pod says that they are, such as `image/png`.
+    """
+
+    content_type: str
+
+    @property
+    def content(self) -> bytes:
+        """The bytes themselves."""
+        return bytes(self)
+
+    @property
+    def text(self) -> str:
+        """The bytes as UTF-8; what is none is replaced."""
+        return self.decode(errors="replace")
+
+
+def decode_raw(content: bytes, content_type: str) -> object:
+    """The value of content that is JSON; else text or bytes, by what its type says."""
+    kind, _, parameters = content_type.partition(";")
+    kind = kind.strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            pass  # what it is all the same can be looked at
+    if not kind.startswith(("text/", "application/json")):
+        data = RawBytes(content)
+        data.content_type = content_type
+        return data
+    text = RawText(_text(content, parameters.lower().rpartition("charset=")[2].strip(' "')))
+    text.content = content
+    text.content_type = content_type
+    return text
+
+
+def _text(content: bytes, charset: str) -> str:
+    try:
+        # As the worker encodes text that has surrogates.
+        return content.decode(charset or "utf-8", "surrogatepass")
+    except (LookupError, ValueError):
+        return content.decode(errors="replace")
+
+
+def _encode_pickle(value: object) -> list[Segment]:
+    """The pickle stream, then one segment for each buffer of the value."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        return [stream, *(buffer.raw() for buffer in buffers)]
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise SerializationError(
+            f"a value of type {exceptions.name_of(type(value))} cannot be pickled: "
+            f"{exceptions.summary(error)}"
+        ) from error
+
+
+def _decode_pickle(segments: Sequence[Segment], modules: Mapping[str, str]) -> object:
+    """The value of what `_encode_pickle` made, its buffers used in place."""
+    if not segments:
+        raise SerializationError("the body of a pickled value is empty")
+    try:
+        if modules:
+            return _Unpickler(bytes(segments[0]), segments[1:], modules).load()
+        return pickle.loads(segments[0], buffers=segments[1:])
+    except (SerializationError, *exceptions.INTERRUPTS):
+        raise
+    except BaseException as error:  # unpickling runs code of the user's classes
+        raise SerializationError(
+            f"the pickled value cannot be rebuilt here: {exceptions.summary(error)}",
+            hint="both ends need the same classes and compatible versions of their libraries",
+        ) from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds classes under the module names of this process."""
+
+    def __init__(self, stream: bytes, buffers: Sequence[Segment], modules: Mapping[str, str]):
+        super().__init__(io.BytesIO(stream), buffers=iter(buffers))
+        self._modules = modules
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  # as the base has it
+        return super().find_class(self._modules.get(module, module), name)

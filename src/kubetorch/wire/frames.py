@@ -9,20 +9,28 @@
 All integers are big-endian. A call is a number that the client chose, unique on its stream:
 
     client  OPEN DATA*                            CANCEL?
-    agent             (LOG | PROGRESS | YIELD)*            RESULT | ERROR
+    agent   ACCEPTED? (LOG | PROGRESS | YIELD)*            RESULT | ERROR
 
 A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
 have no meta; `Body.total` says how many bytes there are in all. DATA frames of different calls
 interleave. CREDIT gives the sender of payload room for so many more bytes of one call; a LOG counts
 with its meta, every other frame with its payload. ACK says how many frames of the stream have
-arrived, so that the other end can forget them (`kubetorch.wire.channel`); ACK, WELCOME and GOAWAY
-are not counted.
+arrived, so that the other end can forget them; ACK, WELCOME and GOAWAY are not counted.
+
+What makes a stream survive its connection: numbered frames, acknowledged and kept until then.
+
+Both ends count the frames that they have sent and received, from the first connection of a client
+to an incarnation of an agent. A sender keeps each counted frame until the other end has
+acknowledged it; after a reconnect each end says how many it has received, and the other sends what
+follows. So a frame arrives exactly once as long as both processes live.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -59,6 +67,8 @@ class Kind(enum.IntEnum):
     LOG = 18
     PROGRESS = 19
     YIELD = 20
+    #: The agent has a detached call on its disk: it runs, or its record says why not.
+    ACCEPTED = 21
     WELCOME = 32
     #: The agent takes no more calls on this stream; those that run go on.
     GOAWAY = 33
@@ -73,6 +83,22 @@ KINDS = {int(kind): kind for kind in Kind}
 def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> bytes:
     """The 16 bytes that a frame begins with."""
     return HEADER.pack(kind, flags, 0, meta_length, call)
+
+
+def split(message: memoryview) -> tuple[int, int, memoryview, memoryview]:
+    """The kind, the number of the call, the meta and the payload of a message that is a frame.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    size = len(message)
+    if size < HEADER_BYTES:
+        raise ProtocolError(f"a message of {size} bytes that is no frame")
+    kind, _, _, meta_length, number = HEADER.unpack_from(message)
+    end = HEADER_BYTES + meta_length
+    if end > size or meta_length > META_LIMIT:
+        raise ProtocolError(f"a frame of {size} bytes claims {meta_length} of meta")
+    return kind, number, message[HEADER_BYTES:end], message[end:]
 
 
 # ------------------------------------------------------------------------------- meta of frames
@@ -92,6 +118,18 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     total: int
 
 
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which part of a distributed call one agent asks another to run; see docs/design/ranks.md.
+
+    Attributes:
+        epoch: Epoch of the world.
+        nodes: Node ranks to cover: the receiver's own first, then those that it passes it on to.
+    """
+
+    epoch: int
+    nodes: tuple[int, ...]
+
+
 class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of OPEN: one call.
 
@@ -107,6 +145,12 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         log_level: Lowest level of logger lines: `debug`, `info`, `warning`, `error`, `critical`.
         detached: The call goes on when the client is gone; its result is kept.
         traceparent: W3C trace context of the caller.
+        instance: The instance of the class that answered the program last.
+        confirm: ACCEPTED is wanted; an agent says in WELCOME whether it sends it.
+        workers: Nodes of a distributed service that it runs on: `any`, `ready`, text that addresses
+            contain, or node ranks, addresses and pod names; `None` is all of the world.
+        restart_procs: The world is formed again, with new processes, before it runs.
+        part: It is a part of a distributed call, made by another agent.
     """
 
     id: str
@@ -120,6 +164,11 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     log_level: str = "info"
     detached: bool = False
     traceparent: str | None = None
+    instance: str | None = None
+    confirm: bool = False
+    workers: str | tuple[int | str, ...] | None = None
+    restart_procs: bool = False
+    part: Part | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,11 +191,13 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         body: The value.
         generation: Generation of the code that computed it.
         streamed: The call was a generator: YIELD frames carried its values, `body` is its return.
+        instance: The instance of the class that computed it.
     """
 
     body: Body
     generation: int = 0
     streamed: bool = False
+    instance: str | None = None
 
 
 class Yield(msgspec.Struct, frozen=True):
@@ -165,6 +216,8 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
         level: Level of a logger's line, such as `INFO`.
         time: Seconds since the epoch.
         rank: Rank of the worker, in a distributed call.
+        instance: The line is no output: it says that the instance of the class was made anew, and
+            this is the new one.
     """
 
     text: str
@@ -173,6 +226,7 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     level: str | None = None
     time: float = 0.0
     rank: int | None = None
+    instance: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -207,6 +261,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
         received: Counted frames of this client that the agent has seen.
         resumed: The agent remembers this client; frames that it has not acknowledged follow.
         max_payload: Largest payload that it takes, in bytes.
+        confirms: It answers a detached call with ACCEPTED where OPEN asks for it.
     """
 
     incarnation: str
@@ -216,6 +271,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     received: int = 0
     resumed: bool = False
     max_payload: int = 0
+    confirms: bool = False
 
 
 class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -256,10 +312,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
 def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Struct | None:
     """The meta of a frame of this kind; `None` for kinds that have none.
 
-    ERROR has none: its payload is a failure as JSON (`kubetorch.wire.failures`).
-
-    Raises:
-        ProtocolError: The meta is not what the kind demands.
+    ERROR has none: its payload is a failure as JSON (`kubetorch.wire.exceptions`).
     """
     decoder = _DECODERS.get(kind)  # type: ignore[call-overload]  # a Kind is its number
     if decoder is None:
@@ -268,3 +321,76 @@ def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Stru
         return decoder.decode(meta)  # type: ignore[no-any-return]  # its type is in the table
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"meta of {Kind(kind).name}: {error}") from error
+
+
+#: A receiver acknowledges at the latest after so many frames or bytes.
+ACK_FRAMES = 64
+ACK_BYTES = 2 * 1024 * 1024
+
+Buffer = bytes | bytearray | memoryview
+Frame = Sequence[Buffer]
+
+
+class Outbox:
+    """Frames that were sent and not yet acknowledged. Frames are sequences of buffers."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Frame] = deque()
+        self._acked = 0
+        #: Bytes of the frames that are kept.
+        self.kept_bytes = 0
+
+    @property
+    def sent(self) -> int:
+        """Number of frames sent so far."""
+        return self._acked + len(self._kept)
+
+    @property
+    def last(self) -> Frame | None:
+        """The frame that was sent last, if it is still kept."""
+        return self._kept[-1] if self._kept else None
+
+    def keep(self, frame: Frame) -> int:
+        """Remember a frame that is about to be sent; its number, from 1."""
+        self._kept.append(frame)
+        for part in frame:
+            self.kept_bytes += len(part)
+        return self._acked + len(self._kept)
+
+    def ack(self, received: int) -> None:
+        """Forget what the other end has."""
+        if received > self.sent:
+            raise ProtocolError(f"{received} frames acknowledged, only {self.sent} were sent")
+        while self._acked < received:
+            # First this: a signal handler that raises after a call leaves `sent` as it is.
+            self._acked += 1
+            for part in self._kept.popleft():
+                self.kept_bytes -= len(part)
+
+    def after(self, received: int) -> Iterator[Frame]:
+        """What to send again to an end that has `received` frames."""
+        if received < self._acked:
+            raise ProtocolError(f"frame {received + 1} was acknowledged and is gone")
+        self.ack(received)
+        return iter(tuple(self._kept))
+
+
+class Inbox:
+    """Counts what arrives and says when to acknowledge it."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._acked = 0
+        self._bytes = 0
+
+    def count(self, size: int) -> bool:
+        """One counted frame arrived; whether an ACK is due."""
+        self.received += 1
+        self._bytes += size
+        return self.received - self._acked >= ACK_FRAMES or self._bytes >= ACK_BYTES
+
+    def acknowledged(self) -> int:
+        """The number to send in an ACK that goes out now."""
+        self._acked = self.received
+        self._bytes = 0
+        return self.received

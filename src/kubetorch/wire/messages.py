@@ -6,8 +6,10 @@ understand each other.
 
 A session is the WebSocket that an agent keeps to the controller, text messages:
 
-    agent       Hello            Observed | StageReport | LogReport | Activity | CallReport
-    controller         Welcome      Reload | Terminate | CancelCall | Members | SendBlobs
+    agent       Hello     Observed | StageReport | LogReport | Activity | CallReport
+                                   | Regroup | Probed
+    controller         Welcome     Reload | Terminate | CancelCall | Members | SendBlobs
+                                   | Probe | RegroupFailed
 
 Whatever happens to the connection, the agent says in `Hello` what it runs, and the controller sends
 what it should run: so both converge without memory of what was said before.
@@ -16,14 +18,31 @@ what it should run: so both converge without memory of what was said before.
 from __future__ import annotations
 
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from kubetorch.errors import PodTerminatedError, ProtocolError
-from kubetorch.lib.decoding import json_decoder
+from kubetorch.lib.decoders import json_decoder
 from kubetorch.specs.image import STEPS, Step
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.apps import AppView
+
+
+class AppView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The app of a pod.
+
+    Attributes:
+        state: `starting`, `running` or `exited`.
+        pid: Process id of its shell, while it lives.
+        exit_code: What it ended with, as shells count: 128 and the signal's number when killed.
+        started, ended: Seconds since the epoch.
+    """
+
+    state: str
+    pid: int | None = None
+    exit_code: int | None = None
+    started: float = 0.0
+    ended: float = 0.0
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
@@ -66,7 +85,7 @@ class Observed(Message, tag="observed", frozen=True):
     Attributes:
         generation: The generation that was asked for.
         serving: The generation that serves calls now; 0 when none does.
-        failure: Why it was not reached, as `kubetorch.wire.failures` has it.
+        failure: Why it was not reached, as `kubetorch.wire.exceptions` has it.
     """
 
     generation: int
@@ -137,6 +156,31 @@ class CallReport(Message, tag="call", frozen=True):
     result_bytes: int = 0
 
 
+class Regroup(Message, tag="regroup", frozen=True):
+    """A call asks that the world of a distributed service is formed again, its processes new.
+
+    The answer is `Members` with a world of a higher epoch, or `RegroupFailed`.
+
+    Attributes:
+        id: Identity of the request.
+        epoch: Epoch that it was made in: a world that was formed since then answers it, unless a
+            member of that world is lost.
+        is_quorum_awaited: Whether the world is to wait for the declared quorum; else it takes the
+            pods that are connected.
+    """
+
+    id: str
+    epoch: int = 0
+    is_quorum_awaited: bool = True
+
+
+class Probed(Message, tag="probed", frozen=True):
+    """Whether a sibling answers: the answer to `Probe`."""
+
+    id: str
+    is_reached: bool
+
+
 # --------------------------------------------------------------------- session: controller → agent
 
 
@@ -147,11 +191,14 @@ class Welcome(Message, tag="welcome", frozen=True):
         key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
         version: Version of the controller's package.
         protocol: Its protocol version.
+        app_hosts: Host names by which browsers may call the workload's app, beside those of its
+            Services; `None` from a controller that does not say.
     """
 
     key: str
     version: str
     protocol: int
+    app_hosts: tuple[str, ...] | None = None
 
 
 class Reload(Message, tag="reload", frozen=True):
@@ -160,10 +207,18 @@ class Reload(Message, tag="reload", frozen=True):
     Attributes:
         generation: Its number.
         spec: The workload.
+        replaces: Why the pod is gone that served this generation before, if nobody asked for that.
     """
 
     generation: int
     spec: WorkloadSpec
+    replaces: str | None = None
+
+
+#: The reason of `Terminate` when no pod of the service is to be left.
+TORN_DOWN = "the service is torn down"
+#: `WorkloadView.status` of such a service until nothing of it is left.
+TERMINATING = "Terminating"
 
 
 class Terminate(Message, tag="terminate", frozen=True):
@@ -199,19 +254,85 @@ class CancelCall(Message, tag="cancel", frozen=True):
     reason: str = ""
 
 
-class Member(msgspec.Struct, frozen=True):
-    """One pod of the workload, for its siblings."""
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One pod of the workload, for its siblings.
+
+    Attributes:
+        pod, ordinal, url: Which pod it is, and where its agent answers; empty while it does not.
+        incarnation: Identity of the agent's process, of a member of a world.
+    """
 
     pod: str
     ordinal: int
     url: str
+    incarnation: str = ""
+
+    @property
+    def host(self) -> str:
+        """The pod's address; empty while its agent does not answer."""
+        return urlsplit(self.url).hostname or ""
+
+
+class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of the world that is gone.
+
+    Attributes:
+        member: As it was.
+        reason: One word: `Deleted`, `Evicted`, `OOMKilled`, `AgentRestarted`, `unreachable`, ….
+        message: A sentence.
+    """
+
+    member: Member
+    reason: str
+    message: str = ""
+
+
+class World(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The pods that ranks are counted over.
+
+    Attributes:
+        epoch: Its number; a later world has a higher one.
+        generation: Generation that its processes run.
+        members: Its pods by ordinal: the index of a member is its node rank.
+        processes: Processes of each pod.
+        ports: Free ports of the first pod for the rendezvous, or one for each rank on its pod.
+        lost: Members that are gone since it was formed.
+    """
+
+    epoch: int
+    generation: int
+    members: tuple[Member, ...]
+    processes: int = 1
+    ports: tuple[int, ...] = ()
+    lost: tuple[LostMember, ...] = ()
 
 
 class Members(Message, tag="members", frozen=True):
-    """The pods of the workload in the order of their ordinals, with the epoch's number."""
+    """The pods of the workload in the order of their ordinals, with the number of this list.
+
+    Attributes:
+        epoch: Number of the list.
+        members: All pods, also those that are not in the world.
+        world: The world of a distributed service, once it is formed.
+    """
 
     epoch: int
     members: tuple[Member, ...]
+    world: World | None = None
+
+
+class RegroupFailed(Message, tag="regroup_failed", frozen=True):
+    """No world could be formed for a `Regroup`; see `kubetorch.wire.exceptions` for the failure."""
+
+    id: str
+    failure: dict[str, Any]
+
+
+class Probe(Message, tag="probe", frozen=True):
+    """Try whether a sibling answers, and say so within a second."""
+
+    id: str
+    url: str
 
 
 class SendBlobs(Message, tag="send_blobs", frozen=True):
@@ -226,8 +347,10 @@ class SendBlobs(Message, tag="send_blobs", frozen=True):
     trees: tuple[str, ...] = ()
 
 
-FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport
-FromController = Welcome | Reload | Terminate | Ending | CancelCall | Members | SendBlobs
+FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport | Regroup | Probed
+FromController = (
+    Welcome | Reload | Terminate | Ending | CancelCall | Members | SendBlobs | RegroupFailed | Probe
+)
 
 # ----------------------------------------------------------------------------------------- deploy
 
@@ -298,6 +421,7 @@ class DeployLog(Message, tag="log", frozen=True):
     source: str = "stdout"
     level: str | None = None
     time: float = 0.0
+    rank: int | None = None
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -308,7 +432,7 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Failed(Message, tag="error", frozen=True):
-    """Last event of a deploy that failed, as `kubetorch.wire.failures` has it."""
+    """Last event of a deploy that failed, as `kubetorch.wire.exceptions` has it."""
 
     failure: dict[str, Any]
 
@@ -318,13 +442,32 @@ DeployEvent = Missing | Accepted | Stage | DeployLog | Ready | Failed
 # ------------------------------------------------------------------------------------ descriptions
 
 
+class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the threads of a worker do.
+
+    Attributes:
+        pod, pid: Which process it is.
+        generation: What it runs.
+        rank: Its rank, in a distributed service.
+        text: The stacks as Python shows them, of the threads that run code of the user, or a
+            sentence about why there are none.
+    """
+
+    pod: str
+    pid: int
+    generation: int
+    rank: int | None
+    text: str
+
+
 class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A pod, as lists and clients see it.
 
     Attributes:
         name: Its name, which it keeps as long as it lives.
         ordinal: Its number in the workload.
-        phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`.
+        phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`; `Unknown` while a
+            pod that should run has no connection to the controller, and `Gone` after its end.
         is_ready: Whether calls should go to it: it serves them, and no newer pod is to take them.
         url: Base URL of its agent; empty while there is none.
         generation: Generation that it serves.
@@ -368,6 +511,10 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         failure: Why the wanted generation is not served.
         notes: What the backend cannot honour, one sentence each.
         kind: Kind of its manifest.
+        reason: Why there are fewer pods than there should be.
+        lost: Pods that went away in the last minutes, each with the reason.
+        app_host: Host of its app behind the controller's ingress, where each has one of its own.
+        world: Of a distributed service, the pods that its ranks run on.
     """
 
     spec: WorkloadSpec
@@ -384,6 +531,10 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     failure: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     kind: str = "Deployment"
+    reason: str = ""
+    lost: tuple[PodView, ...] = ()
+    app_host: str = ""
+    world: World | None = None
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -432,11 +583,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
-    """A message of this type.
-
-    Raises:
-        ProtocolError: It is not one; the message names the path of what is wrong.
-    """
+    """A message of this type."""
     try:
         return json_decoder(kind, _decode_step).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

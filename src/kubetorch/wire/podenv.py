@@ -1,16 +1,19 @@
-"""The environment variables that a pod starts with: writer and reader in one place.
+"""What a pod starts with: its environment variables, and the file with what it is shown.
 
-Only what an agent must know before its session lies here; everything that can change later comes
-with `Reload`. Variables that user code may read are set in workers by the agent: `POD_NAME`,
-`POD_NAMESPACE`, `POD_IP`, `KT_SERVICE_NAME`, `KT_SERVICE`.
+Writer and reader of the variables lie here together. They have only what an agent must know before
+its session; everything that can change later comes with `Reload`. Variables that user code may read
+are set in workers by the agent: `POD_NAME`, `POD_NAMESPACE`, `POD_IP`, `KT_SERVICE_NAME`,
+`KT_SERVICE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.errors import ConfigError
-from kubetorch.lib.records import record
 
 #: Says inside a pod which backend the pod runs on, so that its programs use it too.
 BACKEND = "KT_BACKEND"
@@ -56,7 +59,7 @@ _NEEDED = {
 }
 
 
-@record
+@dataclass(frozen=True)
 class PodEnv:
     """What an agent starts with.
 
@@ -69,7 +72,7 @@ class PodEnv:
         environments: Folder with environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
         attachments_file: File with what is shown at absolute paths, JSON of
-            `kubetorch.wire.attachments.Attachments`; empty where Kubernetes does that.
+            `kubetorch.wire.podenv.Attachments`; empty where Kubernetes does that.
         memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
         controller_file: On the local backend the file with the controller's base URL, read again
             at each connect.
@@ -124,11 +127,7 @@ class PodEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> PodEnv:
-        """What `write` wrote.
-
-        Raises:
-            ConfigError: A variable is missing or malformed; the message names it.
-        """
+        """What `write` wrote."""
 
         def value(name: str) -> str:
             if not environ.get(name):
@@ -159,3 +158,38 @@ class PodEnv:
             grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
             **{field: environ.get(name, "") for name, field in _FIELDS.items()},
         )
+
+
+class FolderAt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A folder of the machine at a path of the pod.
+
+    Attributes:
+        source: The folder.
+        target: Absolute path in the pod.
+        read_only: Whether the pod can only read it.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The values of a secret as files of a folder.
+
+    Attributes:
+        secret: The file that the secret is kept in, a `kubetorch.wire.secrets.SecretFile`.
+        target: Absolute path in the pod.
+        items: Pairs of key and file name; all keys if there are none.
+    """
+
+    secret: str
+    target: str
+    items: tuple[tuple[str, str], ...] = ()
+
+
+class Attachments(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All of it."""
+
+    folders: tuple[FolderAt, ...] = ()
+    files: tuple[FilesAt, ...] = ()

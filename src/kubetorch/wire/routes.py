@@ -1,4 +1,8 @@
-"""Paths and header names of the controller and of the agent; both ends import them."""
+"""Paths, header names and time limits of the controller and of the agent; both ends import them.
+
+A client waits for longer than the server works: else nobody learns why the answer took so long, and
+a request that is sent again finds other things than the first one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from urllib.parse import quote
 AUTHORIZATION = "Authorization"
 REQUEST_ID = "X-Request-ID"
 SERIALIZATION = "X-Serialization"
+#: Says why the instance of a class was made anew, with the first answer of the new one.
+INSTANCE_REPLACED = "X-Kubetorch-Instance-Replaced"
 #: Seconds after which the agent interrupts a call made by `POST`.
 TIMEOUT = "X-Kubetorch-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -52,7 +58,6 @@ STORAGE_CLASS = "/v1/storage-class"
 
 
 def workloads(namespace: str) -> str:
-    """All workloads of a namespace."""
     return f"{WORKLOADS}/{quote(namespace, safe='')}"
 
 
@@ -69,7 +74,6 @@ def call(call_id: str, verb: str = "") -> str:
 
 
 def secrets(namespace: str) -> str:
-    """All secrets of a namespace."""
     return f"{SECRETS}/{quote(namespace, safe='')}"
 
 
@@ -80,12 +84,10 @@ def secret(namespace: str, object_name: str, verb: str = "") -> str:
 
 
 def volumes(namespace: str) -> str:
-    """All volumes of a namespace."""
     return f"{VOLUMES}/{quote(namespace, safe='')}"
 
 
 def volume(namespace: str, claim: str) -> str:
-    """One volume."""
     return f"{volumes(namespace)}/{quote(claim, safe='')}"
 
 
@@ -104,6 +106,7 @@ SHELL = "/v1/shell"
 APP = "/http"
 APP_STATUS = "/app/status"
 LOGS = "/v1/logs"
+STACKS = "/v1/stacks"
 RUN = "/v1/run"
 
 
@@ -111,3 +114,14 @@ def callable_path(callable_name: str, method: str | None = None) -> str:
     """Where a callable, or a method of a class, is called by `POST`."""
     base = f"/{quote(callable_name, safe='')}"
     return f"{base}/{quote(method, safe='')}" if method else base
+
+
+#: Seconds that running calls have to end in a teardown, where nothing is said.
+DELETE_GRACE = 5.0
+#: Seconds after these until pods that are still there are an error; processes end sooner.
+DELETE_SLACK = 30.0
+#: Seconds by which a client waits for longer than the controller: for all else that it does.
+MARGIN = 30.0
+
+#: Seconds that a call may take at most, 3 years: event loops cannot count any number of them.
+LONGEST_TIMEOUT = 1e8

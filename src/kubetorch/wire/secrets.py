@@ -96,6 +96,7 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         path, renamed, provider, username, override: As in `SecretDraft`.
         labels: Labels of the Kubernetes object.
         type: Type of the Kubernetes object.
+        identity: What no other secret has or will have, on Kubernetes: a digest of its `uid`.
         created, updated: Seconds since the epoch.
         used_by: Names of the services that see it; only where secrets are listed.
     """
@@ -113,6 +114,7 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     override: bool = False
     labels: dict[str, str] = {}
     type: str = "Opaque"
+    identity: str = ""
     created: float = 0.0
     updated: float = 0.0
     used_by: tuple[str, ...] = ()

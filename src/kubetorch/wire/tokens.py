@@ -16,13 +16,17 @@ machine there is one clock: a token without `iat` ends exactly at its `exp`.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote_plus
 
 from kubetorch.errors import UnauthorizedError
-from kubetorch.lib.records import record
+from kubetorch.wire import routes
 
 _PREFIX = "kt1"
 _HINT = "kt token NAME prints a fresh one"
@@ -37,7 +41,7 @@ _CLOCKS = (
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 
 
-@record
+@dataclass(frozen=True)
 class Claims:
     """What a token says.
 
@@ -89,11 +93,7 @@ def sign(key: bytes, claims: Claims) -> str:
 
 
 def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
-    """What a token says, if it is genuine, for this audience, and this is its time.
-
-    Raises:
-        UnauthorizedError: It is not. The message never repeats the token.
-    """
+    """What a token says, if it is genuine, for this audience, and this is its time."""
     signed, _, signature = token.rpartition(".")
     expected = _encode(hmac.digest(key, signed.encode(), "sha256"))
     if not hmac.compare_digest(signature.encode(), expected.encode()):
@@ -117,11 +117,7 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
 
 
 def claimed_audience(token: str) -> str:
-    """The workload that a token says it is for, which is not checked: it says with which key.
-
-    Raises:
-        UnauthorizedError: It cannot be read.
-    """
+    """The workload that a token says it is for, which is not checked: it says with which key."""
     return _claims(token.rpartition(".")[0]).audience
 
 
@@ -133,9 +129,68 @@ def _claims(signed: str) -> Claims:
             raise ValueError(prefix)
         verbs = tuple(map(str, data.get("verbs", (CALL,))))
         issued = float(data.get("iat", 0.0))
-        return Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
-        raise UnauthorizedError("the token cannot be read", hint=_HINT) from error
+        claims = Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
+        claims.audience.encode()  # JSON may have lone surrogates
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise UnauthorizedError("the token cannot be read", hint=_HINT) from None
+    return claims
+
+
+_QUERY = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
+_HEADER = routes.APP_TOKEN.lower().encode()
+
+
+class AppRequest(NamedTuple):
+    """A request to an app, without the tokens that are not its business."""
+
+    tokens: tuple[str, ...]
+    query_token: str | None
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
+def inspect(
+    headers: Iterable[tuple[bytes, bytes]],
+    query: bytes,
+    *,
+    is_ours: Callable[[str], bool],
+    is_passed: Callable[[str], bool] = lambda token: False,
+) -> AppRequest:
+    """Find the tokens of a request, and take out those that are not to be passed on.
+
+    An `Authorization` may be the app's own: only `is_ours` says that it has a token.
+    """
+    passed: list[tuple[bytes, bytes]] = []
+    explicit: list[str] = []
+    others: list[str] = []
+    for name, value in headers:
+        text = value.decode("latin-1").strip()
+        if name == _HEADER:
+            explicit.append(text)
+            if is_passed(text):
+                passed.append((name, value))
+        elif name == b"authorization":
+            scheme, _, token = text.partition(" ")
+            is_token = scheme.lower() == "bearer" and is_ours(token.strip())
+            if is_token:
+                others.append(token.strip())
+            if not is_token or is_passed(token.strip()):
+                passed.append((name, value))
+        elif name == b"cookie":
+            pairs = [pair.strip() for pair in text.split(";") if pair.strip()]
+            ours = {
+                one: one.partition("=")[2] for one in pairs if one.startswith(routes.APP_COOKIE)
+            }
+            others += ours.values()
+            kept = [one for one in pairs if one not in ours or is_passed(ours[one])]
+            if kept:
+                passed.append((name, "; ".join(kept).encode("latin-1")))
+        else:
+            passed.append((name, value))
+    found = [unquote_plus(one.decode("latin-1")) for one in _QUERY.findall(query)]
+    if not all(map(is_passed, found)):
+        query = _QUERY.sub(b"", query).lstrip(b"&")
+    return AppRequest((*explicit, *found, *others), found[0] if found else None, query, passed)
 
 
 def _encode(data: bytes) -> str:

@@ -26,17 +26,7 @@ FIX_CONTROLLER = {
 
 
 def check(theirs: int | None, *, peer: str, fix_peer: str, fix_self: str) -> int:
-    """The version to speak with `peer`.
-
-    Args:
-        theirs: What the peer speaks; `None` when it did not say.
-        peer: What it is called in the message.
-        fix_peer: What makes the peer newer, for who reads the message.
-        fix_self: What makes this side newer.
-
-    Raises:
-        VersionMismatchError: Theirs is missing, older than `OLDEST`, or newer than ours.
-    """
+    """The version to speak with `peer`."""
     if theirs is not None and OLDEST <= theirs <= PROTOCOL:
         return theirs
     said = "no protocol version" if theirs is None else f"protocol {theirs}"

@@ -17,6 +17,7 @@ class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         phase: Kubernetes' word: `Pending`, `Bound` or `Lost`.
         storage_class: Class that it got.
         is_ours: Whether Kubetorch made it.
+        identity: What no other volume has or will have, on Kubernetes: a digest of its `uid`.
         folder: Where it lies on this machine, on the local backend.
         created: Seconds since the epoch.
         used_by: Names of the services that have it mounted; only where volumes are listed.
@@ -28,6 +29,7 @@ class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     phase: str = "Bound"
     storage_class: str = ""
     is_ours: bool = True
+    identity: str = ""
     folder: str | None = None
     created: float = 0.0
     used_by: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from kubetorch.sdk.installing.chart import Chart
+from kubetorch.install.chart import Chart
 
 FOLDER = Path(__file__).parent
 VALUES = sorted((FOLDER / "values").glob("*.yaml"))

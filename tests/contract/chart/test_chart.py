@@ -9,9 +9,9 @@ import yaml
 from contract.chart import goldens
 from kubetorch import errors
 from kubetorch._version import __version__
+from kubetorch.install import __main__ as uninstalling
+from kubetorch.install.chart import FOLDER, Chart
 from kubetorch.manifests.kinds import KINDS
-from kubetorch.sdk.installing import __main__ as uninstalling
-from kubetorch.sdk.installing.chart import FOLDER, Chart
 
 
 def objects(values=None, namespace="kubetorch"):

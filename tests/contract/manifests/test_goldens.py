@@ -1,6 +1,6 @@
 """What each kind of object becomes of a compute that says everything: the files beside, to a byte.
 
-After a change that is meant: `python -m kubetorch.manifests examples/everything.py --into
+After a change that is meant: `python -m tools.goldens examples/everything.py --into
 tests/contract/manifests/goldens`, and read the difference.
 """
 
@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import kubetorch as kt
-from kubetorch.manifests import __main__ as program
 from kubetorch.manifests.kinds import KINDS
 from kubetorch.specs.compute import ComputeSpec
+from tools import goldens as program
 
 GOLDENS = Path(__file__).with_name("goldens")
 EXAMPLE = Path(__file__).parents[3] / "examples/everything.py"

@@ -3,8 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from kubetorch.cli.commands import check
+from kubetorch._version import __version__
+from kubetorch.cli import check
 from kubetorch.errors import PodContainerError
+from kubetorch.wire import versions
 from kubetorch.wire.messages import PodView
 from tests.unit.cli.test_views import SERVICE
 
@@ -38,3 +40,28 @@ def test_a_scaled_service_whose_only_pod_does_not_start_is_broken():
 def test_a_scaled_service_may_have_fewer_pods_ready_than_it_begins_with():
     pods = (*SERVICE.pods, STARTING)
     assert check.judge_pods(replace(SCALED, pods=pods)) is None
+
+
+def judged(version, protocol=versions.PROTOCOL):
+    return check.judge_version(check.Health(version, protocol))
+
+
+def test_a_controller_of_this_version_is_well():
+    assert judged(__version__).state == "ok"
+
+
+def test_who_is_older_is_told_to_become_newer():
+    older, newer = judged("0.1.0"), judged("999.0.0")
+    assert (older.state, newer.state) == ("note", "note")
+    assert older.hint.startswith("kt upgrade makes the controller newer")
+    assert newer.hint.startswith("pip install kubetorch==999.0.0")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "hint"),
+    [(None, "kt upgrade"), (versions.PROTOCOL + 1, "pip install kubetorch==999.0.0")],
+)
+def test_who_cannot_be_understood_is_broken(protocol, hint):
+    found = judged("999.0.0", protocol)
+    assert found.state == "broken"
+    assert hint in found.hint

@@ -1,14 +1,26 @@
 """Services, pods and calls as JSON and as rows."""
 
 import re
+import time
+from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replaced
 
-from kubetorch.cli import views
+from kubetorch.cli import output, views
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import CallView, DeployLog, PodView, WorkloadView
+from kubetorch.wire.messages import (
+    CallView,
+    DeployLog,
+    LostMember,
+    Member,
+    PodView,
+    WorkloadView,
+    World,
+)
 
 SPEC = WorkloadSpec(
     namespace="default",
@@ -38,10 +50,49 @@ def test_the_json_of_a_service_never_has_a_token():
 
 def test_a_row_has_a_cell_for_each_column():
     assert len(views.service_row(SERVICE)) == len(views.SERVICE_COLUMNS)
-    assert len(views.pod_row(POD)) == len(views.POD_COLUMNS)
+    assert views.pod_columns(SERVICE)[:2] == ["POD", "PHASE"]
+    assert [len(row) for row in views.pod_rows(SERVICE)] == [len(views.pod_columns(SERVICE))]
     row = dict(zip(views.SERVICE_COLUMNS, views.service_row(SERVICE), strict=True))
     shown = ("RESOURCE", "CPUs", "MEMORY", "GPUs", "# OF PODS")
     assert [row[column] for column in shown] == ["train", "0.5", "-", "2", "1"]
+
+
+def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
+    members = tuple(Member(f"train-{at}", at, f"http://10.0.0.{at}:1") for at in range(3))
+    lost = LostMember(members[1], "OOMKilled", "it had 4Gi")
+    world = World(epoch=7, generation=2, members=members, processes=4, lost=(lost,))
+    compute = replace(SPEC.compute, distribution=DistributionSpec("pytorch", workers=3))
+    pods = tuple(replaced(POD, name=f"train-{at}", ordinal=at) for at in (0, 2))
+    service = replaced(
+        SERVICE,
+        spec=replace(SPEC, compute=compute),
+        world=world,
+        pods=(*pods, replaced(POD, name="new")),
+    )
+    rows = [
+        dict(zip(views.pod_columns(service), row, strict=True)) for row in views.pod_rows(service)
+    ]
+    assert [(row["POD"], row["RANKS"]) for row in rows] == [
+        ("train-0", "0-3"),
+        ("train-2", "8-11"),
+        ("new", "-"),
+    ]
+    assert views.world_words(service) == "pytorch, 12 ranks in 3 pods, epoch 7"
+    assert views.lost_lines(service) == ["train-1  ranks 4-7  OOMKilled: it had 4Gi"]
+    found = views.service_json(service)
+    assert [pod["ranks"] for pod in found["pods"]] == [[0, 1, 2, 3], [8, 9, 10, 11], None]
+    assert (found["world"]["epoch"], found["world"]["world_size"]) == (7, 12)
+    assert found["world"]["lost"] == [
+        {"pod": "train-1", "ranks": [4, 5, 6, 7], "reason": "OOMKilled", "message": "it had 4Gi"}
+    ]
+    assert views.service_json(SERVICE)["world"] is None
+
+
+def test_a_table_on_a_narrow_terminal_does_without_spare_columns():
+    columns, rows = ["POD", "PHASE", "CALLS"], [["train-0", "Running", "3"]]
+    assert output.layout(columns, rows, 80, ["PHASE"])[0].split() == columns
+    assert output.layout(columns, rows, 16, ["PHASE", "CALLS"])[0].split() == ["POD", "CALLS"]
+    assert output.layout(columns, rows, None, ["PHASE"])[0].split() == columns
 
 
 def test_a_call_that_runs_has_no_result_yet():
@@ -57,6 +108,21 @@ def test_a_call_that_runs_has_no_result_yet():
     row = dict(zip(views.CALL_COLUMNS, views.call_row(call), strict=True))
     assert (row["STATE"], row["TOOK"], row["RESULT"]) == ("running", "-", "-")
     assert views.call_json(call)["ended"] is None
+
+
+def test_a_list_of_calls_fits_on_80_columns():
+    call = CallView(
+        id="0" * 32,
+        namespace="default",
+        workload="counter",
+        pod="counter-0",
+        callable="Counter.add",
+        state="succeeded",
+        started=time.time() - 86399,
+        ended=time.time() - 80000,
+    )
+    lines = output.layout(views.CALL_LIST_COLUMNS, [views.call_list_row(call)], None)
+    assert max(map(len, lines)) <= 80, lines
 
 
 @pytest.mark.parametrize(

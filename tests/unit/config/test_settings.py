@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetorch.config import settings
 from kubetorch.config.settings import SETTINGS, KubetorchConfig, config
 from kubetorch.errors import ConfigError
 
@@ -384,3 +385,12 @@ def test_an_install_namespace_of_ones_own_goes_before_all_others(file: Path) -> 
 def test_a_queue_is_the_name_of_one() -> None:
     with pytest.raises(ConfigError, match="queue is 'A b'"):
         KubetorchConfig({}).set("queue", "A b")
+
+
+def test_a_pod_knows_its_own_namespace(tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    assert settings.of_pod(file) is None
+    file.write_text("team-ml\n")
+    assert settings.of_pod(file) == "team-ml"
+    file.write_text("")
+    assert settings.of_pod(file) is None

@@ -20,7 +20,7 @@ def access(*known: PodIdentity) -> LocalAccess:
         user=tokens.fingerprint("the-token"),
         secret=SECRET,
         clock=lambda: NOW,
-        is_known=lambda pod: pod in known,
+        session_of=lambda pod: token(f"pod:{pod.pod}") if pod in known else "",
     )
 
 
@@ -58,6 +58,7 @@ def test_the_token_of_a_pod_is_that_pod() -> None:
         pytest.param(bearer(token("pod:f-1", expires=NOW)), id="expired"),
         pytest.param(bearer(token("pod:unknown")), id="a pod that is gone"),
         pytest.param(bearer(token("pod:f-1", audience="ns/g")), id="another workload"),
+        pytest.param(bearer(token("pod:f-1", expires=NOW + 2)), id="signed by the pod itself"),
     ],
 )
 def test_everything_else_is_nobody(headers: dict[str, str]) -> None:

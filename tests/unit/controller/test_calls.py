@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from kubetorch.controller import database
+from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, Calls, expired
-from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import CallRecord, SqliteState
 from kubetorch.errors import ResultExpiredError
-from kubetorch.lib.clock import ManualClock
 from kubetorch.wire.messages import CallReport
+from manual_clock import ManualClock
 
 NOW = 1_000_000.0
 HOUR = 3600.0
@@ -34,7 +34,7 @@ def ids(calls: list[CallRecord]) -> list[str]:
 def calls(tmp_path: Path) -> Iterator[Calls]:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
-    yield Calls(state, Depots(tmp_path / "blobs"), ManualClock())
+    yield Calls(state, BlobStores(tmp_path / "blobs"), ManualClock())
     state.close()
 
 
@@ -79,7 +79,7 @@ def test_a_call_that_is_asked_for_before_its_pod_spoke_of_it_is_found(calls: Cal
 def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
-    calls = Calls(state, Depots(tmp_path / "blobs"), ManualClock(), first_news=0.0)
+    calls = Calls(state, BlobStores(tmp_path / "blobs"), ManualClock(), first_news=0.0)
     with pytest.raises(ResultExpiredError, match="there is no call c"):
         asyncio.run(calls.expect("c"))
     state.close()
@@ -105,6 +105,12 @@ def test_the_oldest_results_go_when_there_are_too_many_bytes() -> None:
     assert expired(calls, now=NOW) == ([], [])
     dropped, _ = expired([*calls, call("newest", age=0.0, size=1)], now=NOW)
     assert ids(dropped) == ["old"]
+
+
+def test_a_result_that_can_never_be_kept_takes_no_room_from_others() -> None:
+    calls = [call("old", age=HOUR, size=10), call("large", age=0.0, size=KEEP_BYTES + 1)]
+    dropped, forgotten = expired(calls, now=NOW)
+    assert (ids(dropped), forgotten) == (["large"], [])
 
 
 def test_room_is_made_for_more_than_the_next_result() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.idle import REPORTING, Activities, IdleWatch, patience, seconds_left
-from kubetorch.lib.clock import ManualClock
+from kubetorch.controller.workload import REPORTING, Activities, IdleWatch, idle_patience
 from kubetorch.wire.messages import Activity
+from manual_clock import ManualClock
 
 
 def left(*activities: Activity | None, now: float = 1000.0, since: float = 0.0) -> float | None:
-    return seconds_left(activities, ttl=60.0, since=since, now=now)
+    known = Activities()
+    pods = {f"pod-{number}": activity for number, activity in enumerate(activities)}
+    known.keep(pods.keys())
+    for pod, activity in pods.items():
+        known.reported(pod, activity)
+    return known.seconds_left(ttl=60.0, since=since, now=now)
 
 
 def test_the_time_counts_from_the_last_call_of_any_pod() -> None:
@@ -24,7 +29,7 @@ def test_nothing_is_left_when_it_was_idle_for_long() -> None:
 
 
 def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
-    assert patience("1m") == 60.0 + REPORTING
+    assert idle_patience("1m") == 60.0 + REPORTING
 
 
 def test_a_running_call_is_not_idle() -> None:
@@ -49,7 +54,7 @@ class Watched:
         self.watch = IdleWatch(self.clock, seconds_left=self.left, on_idle=self.on_idle)
 
     def left(self) -> float | None:
-        return seconds_left([self.activity], ttl=60.0, since=0.0, now=self.clock.time())
+        return left(self.activity, now=self.clock.time())
 
     def on_idle(self) -> None:
         self.idle += 1
@@ -91,15 +96,15 @@ def test_pods_are_quiet_when_each_of_them_said_so() -> None:
         return activities.seconds_left(ttl=10.0, since=0.0, now=5.0)
 
     assert left() is None
-    activities.heard("a", Activity(calls=0, last=1.0))
+    activities.reported("a", Activity(calls=0, last=1.0))
     assert left() is None
-    activities.heard("b", Activity(calls=0, last=3.0))
+    activities.reported("b", Activity(calls=0, last=3.0))
     assert left() == 8.0
-    activities.heard("a", Activity(calls=1, last=4.0))
+    activities.reported("a", Activity(calls=1, last=4.0))
     assert left() is None
-    activities.heard("a", Activity(calls=0, last=4.0))
+    activities.reported("a", Activity(calls=0, last=4.0))
     assert left() == 9.0
-    activities.heard("b", None)
+    activities.reported("b", None)
     assert left() is None
     activities.keep(frozenset("a"))
     assert left() == 9.0

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kubetorch.controller import relay
-from kubetorch.controller.relay import Relay
+from kubetorch.controller.relay import Hosts, Relay
 from kubetorch.errors import CallRefusedError, ServiceNotFoundError, UnauthorizedError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -21,43 +21,45 @@ def nothing(namespace, name):
 RELAY = Relay(nothing, secret=b"secret", clock=lambda: 0.0)
 
 
-@pytest.mark.parametrize("path", ["/team/train", "/team/train/", "/a/b/v1/stream", "/a/b/http/x"])
+def locate(path, relay=RELAY, host=b"kt.example.com"):
+    return relay.locate(path, [(b"host", host)])
+
+
+def is_app(path):
+    place = locate(path)
+    return place is not None and place.is_app
+
+
+@pytest.mark.parametrize(
+    "path", [b"/team/train", b"/team/train/", b"/a/b/v1/stream", b"/a/b/http/x", b"/a/b/x%2Fy"]
+)
 def test_paths_of_services_are_passed_on(path):
-    assert RELAY.takes(path)
+    assert locate(path) is not None
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/health", "/v1/workloads", "/v1/blobs/fetch"),
-        *("/Team/train", "/team//x", "/te_am/a", "x"),
+        *(b"/", b"/health", b"/v1/workloads", b"/v1/blobs/fetch"),
+        *(b"/Team/train", b"/team//x", b"/te_am/a", b"x"),
+        *(b"/team%2Ftrain/http/x", b"/team/train%2Fhttp/x", b"/%74eam/train"),
     ],
 )
 def test_others_are_the_controllers_own(path):
-    assert not RELAY.takes(path)
+    assert locate(path) is None
 
 
 def test_the_app_of_a_pod_lies_below_its_own_path():
-    assert RELAY.is_app("/team/web/http")
-    assert RELAY.is_app("/team/web/http/page")
-    assert not RELAY.is_app("/team/web/https")
-    assert not RELAY.is_app("/team/http/page")
-
-
-def test_a_token_is_found_wherever_the_agent_takes_one():
-    headers = [
-        (b"authorization", b"Bearer one"),
-        (b"x-kubetorch-token", b"two"),
-        (b"cookie", b"other=x; kubetorch-app-pod-0=three"),
-    ]
-    found = list(relay._candidates(b"a=b&kubetorch_token=fo%20ur", headers))
-    assert found == ["one", "two", "three", "fo ur"]
-    assert list(relay._candidates(b"", [(b"authorization", b"Basic abc")])) == []
+    assert is_app(b"/team/web/http")
+    assert is_app(b"/team/web/http/page")
+    assert not is_app(b"/team/web/https")
+    assert not is_app(b"/team/http/page")
+    assert not is_app(b"/team/web/http%2Fpage")
 
 
 def test_without_a_token_nobody_learns_that_there_is_no_service():
     with pytest.raises(UnauthorizedError):
-        RELAY._target("/team/train/double", b"", [])
+        RELAY._target(locate(b"/team/train/double"), b"", [], lambda: None)
 
 
 def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():
@@ -92,12 +94,65 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
     token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
     headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
 
-    target = passing._target("/team/train/v1/stream", b"", headers)
+    target, _ = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
     assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
     passed = target.passed(relay._passed(headers))
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
-    target = passing._target("/team/train/v1/stream", b"", named)
+    target, _ = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
     assert (target.host, target.port) == ("1.2.3.4", 32300)
     assert relay._passed(named) == headers
+
+
+HOSTS = Hosts("kt.example.com", ("apps.example.com",), are_per_service=True)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "host"),
+    [
+        ("team", "web", "web--team.kt.example.com"),
+        ("a" * 30, "b" * 31, f"{'b' * 31}--{'a' * 30}.kt.example.com"),
+        ("a" * 30, "b" * 32, ""),
+        ("te--am", "web", ""),
+        ("team", "w--eb", ""),
+        ("team", "xn", ""),
+    ],
+)
+def test_a_service_has_a_host_of_its_own_where_one_label_says_both_names(namespace, name, host):
+    assert HOSTS.of(namespace, name) == host
+    assert HOSTS.find(host) == ((namespace, name) if host else None)
+    assert Hosts("kt.example.com").of(namespace, name) == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "kt.example.com",
+        "web--team.example.com",
+        "web.kt.example.com",
+        "a.web--team.kt.example.com",
+        "",
+    ],
+)
+def test_other_hosts_are_no_services(host):
+    assert HOSTS.find(host) is None
+
+
+def test_a_browser_may_call_an_app_by_its_own_host_and_the_common_ones():
+    assert HOSTS.known("team", "web") == (
+        "kt.example.com",
+        "apps.example.com",
+        "web--team.kt.example.com",
+    )
+    assert Hosts().known("team", "web") == ()
+
+
+def test_all_paths_of_the_host_of_a_service_are_those_of_its_app():
+    passing = Relay(nothing, secret=b"secret", clock=lambda: 0.0, hosts=HOSTS)
+    for path in (b"/", b"/v1/workloads", b"/health", b"/other/service/http/x"):
+        place = locate(path, passing, b"web--team.kt.example.com:8443")
+        assert (place.namespace, place.name, place.is_app) == ("team", "web", True)
+        assert place.mount.enter(path) == b"/http" + path
+    assert locate(b"/team/web/http/", passing).is_own_host is False
+    assert locate(b"/v1/workloads", passing) is None

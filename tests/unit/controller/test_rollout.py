@@ -20,8 +20,9 @@ from kubetorch.controller.rollout import (
     Rollout,
     Superseded,
 )
+from kubetorch.wire.exceptions import Failure
 
-FAILURE = {"error_type": "ImportError"}
+FAILURE = Failure("ImportError", "no module")
 
 
 def run(state: Rollout, *events: object) -> list[Effect]:
@@ -70,6 +71,15 @@ def test_a_pod_that_comes_back_with_the_generation_is_not_told_again() -> None:
 
 def test_a_pod_that_comes_back_empty_is_told_again() -> None:
     assert run(rolled_out("a"), Lost("a"), Connected("a", 0)) == [Reload("a", 1)]
+
+
+def test_a_pod_that_is_lost_serves_nothing_and_is_told_nothing_until_it_is_back() -> None:
+    state = rolled_out("a", "b")
+    assert run(state, Lost("b")) == []
+    assert (state.serving("b"), state.lagging(), state.is_served) == (None, ["b"], False)
+    assert run(state, Deployed(2), Observed("a", 2, 2)) == [Reload("a", 2)]
+    assert state.is_undecided
+    assert run(state, Connected("b", 1), Observed("b", 2, 2)) == [Reload("b", 2), Reached(2)]
 
 
 def test_an_import_error_gives_the_generation_up_and_the_pod_keeps_the_last_good_one() -> None:
@@ -248,3 +258,13 @@ def test_what_has_been_served_since_the_rest_is_not_given_up() -> None:
     run(state, RESTS, Deployed(2), PodsChanged(frozenset("b")), Connected("b", 0))
     run(state, Observed("b", 2, 2), PodsChanged(frozenset("bc")), Connected("c", 0))
     assert run(state, Observed("c", 2, 0, FAILURE)) == []
+
+
+def test_where_a_quorum_suffices_its_pods_have_to_serve_and_no_others() -> None:
+    state = Rollout()
+    needed = frozenset({"a", "b"})
+    run(state, PodsChanged(frozenset("abc"), expected=3, needed=frozenset()), Deployed(1))
+    assert run(state, Connected("a", 0), Observed("a", 1, 1)) == [Reload("a", 1)]
+    run(state, PodsChanged(frozenset("abc"), expected=3, needed=needed))
+    run(state, Connected("b", 0))
+    assert run(state, Observed("b", 1, 1)) == [Reached(1)]

@@ -9,11 +9,19 @@ import msgspec
 import pytest
 
 from kubetorch.controller.access import LocalAccess, PodIdentity, Principal, User
-from kubetorch.controller.sessions import HELLO_TIMEOUT, SILENCE, Session
-from kubetorch.lib import websocket
-from kubetorch.lib.clock import ManualClock
+from kubetorch.controller.sessions import (
+    HELLO_LIMIT,
+    HELLO_TIMEOUT,
+    MESSAGE_LIMIT,
+    POD_HELLO_LIMIT,
+    SILENCE,
+    Session,
+)
+from kubetorch.lib import websocket_protocol
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.wire import messages, versions
 from kubetorch.wire.messages import Activity, CallReport, Hello, Members, Observed
+from manual_clock import ManualClock
 
 POD = PodIdentity("ns", "f", "f-1")
 HELLO = Hello(
@@ -35,14 +43,30 @@ class Recorder:
         self.noted: list[tuple[Any, ...]] = []
         self.sent: list[bytes] = []
         self.closed: tuple[int, str] | None = None
+        self.limits: list[int] = []
+        self.heard_of = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("connected", "disconnected", "silent", "heard_again", "observed", "active"):
+        if name not in (
+            "connected",
+            "disconnected",
+            "silent",
+            "no_longer_silent",
+            "observed",
+            "active",
+        ):
             raise AttributeError(name)
         return lambda *arguments: self.noted.append((name, *arguments))
 
+    def heard(self, pod: str) -> None:
+        """Each message says that the pod is there."""
+        self.heard_of += 1
+
     def workload_of(self, pod: PodIdentity) -> Recorder | None:
         return self if pod == POD else None
+
+    def mounted(self, pod: str) -> Mounted:
+        return Mounted()
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         self.noted.append(("call", pod, report))
@@ -52,6 +76,9 @@ class Recorder:
 
     def send(self, data: bytes, *, opcode: int) -> None:
         self.sent.append(data)
+
+    def limit(self, max_message: int) -> None:
+        self.limits.append(max_message)
 
     def close(self, code: int, reason: str) -> None:
         self.closed = (code, reason)
@@ -69,13 +96,15 @@ class Case:
         self.clock = ManualClock()
         self.ended: list[Session] = []
         self.begun: list[Session] = []
+        self.known: list[Session] = []
         self.session = Session(
             principal,
             access=LocalAccess(
-                user="", secret=b"", clock=self.clock.time, is_known=lambda pod: True
+                user="", secret=b"", clock=self.clock.time, session_of=lambda pod: ""
             ),
-            registry=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
+            workloads=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
             on_begin=lambda _workload, session: self.begun.append(session),
+            on_hello=self.known.append,
             clock=self.clock,
             on_end=self.ended.append,
         )
@@ -85,13 +114,21 @@ class Case:
 
     def say(self, message: object) -> None:
         data = message if isinstance(message, bytes) else messages.encode(message)
-        self.session.on_message(websocket.TEXT, memoryview(data))
+        self.session.on_message(websocket_protocol.TEXT, memoryview(data))
 
 
 def test_hello_connects_the_pod() -> None:
     case = Case()
     assert case.world.noted == [("connected", HELLO, case.session)]
     assert case.world.closed is None
+
+
+@pytest.mark.parametrize(("principal", "first"), [(POD, POD_HELLO_LIMIT), (User(), HELLO_LIMIT)])
+def test_a_session_takes_little_until_hello(principal: Principal, first: int) -> None:
+    case = Case(principal, hello=None)
+    assert (case.world.limits, case.known) == ([first], [])
+    case.say(HELLO)
+    assert (case.world.limits, case.known) == ([first, MESSAGE_LIMIT], [case.session])
 
 
 def test_hello_says_which_spawned_calls_the_agent_knows() -> None:
@@ -114,7 +151,7 @@ def test_the_user_may_speak_for_a_pod() -> None:
 def test_hello_of_a_stranger_is_refused(principal: Principal, pod: str) -> None:
     case = Case(principal, hello=msgspec.structs.replace(HELLO, pod=pod))
     assert case.world.closed is not None
-    assert case.world.closed[0] == websocket.POLICY_VIOLATION
+    assert case.world.closed[0] == websocket_protocol.POLICY_VIOLATION
     assert case.world.names == []
 
 
@@ -131,7 +168,7 @@ def test_what_is_no_hello_ends_the_session(first: object) -> None:
     case = Case(hello=None)
     case.say(first)
     assert case.world.closed is not None
-    assert case.world.closed[0] == websocket.PROTOCOL_ERROR
+    assert case.world.closed[0] == websocket_protocol.PROTOCOL_ERROR
 
 
 def test_a_second_hello_ends_the_session() -> None:
@@ -171,7 +208,7 @@ def test_a_large_message_is_put_together() -> None:
 def test_a_connection_without_hello_is_closed() -> None:
     case = Case(hello=None)
     case.clock.advance(HELLO_TIMEOUT)
-    assert case.world.closed == (websocket.POLICY_VIOLATION, "no hello came")
+    assert case.world.closed == (websocket_protocol.POLICY_VIOLATION, "no hello came")
 
 
 def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
@@ -183,7 +220,7 @@ def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
     case.clock.advance(1)
     assert case.world.noted[-1] == ("silent", "f-1")
     case.say(Activity(calls=0, last=1.0))
-    assert case.world.noted[-2] == ("heard_again", "f-1", 3)
+    assert case.world.noted[-2] == ("no_longer_silent", "f-1", 3)
 
 
 def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
@@ -191,7 +228,18 @@ def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
     case.say(Observed(generation=4, serving=4))
     case.clock.advance(SILENCE)
     case.say(Activity(calls=0, last=1.0))
-    assert ("heard_again", "f-1", 4) in case.world.noted
+    assert ("no_longer_silent", "f-1", 4) in case.world.noted
+
+
+def test_the_same_sign_of_life_is_taken_once_and_heard_each_time() -> None:
+    case = Case()
+    heard = case.world.heard_of
+    for _ in range(3):
+        case.say(Activity(calls=0, last=1.0))
+    assert (case.world.names, case.world.heard_of) == (["connected", "active"], heard + 3)
+    case.clock.advance(SILENCE)
+    case.say(Activity(calls=0, last=1.0))
+    assert case.world.names[2:] == ["silent", "no_longer_silent", "active"]
 
 
 def test_the_end_of_the_connection_disconnects_the_pod() -> None:

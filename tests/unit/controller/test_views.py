@@ -3,12 +3,11 @@ import pytest
 
 from kubetorch.controller import rollout, views
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.views import Heard
-from kubetorch.specs.app import AppSpec
-from kubetorch.specs.callable import CallableRef
+from kubetorch.controller.views import PodReport
+from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.apps import AppView
-from kubetorch.wire.messages import Activity
+from kubetorch.wire.exceptions import Failure
+from kubetorch.wire.messages import Activity, AppView
 
 PODS = [PodStatus(name=f"web-{n}", ordinal=n, phase="Running", url="http://here") for n in (0, 1)]
 
@@ -20,7 +19,7 @@ def status(*apps, port=None):
     for pod in PODS:
         state.handle(rollout.Connected(pod.name, 1))
     heard = {
-        pod.name: Heard(activity=Activity(calls=0, last=0.0, app=app))
+        pod.name: PodReport(activity=Activity(calls=0, last=0.0, app=app))
         for pod, app in zip(PODS, apps, strict=True)
     }
     app = AppSpec("python train.py", port=port)
@@ -37,6 +36,15 @@ def test_a_deploy_that_is_late_says_what_it_lacks():
     assert views.late([], {}, rollout.Rollout(wanted=1)).endswith("there are no pods")
 
 
+def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
+    state = rollout.Rollout(wanted=1, good=1)
+    state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS)))
+    for pod in PODS:
+        state.handle(rollout.Connected(pod.name, 1))
+    found = views.pod_views(PODS, {}, state, frozenset({"web-1"}))
+    assert [pod.is_ready for pod in found] == [True, False]
+
+
 def test_a_service_that_lacks_pods_is_scaling():
     state = rollout.Rollout(wanted=1, good=1)
     state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=2))
@@ -47,7 +55,7 @@ def test_a_service_that_lacks_pods_is_scaling():
 
 def given_up(good, **about):
     """The word for a pod that has not connected, after the wanted generation was given up."""
-    state = rollout.Rollout(wanted=2, good=good, failure={"error_type": "ImportError"})
+    state = rollout.Rollout(wanted=2, good=good, failure=Failure("ImportError", "no module"))
     pod = msgspec.structs.replace(PODS[0], **{"started": 1.0, **about})
     state.handle(rollout.PodsChanged(frozenset({pod.name})))
     spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))
@@ -60,7 +68,7 @@ def test_a_pod_that_has_to_connect_again_serves_what_was_served_before():
     assert given_up(good=0) == "Failed"
     assert given_up(good=1, started=0.0, phase="Pending") == "Failed"
     assert given_up(good=1, phase="Terminating") == "Failed"
-    assert given_up(good=1, failure={"error_type": "ServiceHealthError"}) == "Failed"
+    assert given_up(good=1, failure=Failure("ServiceHealthError", "it ended")) == "Failed"
 
 
 RUNS = AppView(state="running", pid=1)

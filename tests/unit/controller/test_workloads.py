@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from kubetorch.controller import database
 from kubetorch.controller.backends.base import (
@@ -20,17 +21,17 @@ from kubetorch.controller.backends.base import (
     PodStatus,
     Trouble,
 )
+from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.depots import Depots
 from kubetorch.controller.state import (
     CallRecord,
     Contents,
     Generation,
+    Observer,
     SqliteState,
     State,
     WorkloadRecord,
 )
-from kubetorch.controller.summary import Observer
 from kubetorch.controller.workloads import SWEEP_DELAY, SWEEP_INTERVAL, Workloads
 from kubetorch.errors import (
     KubernetesUnavailableError,
@@ -38,12 +39,14 @@ from kubetorch.errors import (
     StartupError,
     UnauthorizedError,
 )
-from kubetorch.lib.clock import ManualClock
+from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, messages, tokens, versions
+from kubetorch.wire import exceptions, messages, tokens, versions
 from kubetorch.wire.messages import Deploy, DeployEvent, Failed, FromController, Hello
+from manual_clock import ManualClock
 
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 
@@ -89,6 +92,9 @@ class OneThatBreaks:
 
     def news(self, namespace: str, name: str) -> list[News]:
         return []
+
+    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+        return Mounted()
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         pass
@@ -152,6 +158,23 @@ class OneThatFindsPods(OneThatBreaks):
         return list(self._found)
 
 
+class OneThatLacksPods(OneThatFindsPods):
+    """A backend that has only some of the pods that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def apply(self, spec: WorkloadSpec) -> None:
+        self.asked.append(f"apply {spec.compute.pods}")
+
+    async def release(self, namespace: str, name: str) -> None:
+        self.asked.append("release")
+
+    def expected(self, namespace: str, name: str) -> int | None:
+        return 2
+
+
 class OneThatIsAway:
     """A state that writes behind, and does not get through while it is away."""
 
@@ -209,11 +232,11 @@ def run(
     async def main() -> None:
         clock = backend.clock
         path = folder / "state.sqlite"
-        state, blobs = SqliteState(path, database.open_database(path)), Depots(folder / "blobs")
+        state, blobs = SqliteState(path, database.open_database(path)), BlobStores(folder / "blobs")
         workloads = Workloads(
             backend=backend,
             state=kept or state,
-            depots=blobs,
+            blob_stores=blobs,
             calls=Calls(state, blobs, clock),
             clock=clock,
             secret=b"secret",
@@ -241,7 +264,7 @@ def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_pa
         for task in (first, repeated, second):
             last = (await task)[-1]
             assert isinstance(last, Failed)
-            error = failures.rebuild(failures.parse(last.failure))
+            error = exceptions.rebuild(exceptions.parse(last.failure))
             assert isinstance(error, StartupError)
             assert "the manifest of f could not be applied: KeyError: 'spec'" in str(error)
         assert [view.status for view in workloads.list()] == ["Failed"]
@@ -390,6 +413,28 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
         assert state.kept == {}
 
     run(tmp_path, body, state)
+
+
+def test_a_workload_is_terminating_while_its_pods_end(tmp_path: Path) -> None:
+    class OneThatTakesItsTime(OneThatFindsPods):
+        async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+            self.go("f-1")
+            await self.go_on.wait()
+
+    backend = OneThatTakesItsTime("f-1")
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        deleting = asyncio.create_task(workloads.delete("ns", "f"))
+        while backend.pods("ns", "f"):
+            await asyncio.sleep(0)
+        (view,) = workloads.list()
+        assert view.status == messages.TERMINATING
+        backend.go_on.set()
+        await deleting
+        assert workloads.is_empty
+
+    remember_generations(tmp_path)
+    run(tmp_path, body, backend=backend)
 
 
 def remember_generations(folder: Path) -> list[WorkloadSpec]:
@@ -548,3 +593,90 @@ def test_a_token_ends_when_it_says_but_for_the_clocks_of_a_cluster(
             tokens.verify(key, view.token, audience=audience, now=ends)
 
     run(tmp_path, body)
+
+
+def test_nothing_lost_19_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    for name in ("bad", "good"):
+        state.put_workload(
+            WorkloadRecord("ns", name, 1), generation=Generation(1, replace(SPEC, name=name))
+        )
+        state.put_call(CallRecord(name, "ns", name, "gone", "f", "running", started=1.0))
+    state.close()
+
+    class Listened(OneThatBreaks):
+        listener: Listener
+
+        def watch(self, listener: Listener) -> None:
+            self.listener = listener
+
+        def trouble(self, namespace: str, name: str) -> Trouble:
+            if name == "bad":
+                raise KeyError("status")
+            return Trouble()
+
+        def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+            if spec.name == "bad":
+                raise KeyError("status")
+            return ""
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert isinstance(backend, Listened)
+        before = len(backend.looked_at)
+        for name in ("bad", "good"):
+            backend.listener("ns", name)
+        assert backend.looked_at[before:] == ["bad", "good"]
+        assert [view.spec.name for view in workloads.list()] == ["good"]
+        backend.clock.advance(SWEEP_DELAY)
+        assert workloads.cancel_call("good").ended is not None
+
+    run(tmp_path, body, backend=Listened())
+
+
+def test_nothing_lost_19_an_earlier_generation_that_no_deploy_may_bring_is_never_served(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    wrong = replace(SPEC, compute=ComputeSpec(service_template='{"metadata":{"namespace":"x"}}'))
+    record = WorkloadRecord("ns", "f", 1, good=1)
+    state.put_workload(record, generation=Generation(1, wrong))
+    state.put_workload(replaced(record, generation=2), generation=Generation(2, SPEC), keep=[1, 2])
+    state.close()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        assert backend.taken_up == [[SPEC]]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "pods", "asked"),
+    [
+        (DistributionSpec(workers=2), ["f-0"], ["apply 2", "release"]),
+        (DistributionSpec(workers=2), [], ["apply 2", "release"]),
+        (None, ["f-0"], ["apply 2"]),
+    ],
+)
+def test_a_part_of_the_pods_of_distributed_ranks_is_given_back_when_the_launch_is_given_up(
+    tmp_path: Path, distribution: DistributionSpec | None, pods: list[str], asked: list[str]
+) -> None:
+    backend = OneThatLacksPods()
+    spec = replace(SPEC, compute=ComputeSpec(replicas=2, distribution=distribution))
+
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        events = await workloads.deploy(deploy("1", spec))
+        await anext(events)
+        while not backend.asked:
+            await asyncio.sleep(0)
+        for name in pods:
+            backend.come(name)
+        backend.clock.advance(spec.compute.launch_timeout + 1)
+        *_, last = [event async for event in events]
+        assert isinstance(last, Failed)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert backend.asked == asked
+
+    run(tmp_path, body, backend=backend)

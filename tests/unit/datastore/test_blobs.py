@@ -192,3 +192,20 @@ def test_a_store_that_cannot_be_written_says_which(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "file")
     with pytest.raises(DataStoreError, match=str(tmp_path)):
         store.put(DIGEST, DATA)
+
+
+def test_a_store_has_no_more_bytes_than_it_may(tmp_path: Path) -> None:
+    room = blobs.Room("the store", "make room", limit_bytes=3 * blobs.BLOCK)
+    store = BlobStore(tmp_path / "team", room)
+    store.put(DIGEST, DATA)
+    store.put(DIGEST, DATA)
+    large = bytes(2 * blobs.BLOCK)
+    store.put(digest_of(large), large)
+    with pytest.raises(StorageFullError, match=r"namespace team: it has 12,288 of its 12,288"):
+        store.put(digest_of(b"more"), b"more")
+    with pytest.raises(StorageFullError):
+        BlobStore(tmp_path / "team", room).put(digest_of(b"more"), b"more")
+    store.delete(DIGEST)
+    with pytest.raises(DataStoreError, match="poisoned"):
+        store.put(digest_of(b"more"), b"less")
+    store.put(digest_of(b"more"), b"more")

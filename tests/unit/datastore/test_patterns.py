@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetorch.datastore.patterns import Patterns, parse
+from kubetorch.datastore.ignore_rules import Patterns, parse
 
 
 def is_ignored(lines: list[str], path: str) -> bool | None:

@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubetorch.datastore import listings
 from kubetorch.datastore import scan as scanning
+from kubetorch.datastore import scan_cache
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.datastore.ignoring import IgnoreRules
-from kubetorch.datastore.limits import Limits
-from kubetorch.datastore.listings import Listings
-from kubetorch.datastore.scan import FileChangedError, Options, Scan, scan
+from kubetorch.datastore.ignore_rules import IgnoreRules
+from kubetorch.datastore.scan import FileChangedError, Limits, Options, Scan, Walk, scan
+from kubetorch.datastore.scan_cache import Listings
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.datastore.trees import Entry
-from kubetorch.datastore.walking import Walk
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 
 
@@ -183,13 +181,61 @@ def test_links_within_the_project_stay_links(project: Path) -> None:
     }
 
 
-def test_links_that_leave_the_project_are_followed(project: Path, tmp_path: Path) -> None:
+def test_links_that_leave_the_project_stay_at_home_with_one_warning(
+    project: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {"outside/data.txt": "1", "project/main.py": ""})
+    for number in range(12):
+        (project / f"file{number:02}").symlink_to(tmp_path / "outside/data.txt")
+    (project / "folder").symlink_to("../outside")
+    (project / "chain").symlink_to("folder/data.txt")
+    found = scan(project)
+    assert paths(found) == ["main.py"]
+    (warning,) = found.warnings
+    assert f"do not travel: chain -> {tmp_path / 'outside/data.txt'}, file00 -> " in warning
+    assert 'and 4 more; name one that is to travel in a line "!follow PATH"' in warning
+
+
+@pytest.mark.parametrize("line", ["!follow file\n!follow folder", "!follow /f*", "!follow *"])
+def test_links_that_leave_the_project_are_followed_where_they_are_named(
+    project: Path, tmp_path: Path, line: str
+) -> None:
     write(tmp_path, {"outside/data.txt": "1", "outside/sub/more.txt": "2", "outside/x.pyc": ""})
+    (tmp_path / "outside/inner").symlink_to("sub/more.txt")
     (project / "file").symlink_to(tmp_path / "outside/data.txt")
     (project / "folder").symlink_to("../outside")
+    write(project, {".ktignore": line})
     found = scan(project)
-    assert content(found) == {"file": b"1", "folder/data.txt": b"1", "folder/sub/more.txt": b"2"}
+    followed = {"folder/data.txt": b"1", "folder/sub/more.txt": b"2", "folder/inner": b"2"}
+    assert content(found) == {".ktignore": line.encode(), "file": b"1", **followed}
     assert all(entry.mode == "file" for entry in found.tree.entries)
+    (project / ".ktignore").write_text("# !follow *\n")
+    assert paths(scan(project)) == [".ktignore"]
+    assert paths(scan(project, Options(named=(f"{tmp_path}/outside/data.txt",)))) == [
+        ".ktignore",
+        "file",
+    ]
+
+
+def test_a_link_of_a_folder_that_is_followed_leads_no_further(
+    project: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {"outside/a": "1", "secret": "2", "project/.ktignore": "!follow folder"})
+    (project / "folder").symlink_to("../outside")
+    (tmp_path / "outside/out").symlink_to(tmp_path / "secret")
+    found = scan(project)
+    assert paths(found) == [".ktignore", "folder/a"]
+    assert "folder/out -> " in found.warnings[0]
+
+
+def test_folders_of_our_own_never_travel(project: Path, tmp_path: Path) -> None:
+    write(project, {"main.py": "", "home/.kt/cache/a": "", "home/.kt/token": "", "home/x": ""})
+    write(project, {".ktignore": "!.kt\n!follow link"})
+    (tmp_path / "elsewhere").symlink_to(project / "home")
+    options = Options(cache=tmp_path / "cache", own=(f"{tmp_path}/elsewhere/.kt",))
+    for _ in range(2):
+        assert paths(scan(project, options)) == [".ktignore", "home/x", "main.py"]
+        settle(tmp_path / "cache")
 
 
 def test_links_that_go_nowhere_or_in_circles_stay_at_home_with_a_warning(
@@ -204,8 +250,9 @@ def test_links_that_go_nowhere_or_in_circles_stay_at_home_with_a_warning(
     (project / "above").symlink_to("..")
     (project / "root").symlink_to("/")
     (project / "out").symlink_to(outside)
+    write(project, {".ktignore": "!follow *"})
     found = scan(project)
-    assert paths(found) == ["main.py"]
+    assert paths(found) == [".ktignore", "main.py"]
     named = sorted(warning.split(" ")[0] for warning in found.warnings)
     assert named == ["above", "loop", "nowhere", "out/again", "root"]
 
@@ -213,7 +260,7 @@ def test_links_that_go_nowhere_or_in_circles_stay_at_home_with_a_warning(
 def test_a_link_to_a_virtual_environment_is_not_followed(project: Path, tmp_path: Path) -> None:
     write(tmp_path, {"envs/x/pyvenv.cfg": "", "envs/x/lib/mod.py": ""})
     (project / "env").symlink_to(tmp_path / "envs/x")
-    found = scan(project)
+    found = scan(project, Options(named=(f"{tmp_path}/envs",)))
     assert paths(found) == []
     assert "virtual environment" in found.warnings[0]
 
@@ -317,8 +364,8 @@ def test_a_file_is_racy_if_it_changed_shortly_before_it_was_read(project: Path) 
     write(project, {"a.py": "1"})
     facts = (project / "a.py").stat()
     late = facts.st_ctime_ns + int(2.1e9)
-    settled = listings.record("a.py", facts, "", read_ns=late)
-    racy = listings.record("a.py", facts, "", read_ns=facts.st_ctime_ns + int(1.9e9))
+    settled = scan_cache.record("a.py", facts, "", read_ns=late)
+    racy = scan_cache.record("a.py", facts, "", read_ns=facts.st_ctime_ns + int(1.9e9))
     assert settled.matches(facts)
     assert not racy.matches(facts)
 
@@ -363,10 +410,11 @@ def test_changed_rules_are_seen_in_folders_that_links_lead_to(
     write(tmp_path, {"outside/a.bin": "", "project/.gitignore": "*.bin\n"})
     (project / "link").symlink_to("../outside")
     cache = tmp_path / "cache"
-    assert paths(scan(project, Options(cache=cache))) == [".gitignore"]
+    options = Options(cache=cache, named=(f"{tmp_path}/outside",))
+    assert paths(scan(project, options)) == [".gitignore"]
     settle(cache)
     (project / ".gitignore").unlink()
-    assert paths(scan(project, Options(cache=cache))) == ["link/a.bin"]
+    assert paths(scan(project, options)) == ["link/a.bin"]
 
 
 def test_a_file_of_rules_that_is_a_link_to_itself_has_no_rules(project: Path) -> None:
@@ -419,7 +467,7 @@ def test_caches_that_nobody_uses_are_removed(project: Path, tmp_path: Path) -> N
 
 
 _NAMES = ("a", "b", "c.py", "d.bin", ".gitignore", ".ktignore", "l")
-_RULES = ("*.bin\n", "a/\n", "b\n", "!d.bin\n", "/c.py\n", "*\n!*/\n!c.py\n", "")
+_RULES = ("*.bin\n", "a/\n", "b\n", "!d.bin\n", "/c.py\n", "*\n!*/\n!c.py\n", "!follow l\n", "")
 
 
 def _mutate(root: Path, chance: random.Random, clock: int) -> None:
@@ -451,7 +499,7 @@ def _mutate(root: Path, chance: random.Random, clock: int) -> None:
         os.utime(path, (clock, clock))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_scan_with_a_cache_finds_what_one_without_finds(seed: int) -> None:
     chance = random.Random(seed)
@@ -555,12 +603,12 @@ def test_a_file_that_vanishes_while_it_is_scanned_is_not_there(
             return super().is_ignored(folder, name, is_folder=is_folder)
 
     write(project, {"a.py": "1", "gone.py": "2"})
-    walk = Walk(str(project), Meddling(str(project)), (), Limits())
+    walk = Walk(str(project), Meddling(str(project)), (), Options())
     walk.run()
     assert [item.name for item in walk.pending] == ["a.py"]
     # It comes back: that it was not there once is no decision that it stays at home.
     write(project, {"gone.py": "2"})
-    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Limits())
+    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
     again.run()
     assert sorted(item.name for item in again.pending) == ["a.py", "gone.py"]
 
@@ -569,13 +617,13 @@ def test_a_file_that_vanishes_before_it_is_read_comes_back_with_the_next_scan(
     project: Path, tmp_path: Path
 ) -> None:
     write(project, {"a.py": "1", "gone.py": "2"})
-    walk = Walk(str(project), IgnoreRules(str(project)), (), Limits())
+    walk = Walk(str(project), IgnoreRules(str(project)), (), Options())
     walk.run()
     (project / "gone.py").unlink()
     scanning.read_all(walk)
     assert [file.name for file in walk.folders[0].files] == ["a.py"]
     write(project, {"gone.py": "2"})
-    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Limits())
+    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
     again.run()
     scanning.read_all(again)
     assert sorted(file.name for file in again.folders[0].files) == ["a.py", "gone.py"]

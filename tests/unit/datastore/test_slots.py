@@ -417,7 +417,7 @@ def _meddle(root: Path, chance: random.Random) -> None:
         return
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_slot_is_what_the_tree_says_whatever_happened_to_it(seed: int) -> None:
     chance, blobs = random.Random(seed), Blobs()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +148,36 @@ def test_a_stream_that_wants_too_much_memory_is_refused(there: BlobStore) -> Non
     with pytest.raises(ProtocolError, match="decompressed"):
         receiver.feed(greedy)
     receiver.close()
+
+
+def test_a_stream_may_bring_as_much_as_its_limit_says_and_no_more(
+    here: BlobStore, there: BlobStore
+) -> None:
+    digests = put(here, b"a" * 100, b"b" * 50)
+    stream = b"".join(compressed(digests, here.stream))
+    receiver = Receiver(there, limit_bytes=150, limit_blobs=2)
+    receiver.feed(stream)
+    assert receiver.finish() == digests
+    for most in ({"limit_bytes": 149, "limit_blobs": 2}, {"limit_bytes": 150, "limit_blobs": 1}):
+        receiver = Receiver(there, **most)
+        with pytest.raises(ProtocolError, match="too much"):
+            receiver.feed(stream)
+        receiver.close()
+
+
+def test_a_stream_comes_in_pieces_of_bounded_size(here: BlobStore) -> None:
+    digests = put(here, *(os.urandom(700_000) for _ in range(4)))
+    pieces = list(compressed(digests, here.stream))
+    assert len(pieces) > 4
+    assert max(map(len, pieces)) < 2 << 20
+
+
+def test_nothing_stays_of_a_receiver_that_is_done(here: BlobStore, there: BlobStore) -> None:
+    receiver = Receiver(there)
+    for piece in compressed(put(here, b"once"), here.stream):
+        receiver.feed(piece)
+    receiver.finish()
+    receiver.close()
+    gone = weakref.ref(receiver)
+    del receiver
+    assert gone() is None

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetorch.datastore import trees
-from kubetorch.datastore.blobs import digest_of
+from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.slots import CodeSlots
 from kubetorch.datastore.trees import Entry, build, decode
-from kubetorch.errors import DataStoreError
+from kubetorch.errors import DataStoreError, ProjectTooLargeError
 
 EMPTY = digest_of(b"")
 
@@ -196,8 +196,28 @@ def test_a_tree_of_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) 
         def __len__(self) -> int:
             return trees.ENTRY_LIMIT + 1
 
-    with pytest.raises(DataStoreError, match="1000001 entries"):
+    with pytest.raises(ProjectTooLargeError, match="100,001 files"):
         trees.check(Endless())
+
+
+def test_a_tree_that_claims_too_much_is_refused_before_it_is_decoded() -> None:
+    for head in (b"\xdd\x00\x01\x86\xa1", b"\xdd\xff\xff\xff\xff"):
+        with pytest.raises(ProjectTooLargeError, match="files; 100,000 are allowed"):
+            decode(head)
+    with pytest.raises(ProjectTooLargeError, match="files of 536,870,913 bytes"):
+        build([Entry("a", "file", 512 * 1024**2 + 1, EMPTY)])
+
+
+def test_a_tree_of_long_paths_is_refused_by_its_size(tmp_path: Path) -> None:
+    store, data = BlobStore(tmp_path), bytes(trees.ENCODED_LIMIT + 1)
+    store.put(digest_of(data), data)
+    with pytest.raises(ProjectTooLargeError, match="a list of files of 16,777,217 bytes"):
+        trees.read(store, digest_of(data))
+
+
+def test_a_file_that_is_a_folder_too_is_found_among_names_that_sort_between() -> None:
+    with pytest.raises(DataStoreError, match="'a/b' is a file or link, and a folder"):
+        build([file("a/b"), file("a/b!c"), file("a/b-d"), file("a/b/e")])
 
 
 # ------------------------------------------------------------------------------------ properties
@@ -221,7 +241,7 @@ _ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(_ENTRIES, max_size=6))
 def test_what_is_accepted_stays_in_the_folder_that_it_is_written_to(entries: list[Entry]) -> None:
     try:
@@ -241,7 +261,7 @@ def test_what_is_accepted_stays_in_the_folder_that_it_is_written_to(entries: lis
             assert inner == root or inner.startswith(f"{root}/")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_encoding_is_a_data_store_error_or_another_tree(data: st.DataObject) -> None:
     tree = build([file("a/b.py"), file("a/c.py", mode="executable"), link("l", "a")])
@@ -257,11 +277,11 @@ def test_a_damaged_encoding_is_a_data_store_error_or_another_tree(data: st.DataO
     assert build(found.entries).digest == digest_of(bytes(damaged))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_is_a_data_store_error(garbage: bytes) -> None:
     try:
         decode(garbage)
-    except DataStoreError:
+    except (DataStoreError, ProjectTooLargeError):
         return
     assert garbage == build([]).encoded

@@ -9,7 +9,7 @@ import pytest
 
 from kubetorch.errors import KubernetesCredentialsError
 from kubetorch.k8s import kubeconfig
-from kubetorch.k8s.access import Impersonation, Pem
+from kubetorch.k8s.kubeconfig import Impersonation, Pem
 
 HOME = Path("/home/u")
 FIRST = """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kubetorch.errors import KubernetesCredentialsError
-from kubetorch.k8s import plugins
-from kubetorch.k8s.access import Cluster, Pem, Plugin
+from kubetorch.k8s import credentials
+from kubetorch.k8s.kubeconfig import Cluster, Pem, Plugin
 
 V1 = "client.authentication.k8s.io/v1"
 PLUGIN = Plugin("login", api_version=V1)
@@ -25,13 +25,13 @@ def printed(**changes: Any) -> bytes:
 
 
 def test_a_plugin_is_told_about_the_cluster_only_if_it_wants_to_be() -> None:
-    assert plugins.request(PLUGIN, CLUSTER, interactive=False) == {
+    assert credentials.request(PLUGIN, CLUSTER, interactive=False) == {
         "apiVersion": V1,
         "kind": "ExecCredential",
         "spec": {"interactive": False},
     }
     wanting = Plugin("login", api_version=V1, wants_cluster=True)
-    assert plugins.request(wanting, CLUSTER, interactive=True)["spec"] == {
+    assert credentials.request(wanting, CLUSTER, interactive=True)["spec"] == {
         "interactive": True,
         "cluster": {
             "server": "https://a",
@@ -44,14 +44,14 @@ def test_a_plugin_is_told_about_the_cluster_only_if_it_wants_to_be() -> None:
 
 
 def test_a_token_or_a_certificate_is_taken() -> None:
-    assert plugins.parse(PLUGIN, printed()) == plugins.Credential("t")
+    assert credentials.parse(PLUGIN, printed()) == credentials.Credential("t")
     status = {
         "clientCertificateData": "C",
         "clientKeyData": "K",
         "expirationTimestamp": "1970-01-01T00:01:00Z",
     }
-    found = plugins.parse(PLUGIN, printed(status=status))
-    assert found == plugins.Credential(None, Pem(data=b"C"), Pem(data=b"K"), 60.0)
+    found = credentials.parse(PLUGIN, printed(status=status))
+    assert found == credentials.Credential(None, Pem(data=b"C"), Pem(data=b"K"), 60.0)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_token_or_a_certificate_is_taken() -> None:
 )
 def test_anything_else_is_refused(output: bytes) -> None:
     with pytest.raises(KubernetesCredentialsError, match="login printed no credential"):
-        plugins.parse(PLUGIN, output)
+        credentials.parse(PLUGIN, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetorch.k8s.proxies import proxy_for
+from kubetorch.k8s.credentials import proxy_for
 
 PROXY = "http://proxy:3128"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kubetorch.k8s import discovery
+from kubetorch.k8s import client
 from kubetorch.k8s.resources import PODS, Resource, Selection
 
 NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
@@ -40,7 +40,7 @@ def test_discovery_takes_kinds_and_leaves_their_parts_out() -> None:
             {"name": "deployments", "kind": "Deployment", "namespaced": True},
         ]
     }
-    assert discovery.parse("apps/v1", document) == {"Deployment": DEPLOYMENTS}
+    assert client.parse("apps/v1", document) == {"Deployment": DEPLOYMENTS}
 
 
 def test_discovery_asks_once_until_it_is_told_to_forget() -> None:
@@ -51,7 +51,7 @@ def test_discovery_asks_once_until_it_is_told_to_forget() -> None:
         return {"resources": [{"name": "nodes", "kind": "Node", "namespaced": False}]}
 
     async def scenario() -> None:
-        known = discovery.Discovery(fetch)
+        known = client.Discovery(fetch)
         for _ in range(2):
             assert await known.find("v1", "Node") == NODES
         assert asked == ["/api/v1"]

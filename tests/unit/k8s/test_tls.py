@@ -10,8 +10,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from kubetorch.errors import KubernetesCredentialsError
-from kubetorch.k8s import tls
-from kubetorch.k8s.access import ABSENT, Cluster, Pem
+from kubetorch.k8s import credentials
+from kubetorch.k8s.kubeconfig import ABSENT, Cluster, Pem
 
 CA = trustme.CA()
 CA_PEM = CA.cert_pem.bytes()
@@ -26,7 +26,7 @@ ENCRYPTED = serialization.load_pem_private_key(KEY, None).private_bytes(
 
 
 def test_a_named_authority_is_the_only_one_that_is_trusted() -> None:
-    made = tls.context(Cluster("https://a", authority=Pem(data=CA_PEM)), ABSENT, ABSENT)
+    made = credentials.tls_context(Cluster("https://a", authority=Pem(data=CA_PEM)), ABSENT, ABSENT)
     assert len(made.get_ca_certs()) == 1
     assert made.verify_mode is ssl.CERT_REQUIRED
     assert made.check_hostname
@@ -34,15 +34,15 @@ def test_a_named_authority_is_the_only_one_that_is_trusted() -> None:
 
 
 def test_an_insecure_cluster_is_not_checked() -> None:
-    made = tls.context(Cluster("https://a", is_insecure=True), ABSENT, ABSENT)
+    made = credentials.tls_context(Cluster("https://a", is_insecure=True), ABSENT, ABSENT)
     assert made.verify_mode is ssl.CERT_NONE
 
 
 def test_a_client_certificate_leaves_no_file_behind(tmp_path: Path) -> None:
-    (tmp_path / "tls.crt").write_bytes(CERTIFICATE)
+    (tmp_path / "credentials.crt").write_bytes(CERTIFICATE)
     cluster = Cluster("https://a", authority=Pem(data=CA_PEM))
     before = _temporary_files()
-    tls.context(cluster, Pem(path=tmp_path / "tls.crt"), Pem(data=KEY))
+    credentials.tls_context(cluster, Pem(path=tmp_path / "credentials.crt"), Pem(data=KEY))
     assert _temporary_files() == before
 
 
@@ -58,28 +58,30 @@ def _temporary_files() -> set[str]:
         (Pem(data=b"nonsense"), Pem(data=KEY)),
         (Pem(data=CERTIFICATE), Pem(data=CA.issue_cert("x").private_key_pem.bytes())),
         (Pem(data=CERTIFICATE), Pem(data=ENCRYPTED)),
-        (Pem(path=Path("/nowhere/tls.crt")), Pem(data=KEY)),
+        (Pem(path=Path("/nowhere/credentials.crt")), Pem(data=KEY)),
     ],
 )
 def test_what_cannot_be_used_is_named(certificate: Pem, key: Pem) -> None:
     cluster = Cluster("https://a", authority=Pem(data=CA_PEM))
     with pytest.raises(KubernetesCredentialsError, match="client certificate"):
-        tls.context(cluster, certificate, key)
+        credentials.tls_context(cluster, certificate, key)
 
 
 def test_an_authority_that_is_none_is_named() -> None:
     with pytest.raises(KubernetesCredentialsError, match="certificate authority /nowhere"):
-        tls.context(Cluster("https://a", authority=Pem(path=Path("/nowhere"))), ABSENT, ABSENT)
+        credentials.tls_context(
+            Cluster("https://a", authority=Pem(path=Path("/nowhere"))), ABSENT, ABSENT
+        )
     with pytest.raises(KubernetesCredentialsError, match="certificate authority cannot be used"):
-        tls.context(Cluster("https://a", authority=Pem(data=b"x")), ABSENT, ABSENT)
+        credentials.tls_context(Cluster("https://a", authority=Pem(data=b"x")), ABSENT, ABSENT)
 
 
 def test_the_signature_changes_with_the_content(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
-    assert tls.signature(Pem(path=file)) == (None,)
+    assert credentials.pem_signature(Pem(path=file)) == (None,)
     file.write_bytes(b"one")
-    first = tls.signature(Pem(path=file), Pem(data=b"d"))
-    assert tls.signature(Pem(path=file), Pem(data=b"d")) == first
+    first = credentials.pem_signature(Pem(path=file), Pem(data=b"d"))
+    assert credentials.pem_signature(Pem(path=file), Pem(data=b"d")) == first
     file.write_bytes(b"other")
-    assert tls.signature(Pem(path=file), Pem(data=b"d")) != first
-    assert tls.signature(Pem(path=file), Pem(data=b"e")) != first
+    assert credentials.pem_signature(Pem(path=file), Pem(data=b"d")) != first
+    assert credentials.pem_signature(Pem(path=file), Pem(data=b"e")) != first

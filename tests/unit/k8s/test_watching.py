@@ -9,7 +9,7 @@ import pytest
 
 from kubetorch.errors import KubernetesError, KubernetesRequestError, KubernetesUnavailableError
 from kubetorch.k8s.failures import Action
-from kubetorch.k8s.watching import LONGEST_PAUSE, ListAll, WatchFrom, WatchState
+from kubetorch.k8s.watching import LONGEST_PAUSE, WatchState
 
 Object = dict[str, Any]
 
@@ -42,10 +42,10 @@ def gone(code: int = 410, reason: str = "Expired", **details: Any) -> Object:
 
 def test_it_lists_then_watches_from_there() -> None:
     machine = state()
-    assert machine.step == ListAll()
+    assert machine.version == ""
     assert not machine.is_listed
     assert listed(machine, 5, pod("a", 3)) == [("added", "a")]
-    assert machine.step == WatchFrom("5")
+    assert machine.version == "5"
     assert machine.is_listed
 
 
@@ -54,17 +54,17 @@ def test_events_change_what_is_known_and_move_the_moment() -> None:
     listed(machine, 5)
     assert told(machine, "ADDED", pod("a", 6)) == [("added", "a")]
     assert told(machine, "MODIFIED", pod("a", 7)) == [("modified", "a")]
-    assert machine.step == WatchFrom("7")
+    assert machine.version == "7"
     assert told(machine, "DELETED", pod("a", 8)) == [("deleted", "a")]
     assert machine.objects == {}
-    assert machine.step == WatchFrom("8")
+    assert machine.version == "8"
 
 
 def test_a_bookmark_moves_the_moment_only() -> None:
     machine = state()
     listed(machine, 5, pod("a", 3))
     assert machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "90"}})) == []
-    assert machine.step == WatchFrom("90")
+    assert machine.version == "90"
     assert len(machine.objects) == 1
 
 
@@ -96,7 +96,7 @@ def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
     with pytest.raises(KubernetesRequestError) as caught:
         machine.told(event("ERROR", status))
     machine.failed(caught.value, 60.0)
-    assert machine.step == ListAll()
+    assert machine.version == ""
     assert machine.pause < 1
     found = listed(machine, 50, pod("a", 3), pod("b", 40), pod("d", 41))
     assert found == [("modified", "b"), ("added", "d"), ("deleted", "c")]
@@ -110,27 +110,27 @@ def test_a_moment_that_never_was_is_listed_anew() -> None:
     with pytest.raises(KubernetesRequestError) as caught:
         machine.told(event("ERROR", gone(504, "Timeout", causes=causes)))
     machine.failed(caught.value)
-    assert machine.step == ListAll()
+    assert machine.version == ""
 
 
 def test_a_watch_that_never_said_anything_is_followed_by_a_list() -> None:
     machine = state()
     listed(machine, 500)
     machine.ended(240.0)
-    assert machine.step == ListAll()
+    assert machine.version == ""
     listed(machine, 7)
     machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}))
     machine.ended(240.0)
-    assert machine.step == WatchFrom("7")
+    assert machine.version == "7"
     machine.ended(10.0)
-    assert machine.step == WatchFrom("7"), "too short to be suspicious"
+    assert machine.version == "7", "too short to be suspicious"
 
 
 def test_a_broken_watch_goes_on_where_it_was() -> None:
     machine = state()
     listed(machine, 5)
     machine.failed(KubernetesUnavailableError("cut"), 60.0)
-    assert machine.step == WatchFrom("5")
+    assert machine.version == "5"
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_a_server_that_names_a_time_is_given_it() -> None:
     error.status_code, error.retry_after = 429, 9.0
     machine.failed(error)
     assert machine.pause == 9.0
-    assert machine.step == ListAll()
+    assert machine.version == ""

@@ -30,7 +30,7 @@ def send(lending: Lending, mappings: Mappings, stored: Memory) -> tuple[int, mem
     number, descriptor = lending.lend(stored)
     stored.release()
     duplicate = None if descriptor is None else os.dup(descriptor)
-    return number, mappings.open(number, size, duplicate)
+    return number, mappings.open(number, size, duplicate, is_private=stored.is_shared)
 
 
 def give_back(lending: Lending, mappings: Mappings) -> list[int]:
@@ -150,3 +150,31 @@ def test_written_pieces_lie_where_they_were_put(size: int) -> None:
         assert stored.view[size - 1 : size] == (b"a" if size == 1 else b"z")
         assert stored.view[:1] == b"a"
         stored.release()
+
+
+def test_of_shared_memory_each_process_sees_only_its_own_changes() -> None:
+    stored = filled(MB, 1)
+    file = stored.file
+    ends = [(Lending(), Mappings()) for _ in range(2)]
+    loans = [stored.share() for _ in ends]
+    views = [
+        send(lending, mappings, loan)[1]
+        for (lending, mappings), loan in zip(ends, loans, strict=True)
+    ]
+    stored.release()
+    views[0][:3] = b"abc"
+    assert bytes(views[1][:3]) == b"\1\1\1"
+    others = []
+    while views:  # until all are gone the file is not used again
+        others.append(memory.allocate(MB))
+        assert others[-1].file is not file
+        views.pop()
+        gc.collect()
+        for lending, mappings in ends:
+            give_back(lending, mappings)
+    again = memory.allocate(MB)
+    assert again.file is file
+    again.write(0, b"x" * MB)
+    loan = again.share()
+    _, seen = send(*ends[0], loan)
+    assert bytes(seen[:3]) == b"xxx"

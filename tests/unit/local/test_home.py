@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.errors import ConfigError
-from kubetorch.lib import identity
+from kubetorch.lib import processes
 from kubetorch.local.home import LOG_LIMIT, Home, Running
 
 
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made_names_the_way_out(tmp_path: Path) -> None:
 
 
 def test_a_service_is_running_while_its_process_lives(home: Home) -> None:
-    own = Running(os.getpid(), identity.start_time(os.getpid()) or "", 1.0, "http://h:1", "0")
+    own = Running(os.getpid(), processes.start_time(os.getpid()) or "", 1.0, "http://h:1", "0")
     home.write_running(own)
     assert home.running() == own
     assert home.controller_url.read_text() == "http://h:1"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import agent, deployment, labels, reading
+from kubetorch.manifests import agent, labels, parameters, rendering
 from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.compute import ComputeSpec, freeze
 from kubetorch.specs.distribution import DistributionSpec
-from kubetorch.specs.frozen import freeze
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
+from unit.manifests.users import manifests
 
 RUNTIME = Runtime(
     image="registry/kubetorch:1",
@@ -26,7 +28,7 @@ RUNTIME = Runtime(
 
 def equipped(compute: ComputeSpec, runtime: Runtime = RUNTIME) -> tuple[dict, str]:
     spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), compute)
-    manifest = deployment.of_workload(spec)
+    manifest = rendering.of_workload(spec)
     return manifest, agent.equip(manifest, workload="train", runtime=runtime)
 
 
@@ -78,7 +80,7 @@ def test_the_agent_learns_who_it_is_and_gets_a_token_for_its_controller_alone():
 def test_pods_are_told_no_working_directory_that_is_to_be_that_of_their_image():
     for compute, told in ((ComputeSpec(), None), (ComputeSpec(working_dir="/app"), "/app")):
         spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), compute)
-        manifest = deployment.of_workload(spec)
+        manifest = rendering.of_workload(spec)
         agent.equip(manifest, workload="train", runtime=RUNTIME, working_dir=None)
         [container] = manifest["spec"]["template"]["spec"]["containers"]
         assert variables(container).get("KT_POD_WORKING_DIR") == told
@@ -146,7 +148,7 @@ def test_a_train_job_gets_its_agent_by_a_runtime_of_its_own():
     }
     before = copy.deepcopy(base)
 
-    manifest, digest = equipped(reading.declared(job))
+    manifest, digest = equipped(parameters.read_manifest(job))
     runtime = agent.beside(manifest, base, runtime=RUNTIME)
 
     (override,) = manifest["spec"]["podSpecOverrides"]
@@ -183,3 +185,52 @@ def test_pods_of_a_ray_cluster_start_ray_beside_the_agent():
         assert (bash, option) == ("/bin/bash", "-c")
         assert '"$KUBERAY_GEN_RAY_START_CMD" &' in line
         assert line.endswith("exec /kubetorch/bin/kt-agent")
+
+
+def queued(workers: int | None, queue: str | None = "gold", **more: Any) -> Any:
+    distribution = None if workers is None else DistributionSpec("pytorch", workers=workers)
+    compute = ComputeSpec(queue_name=queue, distribution=distribution, **more)
+    manifest, digest = equipped(compute)
+    return manifest, digest, manifest["spec"]["template"]["metadata"]
+
+
+def test_kueue_admits_the_pods_of_a_distributed_deployment_together():
+    manifest, digest, pods = queued(4)
+    assert labels.KUEUE not in manifest["metadata"]["labels"], "it would take each pod alone"
+    assert pods["labels"][labels.KUEUE] == "gold"
+    assert pods["labels"][labels.KUEUE_GROUP] == f"train-{digest}"
+    assert pods["annotations"][labels.KUEUE_GROUP_COUNT] == "4"
+    assert manifest["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_another_number_of_workers_is_another_group():
+    groups = {queued(workers)[2]["labels"][labels.KUEUE_GROUP] for workers in (2, 4)}
+    assert len(groups) == 2
+
+
+def test_pods_are_one_group_only_where_a_call_needs_all_of_them():
+    manifest, _, pods = queued(None, replicas=4)
+    assert manifest["metadata"]["labels"][labels.KUEUE] == pods["labels"][labels.KUEUE] == "gold"
+    assert labels.KUEUE_GROUP not in pods["labels"]
+    _, _, pods = queued(4, queue=None)
+    assert labels.KUEUE_GROUP not in pods["labels"]
+    assert labels.KUEUE_GROUP_COUNT not in pods["annotations"]
+
+
+def test_the_queue_of_a_group_is_read_again_and_the_name_of_a_group_is_a_label():
+    manifest, *_ = queued(2)
+    assert parameters.read_compute(manifest).queue_name == "gold"
+    compute = ComputeSpec(queue_name="gold", distribution=DistributionSpec(workers=2))
+    long = rendering.render(compute, namespace="team", name="t" * 63)
+    digest = agent.equip(long, workload="t" * 63, runtime=RUNTIME)
+    group = long["spec"]["template"]["metadata"]["labels"][labels.KUEUE_GROUP]
+    assert len(group) == 63
+    assert group.endswith(f"-{digest}")
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "RayCluster", "Deployment"])
+def test_the_first_pod_of_ranks_is_ready_before_the_others_that_wait_for_it(kind):
+    manifest, _ = equipped(parameters.read_manifest(manifests()[kind]))
+    container = WorkloadManifest.parse(manifest).primary.container
+    asked = "/health/serving" if kind == "Deployment" else "/health"
+    assert container["readinessProbe"]["httpGet"]["path"] == asked

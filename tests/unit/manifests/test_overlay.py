@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from kubetorch.manifests import overlay, rendering
-from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.place import named
-from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.frozen import freeze
+from kubetorch.manifests import rendering
+from kubetorch.manifests.kinds import Manifest, named
+from kubetorch.specs.compute import ComputeSpec, freeze
 from unit.specs.strategies import OBJECTS
 
 
@@ -27,20 +25,20 @@ def pods(**spec: Any) -> Manifest:
 
 @given(OBJECTS, OBJECTS)
 def test_merging_again_changes_nothing(under: Manifest, over: Manifest) -> None:
-    once = overlay.merge(under, over)
-    assert overlay.merge(once, over) == once
+    once = rendering.merge_manifests(under, over)
+    assert rendering.merge_manifests(once, over) == once
 
 
 @given(OBJECTS, OBJECTS)
 def test_merging_changes_neither_of_the_two(under: Manifest, over: Manifest) -> None:
     before = copy.deepcopy((under, over))
-    overlay.merge(under, over)
+    rendering.merge_manifests(under, over)
     assert (under, over) == before
 
 
 @given(OBJECTS, OBJECTS)
 def test_what_is_laid_over_holds_and_the_rest_stays(under: Manifest, over: Manifest) -> None:
-    merged = overlay.merge(under, over)
+    merged = rendering.merge_manifests(under, over)
     assert set(merged) == {*under, *over}
     for key, value in merged.items():
         if key not in over:
@@ -51,9 +49,9 @@ def test_what_is_laid_over_holds_and_the_rest_stays(under: Manifest, over: Manif
 
 @given(OBJECTS)
 def test_merging_with_nothing_or_with_itself_changes_nothing(manifest: Manifest) -> None:
-    assert overlay.merge(manifest, {}) == manifest
-    assert overlay.merge({}, manifest) == manifest
-    assert overlay.merge(manifest, manifest) == manifest
+    assert rendering.merge_manifests(manifest, {}) == manifest
+    assert rendering.merge_manifests({}, manifest) == manifest
+    assert rendering.merge_manifests(manifest, manifest) == manifest
 
 
 def test_a_list_replaces_the_list() -> None:

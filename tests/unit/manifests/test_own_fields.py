@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.manifests import reading, rendering
-from kubetorch.manifests.place import named
+from kubetorch.manifests import parameters, rendering
+from kubetorch.manifests.kinds import named
 from kubetorch.specs.compute import ComputeSpec
 from unit.manifests.users import Manifest, manifests
 from unit.specs.strategies import JSON, LABEL_NAMES, WORDS
@@ -46,7 +46,7 @@ def lost(user: Any, found: Any, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_a_manifest_has_is_there_afterwards(kind: str) -> None:
     manifest = manifests()[kind]
-    missing = list(lost(manifest, render(reading.declared(manifest))))
+    missing = list(lost(manifest, render(parameters.read_manifest(manifest))))
     renamed = [
         one for one in missing if one.endswith("containers.0.name: 'app' became 'kubetorch'")
     ]
@@ -70,7 +70,7 @@ def test_fields_that_nobody_knows_stay(
     manifest["spec"] |= spec
     manifest["metadata"]["labels"] |= labels
     before = copy.deepcopy(manifest)
-    rendered = render(reading.declared(manifest))
+    rendered = render(parameters.read_manifest(manifest))
     assert manifest == before
     assert {key: rendered[key] for key in top} == top
     assert {key: rendered["spec"][key] for key in spec} == spec
@@ -90,7 +90,7 @@ def test_labels_by_which_an_object_finds_its_pods_are_never_touched(labels: dict
     manifest = manifests()["Deployment"]
     manifest["spec"]["selector"] = {"matchLabels": labels}
     manifest["spec"]["template"]["metadata"]["labels"] = dict(labels)
-    rendered = render(reading.declared(manifest))
+    rendered = render(parameters.read_manifest(manifest))
     assert rendered["spec"]["selector"] == {"matchLabels": labels}
     assert rendered["spec"]["template"]["metadata"]["labels"].items() >= labels.items()
 
@@ -100,13 +100,13 @@ def test_labels_of_match_expressions_are_never_touched() -> None:
     wanted = {"key": "kubetorch.com/version", "operator": "In", "values": ["1"]}
     manifest["spec"]["selector"] = {"matchExpressions": [wanted]}
     manifest["spec"]["template"]["metadata"]["labels"] = {"kubetorch.com/version": "1"}
-    template = render(reading.declared(manifest))["spec"]["template"]
+    template = render(parameters.read_manifest(manifest))["spec"]["template"]
     assert template["metadata"]["labels"]["kubetorch.com/version"] == "1"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_agent_runs_instead_of_what_the_container_ran(kind: str) -> None:
-    rendered = render(reading.declared(manifests()[kind]))
+    rendered = render(parameters.read_manifest(manifests()[kind]))
     if kind == "TrainJob":
         container = rendered["spec"]["trainer"]
     else:
@@ -131,14 +131,14 @@ def test_the_container_of_our_name_is_the_agents() -> None:
     manifest = manifests()["Deployment"]
     containers = manifest["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "kubetorch", "image": "registry.example/agent:1"})
-    found = render(reading.declared(manifest))["spec"]["template"]["spec"]["containers"]
+    found = render(parameters.read_manifest(manifest))["spec"]["template"]["spec"]["containers"]
     assert [one["name"] for one in found] == ["app", "sidecar", "kubetorch"]
     assert found[0]["command"] == ["sleep"]
     assert found[2]["command"] == ["/bin/bash", "-c"]
 
 
 def test_a_port_of_the_users_own_is_not_the_agents() -> None:
-    rendered = render(reading.declared(manifests()["Deployment"]))
+    rendered = render(parameters.read_manifest(manifests()["Deployment"]))
     container = rendered["spec"]["template"]["spec"]["containers"][0]
     assert container["ports"] == [
         {"name": "web", "containerPort": 80},
@@ -150,7 +150,7 @@ def test_the_port_named_http1_is_the_agents() -> None:
     manifest = manifests()["Deployment"]
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["ports"] = [{"name": "http1", "containerPort": 9000}]
-    compute = reading.declared(manifest)
+    compute = parameters.read_manifest(manifest)
     container = render(compute)["spec"]["template"]["spec"]["containers"][0]
     assert compute.server_port == 9000
     assert container["ports"] == [{"name": "http1", "containerPort": 9000}]
@@ -162,7 +162,7 @@ def test_memory_that_the_user_mounted_is_not_mounted_twice() -> None:
     pod = manifest["spec"]["template"]["spec"]
     pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     pod["containers"][0]["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
-    compute = reading.declared(manifest)
+    compute = parameters.read_manifest(manifest)
     assert compute.shared_memory_limit == "1Gi"
     rendered = render(compute)["spec"]["template"]["spec"]
     assert named(rendered["volumes"], "dshm") is None
@@ -172,7 +172,7 @@ def test_a_users_own_rights_are_not_widened() -> None:
     manifest = manifests()["Deployment"]
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["securityContext"] = {"capabilities": {"drop": ["ALL"]}, "runAsUser": 1000}
-    rendered = render(reading.declared(manifest))
+    rendered = render(parameters.read_manifest(manifest))
     container = rendered["spec"]["template"]["spec"]["containers"][0]
     assert container["securityContext"] == {"capabilities": {"drop": ["ALL"]}, "runAsUser": 1000}
 
@@ -185,7 +185,7 @@ def test_a_pod_template_that_the_user_named_gets_a_command_and_nothing_else() ->
         "metadata": {"name": "mine"},
         "spec": {"tasks": [{"count": 2}, {"template": {"spec": spec}}]},
     }
-    compute = reading.declared(manifest, pod_template_path="spec.tasks.1.template")
+    compute = parameters.read_manifest(manifest, pod_template_path="spec.tasks.1.template")
     rendered = render(compute)["spec"]["tasks"][1]["template"]
     assert rendered["spec"] == {
         "containers": [
@@ -198,5 +198,5 @@ def test_a_pod_template_that_the_user_named_gets_a_command_and_nothing_else() ->
         ]
     }
     assert rendered["metadata"]["labels"]["kubetorch.com/service"] == "service"
-    same = reading.declared(manifest, pod_template_path=["spec", "tasks", 1, "template"])
+    same = parameters.read_manifest(manifest, pod_template_path=["spec", "tasks", 1, "template"])
     assert same == compute

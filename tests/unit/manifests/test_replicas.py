@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import deployment, kinds, reading, rendering, replicas
+from kubetorch.manifests import desired_pods, kinds, parameters, rendering, replicas
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -50,13 +51,13 @@ def render(compute: ComputeSpec) -> Manifest:
 
 
 def resized(kind: str, number: int, manifest: Manifest | None = None) -> Manifest:
-    declared = reading.declared(manifest or manifests()[kind])
+    declared = parameters.read_manifest(manifest or manifests()[kind])
     return render(replace(declared, replicas=number))
 
 
 @pytest.mark.parametrize("kind", sorted(manifests()))
 def test_the_number_of_pods_is_read(kind: str) -> None:
-    assert reading.declared(manifests()[kind]).replicas == PRESENT.get(kind, 1)
+    assert parameters.read_manifest(manifests()[kind]).replicas == PRESENT.get(kind, 1)
 
 
 @pytest.mark.parametrize("kind", sorted(WHERE | WORKERS))
@@ -64,7 +65,7 @@ def test_another_number_of_pods_is_written_where_the_kind_has_it(kind: str) -> N
     rendered = resized(kind, 5)
     path = tuple((WHERE | WORKERS)[kind].split("."))
     assert kinds.get(rendered, path) == (4 if kind in WORKERS else 5)
-    assert reading.compute(rendered).replicas == 5
+    assert parameters.read_compute(rendered).replicas == 5
 
 
 def test_the_pods_that_run_at_one_time_are_those_that_a_kind_starts() -> None:
@@ -75,10 +76,10 @@ def test_the_pods_that_run_at_one_time_are_those_that_a_kind_starts() -> None:
     jobs = manifests()["JobSet"]
     jobs["spec"]["replicatedJobs"][0]["replicas"] = 2
     jobs["spec"]["replicatedJobs"][0]["template"]["spec"] |= short
-    assert replicas.running(jobs, kinds.KINDS["JobSet", "jobset.x-k8s.io"]) == 6
+    assert replicas.running(WorkloadManifest.parse(jobs)) == 6
     rays = manifests()["RayCluster"]
     rays["spec"]["workerGroupSpecs"][0] |= {"replicas": 5, "maxReplicas": 3}
-    assert replicas.running(rays, kinds.KINDS["RayCluster", "ray.io"]) == 4
+    assert replicas.running(WorkloadManifest.parse(rays)) == 4
 
 
 @pytest.mark.parametrize("kind", sorted(manifests()))
@@ -91,7 +92,7 @@ def running(kind: str, *, spec: Manifest | None = None) -> int:
     manifest["spec"] |= spec or {}
     row = kinds.find(manifest)
     assert row is not None
-    return replicas.running(manifest, row)
+    return replicas.running(WorkloadManifest(manifest, row))
 
 
 @pytest.mark.parametrize("kind", FIXED)
@@ -128,7 +129,7 @@ def test_further_groups_of_a_ray_cluster_keep_their_pods() -> None:
     manifest = manifests()["RayCluster"]
     groups = manifest["spec"]["workerGroupSpecs"]
     groups.append({**groups[0], "groupName": "big", "replicas": 5})
-    assert reading.declared(manifest).replicas == 8
+    assert parameters.read_manifest(manifest).replicas == 8
     groups = resized("RayCluster", 12, manifest)["spec"]["workerGroupSpecs"]
     assert [(one["replicas"], one["maxReplicas"]) for one in groups] == [(6, 6), (5, 4)]
     with pytest.raises(SpecError, match="has 6 pods beside its first group of workers"):
@@ -139,7 +140,7 @@ def test_all_groups_of_a_ray_cluster_run_the_agent() -> None:
     manifest = manifests()["RayCluster"]
     groups = manifest["spec"]["workerGroupSpecs"]
     groups.append({**groups[0], "groupName": "big"})
-    for group in render(reading.declared(manifest))["spec"]["workerGroupSpecs"]:
+    for group in render(parameters.read_manifest(manifest))["spec"]["workerGroupSpecs"]:
         container = group["template"]["spec"]["containers"][0]
         assert container["args"] == ["exec python -m kubetorch.pod"]
         assert group["template"]["metadata"]["labels"]["kubetorch.com/service"] == "service"
@@ -149,7 +150,7 @@ def test_a_worker_keeps_what_it_has_of_its_own() -> None:
     manifest = manifests()["RayCluster"]
     worker = manifest["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     worker["resources"] = {"requests": {"cpu": "16"}}
-    declared = replace(reading.declared(manifest), memory="3Gi")
+    declared = replace(parameters.read_manifest(manifest), memory="3Gi")
     spec = render(declared)["spec"]
     head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
     worker = spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
@@ -161,7 +162,7 @@ def test_a_launcher_of_mpi_stays_as_it_is() -> None:
     manifest = manifests()["MPIJob"]
     specs = manifest["spec"]["mpiReplicaSpecs"]
     specs["Launcher"] = {"replicas": 1, "template": {"spec": {"containers": [{"name": "mpi"}]}}}
-    assert reading.declared(manifest).replicas == 1
+    assert parameters.read_manifest(manifest).replicas == 1
     rendered = resized("MPIJob", 4, manifest)["spec"]["mpiReplicaSpecs"]
     assert rendered["Launcher"] == specs["Launcher"]
     assert rendered["Worker"]["replicas"] == 4
@@ -170,7 +171,7 @@ def test_a_launcher_of_mpi_stays_as_it_is() -> None:
 def test_groups_of_equal_size_are_told_apart_from_their_size() -> None:
     manifest = manifests()["LeaderWorkerSet"]
     manifest["spec"]["replicas"] = 3
-    assert reading.declared(manifest).replicas == 6
+    assert parameters.read_manifest(manifest).replicas == 6
     rendered = resized("LeaderWorkerSet", 12, manifest)["spec"]
     assert (rendered["replicas"], rendered["leaderWorkerTemplate"]["size"]) == (3, 4)
     with pytest.raises(SpecError, match=r"replicas is 7; .* 3 groups of equal size"):
@@ -186,16 +187,18 @@ def test_an_indexed_job_ends_with_as_many_pods_as_run() -> None:
 def test_workers_of_distribute_are_the_pods() -> None:
     compute = ComputeSpec(replicas=2, distribution=DistributionSpec(workers=4))
     assert render(compute)["spec"]["replicas"] == 4
-    declared = reading.declared(manifests()["StatefulSet"])
+    declared = parameters.read_manifest(manifests()["StatefulSet"])
     changed = replace(declared, distribution=DistributionSpec(workers=4))
     assert render(changed)["spec"]["replicas"] == 4
 
 
 def test_several_pods_of_a_deployment_are_recreated_unless_it_says_otherwise() -> None:
     manifest = manifests()["Deployment"]
-    assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "Recreate"}
+    assert render(parameters.read_manifest(manifest))["spec"]["strategy"] == {"type": "Recreate"}
     manifest["spec"]["strategy"] = {"type": "RollingUpdate"}
-    assert render(reading.declared(manifest))["spec"]["strategy"] == {"type": "RollingUpdate"}
+    assert render(parameters.read_manifest(manifest))["spec"]["strategy"] == {
+        "type": "RollingUpdate"
+    }
 
 
 def test_an_autoscaled_service_asks_knative_for_nothing_that_it_refuses() -> None:
@@ -211,4 +214,20 @@ def test_what_is_no_number_of_pods_is_refused(replicas):
     names = {"name": "a", "namespace": "b"}
     manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": names, "spec": spec}
     with pytest.raises(SpecError, match=r"spec\.replicas is"):
-        deployment.read(manifest)
+        desired_pods.read(manifest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("Deployment", {"spec": {"replicas": 0}}),
+        ("Job", {"spec": {"parallelism": 0}}),
+        ("RayCluster", {"spec": {"suspend": True}}),
+        ("PyTorchJob", {"spec": {"runPolicy": {"suspend": True}}}),
+        ("JobSet", {"spec": {"suspend": True}}),
+        ("LeaderWorkerSet", {"spec": {"replicas": 0}}),
+        ("DaemonSet", {}),
+    ],
+)
+def test_an_object_can_be_without_pods_for_a_while(kind, changed):
+    assert replicas.none(WorkloadManifest.parse(manifests()[kind])) == changed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kubetorch.manifests import reading, rendering, services
+from kubetorch.manifests import parameters, rendering, services
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import autoscaling, distribution
 from kubetorch.specs.compute import ComputeSpec
@@ -21,11 +21,11 @@ def render(compute: ComputeSpec, name: str = "mine") -> list[Manifest]:
     found = None
     if not compute.is_selector_only:
         found = rendering.render(compute, namespace="ns", name=name)
-    return services.render(compute, found, namespace="ns", name=name)
+    return services.KubernetesServices(compute, found, namespace="ns", name=name).render()
 
 
 def user(kind: str, **settings: Any) -> ComputeSpec:
-    return replace(reading.declared(manifests()[kind]), **settings)
+    return replace(parameters.read_manifest(manifests()[kind]), **settings)
 
 
 def test_one_pod_is_called_by_the_name_of_its_service() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-from kubetorch.pod.calls.call import Call
-from kubetorch.pod.calls.calls import Calls
-from kubetorch.pod.workers.host import CallSink, OwnedPayload, Payload
-from kubetorch.pod.workers.lines import Line
+from kubetorch.pod.calls import Call, Calls
+from kubetorch.pod.results import Outcomes
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker import CallSink
+from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures
+from kubetorch.wire import exceptions
 from kubetorch.wire.calls import Outcome, Returned
-from kubetorch.wire.frames import Body, Open
+from kubetorch.wire.frames import Body, Open, Progress
+from kubetorch.wire.messages import CallReport
 
 
 def spec(name: str = "f", *, allowed: tuple[str, ...] = ("json",)) -> WorkloadSpec:
@@ -38,20 +42,23 @@ class FakeRunner:
     def __init__(self, *, pid: int = 10, generation: int = 1) -> None:
         self.pid = pid
         self.generation = generation
-        self.is_alive = True
+        self.takes_calls = True
         self.refuses: Exception | None = None
-        self.calls: dict[int, tuple[CallSink, dict[str, Any]]] = {}
+        self.calls: dict[int, tuple[CallSink, Open]] = {}
         self.payloads: dict[int, bytes] = {}
         self.cancelled: list[tuple[int, str, bool]] = []
         self.granted: list[tuple[int, int]] = []
 
-    def call(self, sink: CallSink, *, payload: Payload, **more: Any) -> int:
+    def takes(self, request: Open, opened: float) -> bool:
+        return self.takes_calls
+
+    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
         data = bytes(payload.view)
         payload.release()
         if self.refuses is not None:
             raise self.refuses
         number = len(self.calls) + 1
-        self.calls[number] = (sink, more)
+        self.calls[number] = (sink, request)
         self.payloads[number] = data
         return number
 
@@ -81,8 +88,11 @@ class FakeCaller:
     def on_log(self, line: Line) -> None:
         self.events.append(("log", line.text))
 
-    def on_progress(self, current: float, total: float | None, message: str | None) -> None:
-        self.events.append(("progress", current))
+    def on_replaced(self, notice: str, instance: str) -> None:
+        self.events.append(("replaced", notice, instance))
+
+    def on_progress(self, report: Progress) -> None:
+        self.events.append(("progress", report.current))
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
         self.events.append(("yield", bytes(payload.view)))
@@ -91,37 +101,41 @@ class FakeCaller:
         self.events.append(("result", bytes(result.payload), result.generation))
 
     def on_failure(self, failure: bytes) -> None:
-        self.events.append(("failure", failures.parse_json(failure)))
+        self.events.append(("failure", exceptions.parse_json(failure)))
 
     @property
-    def failure(self) -> failures.Failure:
+    def failure(self) -> exceptions.Failure:
         (kind, found), *rest = self.events[-1:]
         assert kind == "failure"
         assert not rest
-        assert isinstance(found, failures.Failure)
+        assert isinstance(found, exceptions.Failure)
         return found
 
 
-class FakeRecords:
-    """Keeps what is recorded."""
+class FakeResults:
+    """Keeps what becomes of spawned calls."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, tuple[str, Outcome]] = {}
 
-    def on_begin(self, call: Call) -> None:
-        self.begun.append(call.request.id)
+    def begin(self, report: CallReport) -> None:
+        self.begun.append(report.id)
 
-    def on_end(self, call: Call, outcome: Outcome) -> None:
-        self.ended[call.request.id] = outcome
+    def end(self, report: CallReport, outcome: Outcome) -> None:
+        self.ended[report.id] = (report.state, outcome)
+
+    def find(self, call_id: str) -> Outcome | None:
+        return self.ended[call_id][1] if call_id in self.ended else None
 
 
-def make_calls(records: FakeRecords | None = None) -> Calls:
+def make_calls(results: FakeResults | None = None) -> Calls:
     return Calls(
         pod_name="demo-0",
-        records=records or FakeRecords(),
+        results=results or FakeResults(),  # type: ignore[arg-type]
+        on_line=lambda line, generation: None,
+        outcomes=Outcomes(Path(gettempdir(), "kubetorch-outcomes"), lambda: 0.0),
         on_change=lambda: None,
-        clock=lambda: 0.0,
     )
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.pod import environment
-from kubetorch.specs.app import AppSpec
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
@@ -38,7 +37,7 @@ def spec(env_vars=(), runtime=None, **ref) -> WorkloadSpec:
 
 def test_a_worker_inherits_what_user_code_needs_to_deploy_and_nothing_of_the_agents_own():
     environ = {"PATH": "/bin", "KT_LOCAL_DIR": "/home/kt", **POD.write()}
-    env = environment.worker_env(environ, POD, spec())
+    env = environment.worker_environ(environ, POD, spec())
     assert env["PATH"] == "/bin"
     assert env["KT_LOCAL_DIR"] == "/home/kt"
     assert (env["KT_BACKEND"], env["KT_NAMESPACE"]) == ("local", "ns")
@@ -46,7 +45,7 @@ def test_a_worker_inherits_what_user_code_needs_to_deploy_and_nothing_of_the_age
 
 
 def test_a_worker_knows_who_it_is_whatever_the_user_declares():
-    env = environment.worker_env({}, POD, spec((("POD_NAME", "x"), ("KT_SERVICE", "y"))))
+    env = environment.worker_environ({}, POD, spec((("POD_NAME", "x"), ("KT_SERVICE", "y"))))
     assert (env["POD_NAME"], env["KT_SERVICE"], env["KT_LOG_LEVEL"]) == (
         "demo-0",
         "demo",
@@ -72,7 +71,7 @@ def test_names_are_expanded_and_unknown_ones_stay(value, expanded):
 
 
 def test_earlier_variables_are_visible_to_later_ones():
-    env = environment.worker_env({"P": "p"}, POD, spec((("A", "$P/a"), ("P", "$A:$P"))))
+    env = environment.worker_environ({"P": "p"}, POD, spec((("A", "$P/a"), ("P", "$A:$P"))))
     assert (env["A"], env["P"]) == ("p/a", "p/a:p")
 
 

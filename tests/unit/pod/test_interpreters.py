@@ -4,7 +4,7 @@ import pytest
 
 from kubetorch.lib import runtime
 from kubetorch.pod import environment
-from kubetorch.pod.interpreters import candidates
+from kubetorch.pod.environment import candidates
 
 
 @pytest.fixture
@@ -24,19 +24,25 @@ def make(tmp_path):
     return program
 
 
-def found(wanted="", own=None, **environ):
-    seen = candidates(wanted, {"PATH": "", **environ}, own)
-    return [path for path in seen if path.startswith(str(os.environ.get("TMPDIR", "/tmp")))]
+@pytest.fixture
+def found(tmp_path):
+    """The candidates among the programs that a test made."""
+
+    def look(wanted="", own=None, **environ):
+        seen = candidates(wanted, {"PATH": "", **environ}, own)
+        return [path for path in seen if path.startswith(str(tmp_path))]
+
+    return look
 
 
-def test_an_interpreter_is_looked_at_once_whatever_it_is_called(make, tmp_path):
+def test_an_interpreter_is_looked_at_once_whatever_it_is_called(make, found, tmp_path):
     make("usr/python3.11")
     first = make("usr/python3", "usr/python3.11")
     make("usr/python", "usr/python3")
     assert found(PATH=str(tmp_path / "usr")) == [first]
 
 
-def test_a_virtual_environment_is_another_one_than_what_it_was_made_from(make, tmp_path):
+def test_a_virtual_environment_is_another_one_than_what_it_was_made_from(make, found, tmp_path):
     base = make("usr/python3")
     inside = make("venv/bin/python", "usr/python3")
     make("venv/bin/python3", "usr/python3")
@@ -45,12 +51,12 @@ def test_a_virtual_environment_is_another_one_than_what_it_was_made_from(make, t
     assert found(PATH=path, VIRTUAL_ENV=str(tmp_path / "venv")) == [inside, base]
 
 
-def test_the_agents_own_goes_first_where_it_is_the_users(make, tmp_path):
+def test_the_agents_own_goes_first_where_it_is_the_users(make, found, tmp_path):
     own, other = make("own/python"), make("usr/python3")
     assert found(own=own, PATH=str(tmp_path / "usr")) == [own, other]
 
 
-def test_what_an_image_names_is_the_only_one(make, tmp_path):
+def test_what_an_image_names_is_the_only_one(make, found, tmp_path):
     make("usr/python3")
     one, two = make("there/python3"), make("there/python3.12")
     path = str(tmp_path / "usr")
@@ -59,14 +65,14 @@ def test_what_an_image_names_is_the_only_one(make, tmp_path):
     assert found(str(tmp_path / "nowhere"), PATH=path) == []
 
 
-def test_what_cannot_be_run_is_no_interpreter(make, tmp_path):
+def test_what_cannot_be_run_is_no_interpreter(make, found, tmp_path):
     make("usr/python3", mode=0o644)
     (tmp_path / "usr" / "python").mkdir()
     assert found(PATH=str(tmp_path / "usr")) == []
 
 
 def test_the_container_gets_back_what_was_put_aside():
-    given = environment.given({"KT_POD_KEPT_LD_PRELOAD": "/lib/x.so", "A": "1"})
+    given = environment.container_environ({"KT_POD_KEPT_LD_PRELOAD": "/lib/x.so", "A": "1"})
     assert given == {"LD_PRELOAD": "/lib/x.so", "A": "1"}
 
 

@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from kubetorch.errors import ConfigError
-from kubetorch.pod import joining
-from kubetorch.pod.joining import Options
+from kubetorch.pod import identity
+from kubetorch.pod.identity import Options
 from kubetorch.wire.podenv import PodEnv
 
 GIVEN = {"POD_NAMESPACE": "team", "POD_IP": "10.0.0.7", "KT_POD_TOKEN": "secret"}
@@ -14,7 +14,7 @@ TRAIN = Options("train")
 
 
 def pod(options: Options = TRAIN, **environ: str) -> PodEnv:
-    return PodEnv.read(joining.environ_of(options, {**GIVEN, **environ}))
+    return PodEnv.read(identity.environ_of(options, {**GIVEN, **environ}))
 
 
 def test_what_a_container_says_of_itself_is_found(tmp_path, monkeypatch):
@@ -53,8 +53,8 @@ def test_the_controller_is_where_it_is_installed():
 
 def test_what_is_missing_is_named_with_the_next_step():
     with pytest.raises(ConfigError, match="--workload NAME"):
-        joining.environ_of(Options(), GIVEN)
+        identity.environ_of(Options(), GIVEN)
     with pytest.raises(ConfigError, match=r"metadata\.namespace"):
-        joining.environ_of(Options("train"), {"KT_POD_TOKEN": "secret"})
+        identity.environ_of(Options("train"), {"KT_POD_TOKEN": "secret"})
     with pytest.raises(ConfigError, match="kubetorch-pod-token"):
-        joining.environ_of(Options("train"), {"POD_NAMESPACE": "team"})
+        identity.environ_of(Options("train"), {"POD_NAMESPACE": "team"})

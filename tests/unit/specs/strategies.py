@@ -7,9 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kubetorch.specs import autoscaling, distribution
-from kubetorch.specs.compute import ComputeSpec, Toleration
+from kubetorch.specs.compute import ComputeSpec, Toleration, freeze
 from kubetorch.specs.endpoint import Endpoint
-from kubetorch.specs.frozen import freeze
 from kubetorch.specs.image import (
     CopyStep,
     EnvStep,

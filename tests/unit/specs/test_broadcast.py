@@ -25,7 +25,7 @@ DEPLOYMENT = json.dumps({"apiVersion": "apps/v1", "kind": "Deployment"})
         (ComputeSpec(replicas=3, autoscaling=AutoscalingSpec()), None),
         (ComputeSpec(replicas=3, distribution=DistributionSpec("ray")), None),
         (ComputeSpec(distribution=DistributionSpec("monarch", workers=4)), None),
-        (ComputeSpec(distribution=DistributionSpec("spmd", workers=4)), 4),
+        (ComputeSpec(distribution=DistributionSpec("spmd", workers=4)), None),
         (ComputeSpec(distribution=DistributionSpec("pytorch", workers=1)), None),
         (ComputeSpec(replicas=2, selector=(("app", "mine"),)), None),
     ],

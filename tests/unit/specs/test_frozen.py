@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from kubetorch.errors import SpecError
-from kubetorch.specs.frozen import freeze, thaw
+from kubetorch.specs.compute import freeze, thaw
 from unit.specs.strategies import OBJECTS
 
 
@@ -33,6 +33,13 @@ def test_dates_become_text_again() -> None:
         "at": "2024-05-01T10:30:00Z",
         "on": "2024-05-01",
     }
+
+
+def test_a_time_is_that_of_utc_and_another_zone_is_converted() -> None:
+    naive = datetime.datetime(2024, 5, 1, 10, 30)
+    east = datetime.timezone(datetime.timedelta(hours=2))
+    found = thaw(freeze({"utc": naive, "east": naive.replace(tzinfo=east)}, parameter="x"))
+    assert found == {"utc": "2024-05-01T10:30:00Z", "east": "2024-05-01T08:30:00Z"}
 
 
 def test_what_json_cannot_carry_is_named_with_its_path() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetorch import errors
-from kubetorch.wire import calls, codecs, failures, frames
+from kubetorch.wire import calls, codecs, exceptions, frames
 
 
 def returned(codec: str, value: object, **more) -> calls.Returned:
@@ -38,7 +38,7 @@ def test_the_payload_of_a_packed_outcome_is_aligned():
 
 
 def test_a_failure_survives_packing_and_is_raised_as_its_own_class():
-    failure = failures.describe(KeyError("x"), pod_name="p-0")
+    failure = exceptions.describe(KeyError("x"), pod_name="p-0")
     again = calls.unpack_outcome(calls.pack_outcome(calls.Raised(failure)))
     with pytest.raises(KeyError) as caught:
         calls.value_of(again)
@@ -66,6 +66,18 @@ def test_any_bytes_of_an_error_frame_become_an_exception(data):
 def test_bytes_that_are_no_outcome_are_a_protocol_error(data):
     with pytest.raises(errors.ProtocolError):
         calls.unpack_outcome(data)
+
+
+def test_an_outcome_of_another_format_is_refused_though_it_is_whole():
+    blob = calls.pack_outcome(returned("json", {"a": [1, 2]}))
+    with pytest.raises(errors.ProtocolError, match="not a packed outcome"):
+        calls.unpack_outcome(bytes([blob[0] ^ 1]) + blob[1:])
+
+
+def test_an_outcome_whose_head_is_longer_than_itself_is_refused():
+    blob = calls.pack_outcome(returned("json", {"a": [1, 2]}))
+    with pytest.raises(errors.ProtocolError, match="not a packed outcome"):
+        calls.unpack_outcome(blob[:20])
 
 
 @given(st.integers(0, 200), st.integers(0, 255))

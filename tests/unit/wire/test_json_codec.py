@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import json
 from typing import Any
 
@@ -35,6 +37,30 @@ def test_what_json_cannot_carry_is_named_with_its_place() -> None:
         codecs.encode("json", {"b": {1, 2}})
     with pytest.raises(SerializationError, match=r"a key of type tuple at \$"):
         codecs.encode("json", {(1, 2): 3})
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [
+        ({1: "a", "1": "b"}, "1 and '1'"),
+        ({"args": [[{"x": ({"1": 0, Level.LOW: 1},)}]], "kwargs": {}}, "'1' and <Level.LOW: 1>"),
+        (collections.OrderedDict({"null": 1, None: 2}), "'null' and None"),
+        ([{True: 1, "true": 2}], "True and 'true'"),
+        ({"inner": {1.0: 1, "1.0": 2}}, "1.0 and '1.0'"),
+    ],
+)
+def test_two_keys_that_json_cannot_tell_apart_are_named(value: Any, keys: str) -> None:
+    with pytest.raises(SerializationError, match=f"the keys {keys} of one dictionary"):
+        codecs.encode("json", value)
+
+
+def test_keys_that_are_no_texts_are_carried_as_before() -> None:
+    (segment,) = codecs.encode("json", {1: {"2": 3}, "2": {1: 4}, None: [{1: 5}, {"1": 6}]})
+    assert bytes(segment) == b'{"1":{"2":3},"2":{"1":4},"null":[{"1":5},{"1":6}]}'
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:

@@ -49,3 +49,62 @@ def test_who_has_one_clock_need_not_say_when() -> None:
     with pytest.raises(UnauthorizedError, match="expired") as refused:
         check(token)
     assert "NTP" not in str(refused.value.hint)
+
+
+def inspect(headers, query=b"", **more):
+    pairs = [(name.encode(), value.encode()) for name, value in headers]
+    return tokens.inspect(pairs, query, is_ours=lambda token: token in ("good", "bad"), **more)
+
+
+EVERYWHERE = [
+    ("authorization", "Bearer {}"),
+    ("cookie", "a=1; kubetorch-app-x={}; b=2"),
+    ("x-kubetorch-token", "{}"),
+    ("accept", "*/*"),
+]
+
+
+def test_a_token_of_ours_is_taken_out_wherever_it_is() -> None:
+    headers = [(name, value.format("good")) for name, value in EVERYWHERE]
+    found = inspect(headers, b"x=1&kubetorch_token=good&y=2")
+    assert found.headers == [(b"cookie", b"a=1; b=2"), (b"accept", b"*/*")]
+    assert found.query == b"x=1&y=2"
+    assert found.query_token == "good"
+    assert found.tokens == ("good",) * 4
+
+
+def test_only_tokens_that_open_what_is_behind_are_passed_on() -> None:
+    is_passed = "good".__eq__
+    good, bad = (
+        inspect(
+            [(name, value.format(token)) for name, value in EVERYWHERE],
+            f"kubetorch_token={token}".encode(),
+            is_passed=is_passed,
+        )
+        for token in ("good", "bad")
+    )
+    assert len(good.headers) == len(EVERYWHERE)
+    assert good.query == b"kubetorch_token=good"
+    assert bad.headers == [(b"cookie", b"a=1; b=2"), (b"accept", b"*/*")]
+    assert bad.query == b""
+    mixed = inspect([("cookie", "kubetorch-app-a=bad; kubetorch-app-b=good")], is_passed=is_passed)
+    assert mixed.headers == [(b"cookie", b"kubetorch-app-b=good")]
+
+
+@pytest.mark.parametrize(
+    ("query", "rest"),
+    [
+        (b"kubetorch_token=good", b""),
+        (b"kubetorch_token=good&a=1", b"a=1"),
+        (b"a=1&kubetorch_token=good", b"a=1"),
+        (b"not_kubetorch_token=good", b"not_kubetorch_token=good"),
+    ],
+)
+def test_the_rest_of_the_query_stays(query: bytes, rest: bytes) -> None:
+    assert inspect([], query).query == rest
+
+
+def test_what_is_no_token_of_ours_is_the_apps_own() -> None:
+    found = inspect([("authorization", "Bearer other"), ("authorization", "Basic abc")])
+    assert len(found.headers) == 2
+    assert found.tokens == ()

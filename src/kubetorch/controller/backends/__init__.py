@@ -1,1 +1,1 @@
-"""Where pods run. `base` has the protocol; each other module is one backend."""
+"""Where pods run. `base` has the protocol; `process` and `kubernetes` are the two backends."""

@@ -1,22 +1,141 @@
-"""The seam between the controller and what runs pods."""
+"""The seams between the controller and what runs pods, and what keeps their secrets and volumes.
+
+Names are checked before they come here. On Kubernetes a secret is a Secret and a volume a
+PersistentVolumeClaim; `kubetorch.manifests.secrets` and `kubetorch.manifests.storage` say what the
+fields are there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from kubetorch.controller.backends.stores import Stores
+from kubetorch.errors import (
+    KubetorchError,
+    SecretConflictError,
+    SecretNotFound,
+    SpecError,
+    VolumeNotFoundError,
+)
+from kubetorch.lib.secret_bytes import SecretBytes
+from kubetorch.manifests.desired_pods import Attached, Mounted
+from kubetorch.specs import secret as specs
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Ending
+from kubetorch.wire.secrets import Outcome, PutSecret, SecretView, StoredSecret
+from kubetorch.wire.volumes import CreatedVolume, VolumeView
 
 Manifest = dict[str, Any]
+#: Why a pod was lost of which its backend knows nothing but that it is not there any more.
+DELETED = Ending(reason="Deleted", message="it is not there any more")
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
-
-#: Told of a workload (namespace, name) whose pods changed in any way.
+#: Notified of a workload (namespace, name) whose pods changed in any way.
 Listener = Callable[[str, str], None]
+
+
+class SecretStore(Protocol):
+    """Keeps secrets."""
+
+    async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
+        """Store values, in one step."""
+
+    async def get(self, namespace: str, object_name: str) -> SecretView | None:
+        """A secret without its values, if there is one of that name."""
+
+    async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
+        """The values of a secret."""
+
+    async def list(self, namespace: str | None) -> list[SecretView]:
+        """The secrets of a namespace, or of all; on Kubernetes those that Kubetorch made."""
+
+    async def delete(self, namespace: str, object_name: str) -> bool:
+        """Delete a secret; whether there was one."""
+
+
+class VolumeStore(Protocol):
+    """Keeps volumes."""
+
+    async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
+        """Make a volume; one that exists stays as it is."""
+
+    async def get(self, namespace: str, claim: str) -> VolumeView | None:
+        """A volume, if there is one of that name."""
+
+    async def list(self, namespace: str | None) -> list[VolumeView]:
+        """The volumes of a namespace, or of all; on Kubernetes those that Kubetorch made."""
+
+    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+        """Delete a volume and what is in it."""
+
+    async def storage_class(self, access_mode: str) -> str:
+        """The class of a volume for which nobody names one."""
+
+
+class Stores(NamedTuple):
+    """Both of a backend."""
+
+    secrets: SecretStore
+    volumes: VolumeStore
+
+
+def check_views(
+    namespace: str,
+    attached: Attached,
+    secrets: Mapping[str, SecretView | None],
+    volumes: Mapping[str, VolumeView | None],
+) -> None:
+    """Refuse what pods could not be given, of the secrets and volumes that are there."""
+    for name in attached.secrets:
+        if secrets[name] is None:
+            raise SecretNotFound(name, namespace)
+    needed = [(one.secret, one.key) for one in attached.variables if one.key and not one.optional]
+    needed += [
+        (one.secret, key) for one in attached.files if not one.optional for key, _ in one.items
+    ]
+    for name, key in needed:
+        view = secrets[name]
+        if view is not None and key not in view.keys:
+            raise SpecError(
+                f"the secret {name!r} in namespace {namespace!r} has no {key!r}; it has "
+                f"{', '.join(view.keys) or 'nothing'}"
+            )
+    for claim in attached.claims:
+        if volumes[claim.claim] is None:
+            raise missing_volume(namespace, claim.claim)
+
+
+def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
+    """The error for a volume that does not exist."""
+    return VolumeNotFoundError(
+        f"Volume {claim!r} does not exist in namespace {namespace!r}",
+        hint=f"kt volumes -n {namespace} lists those that are there; kt volumes create makes one",
+    )
+
+
+def decide_put(
+    namespace: str, put: PutSecret, there: dict[str, bytes] | None
+) -> tuple[Outcome, dict[str, bytes]]:
+    """What becomes of an upload to a secret with these values, and which it has then."""
+    outcome: Outcome = "created"
+    values = put.values
+    if there is None:
+        if put.collision == "merge":
+            raise SecretNotFound(put.draft.name, namespace)
+    else:
+        if put.collision == "merge":
+            values = {**there, **put.values}
+        if put.collision == "keep" or values == there:
+            return "unchanged", there
+        if put.collision == "same":
+            raise SecretConflictError(put.draft.name, namespace)
+        outcome = "merged" if put.collision == "merge" else "replaced"
+    specs.check_size(SecretBytes(values).size_bytes)
+    return outcome, values
 
 
 class PodStatus(msgspec.Struct, frozen=True):
@@ -30,7 +149,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         is_retiring: It was made from an older template, or is surplus, and ends soon.
         restarts: How often its agent was started again.
         reason: Why it does not run.
-        failure: Why it cannot run (`kubetorch.wire.failures`), once that is certain.
+        failure: Why it cannot run, once that is certain.
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
         is_down: Its agent has certainly ended, or never started: what a session of it says is old.
@@ -47,7 +166,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     is_retiring: bool = False
     restarts: int = 0
     reason: str = ""
-    failure: dict[str, Any] | None = None
+    failure: Failure | None = None
     pid: int | None = None
     started: float = 0.0
     is_down: bool = False
@@ -56,17 +175,36 @@ class PodStatus(msgspec.Struct, frozen=True):
     ending: Ending | None = None
     is_ours: bool = True
 
+    @property
+    def may_run_calls(self) -> bool:
+        return self.phase != "Failed"
+
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What keeps a workload from having its pods.
+    """The reason why a workload does not have its pods.
 
     Attributes:
         reason: As one sentence; empty when nothing does.
-        failure: Why it never will have them (`kubetorch.wire.failures`), once that is certain.
+        failure: Why it never will have them, once that is certain.
     """
 
     reason: str = ""
-    failure: dict[str, Any] | None = None
+    failure: Failure | None = None
+
+
+class PortsWanted(msgspec.Struct, frozen=True):
+    """Ports that the processes of a distributed service are to meet on.
+
+    Attributes:
+        first: The first of them.
+        is_declared: The user said which; else others will do.
+        count: How many, of how many processes `per_pod`.
+    """
+
+    first: int
+    is_declared: bool
+    count: int = 1
+    per_pod: int = 1
 
 
 class News(msgspec.Struct, frozen=True):
@@ -86,68 +224,47 @@ class News(msgspec.Struct, frozen=True):
 class Backend(Protocol):
     """Runs workloads as pods.
 
-    It is told what there should be and says what there is; it knows nothing of generations. Whoever
-    uses it calls `watch` and then `start` first.
+    A backend makes pods from specs and reports pods; it knows nothing of generations. Call `watch`
+    and then `start` first.
     """
 
     @property
     def name(self) -> str:
-        """What the `backend` setting calls it."""
+        """The value of the `backend` setting for this backend."""
 
     @property
     def stores(self) -> Stores:
-        """What keeps the secrets and volumes of its pods."""
+        """The stores of the secrets and volumes of its pods."""
 
     def watch(self, listener: Listener) -> None:
-        """Tell `listener` of every change from now on."""
+        """Notify `listener` of every change from now on."""
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
-        """Take up the pods that an earlier controller left.
-
-        Args:
-            specs: What there should be, of each workload the wanted one first, then those of which
-                there may be something if that was not applied; pods of anything else are ended.
-        """
+        """Take up the pods that an earlier controller left."""
 
     def check(self, spec: WorkloadSpec) -> None:
-        """Refuse what cannot run here, before anything of it is stored.
-
-        Raises:
-            KubetorchError: It cannot.
-        """
+        """Refuse what cannot run here, before anything of it is stored."""
 
     async def apply(self, spec: WorkloadSpec) -> None:
-        """Make the pods of a workload what its manifest says; returns before they run.
+        """Make the pods of a workload what its manifest says; returns before they run."""
 
-        Raises:
-            KubetorchError: The manifest cannot be applied.
-        """
+    async def release(self, namespace: str, name: str) -> None:
+        """Have a workload without pods, which hold what others wait for, until its next apply."""
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:
-        """End all pods of a workload; returns when nothing of them is left.
-
-        Args:
-            namespace: Namespace of the workload.
-            name: Its name.
-            grace: Seconds that their calls have to end.
-        """
+        """End all pods of a workload; returns when nothing of them is left."""
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
 
     def trouble(self, namespace: str, name: str) -> Trouble:
-        """What keeps a workload from having its pods, if anything does."""
+        """The reason why a workload does not have its pods, if there is one."""
 
     def news(self, namespace: str, name: str) -> list[News]:
-        """What happened to its pods since this was asked the last time, from its last apply on."""
+        """The events of its pods since the last call of this method, from its last apply on."""
 
     def expected(self, namespace: str, name: str) -> int | None:
-        """How many pods of its present template a workload should have, at the least.
-
-        Returns:
-            0 where a scaler has it without pods because nobody calls it; `None` while that is not
-            known yet.
-        """
+        """How many pods of its present template a workload should have, at the least."""
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end.
@@ -159,27 +276,35 @@ class Backend(Protocol):
         """A workload that does not exist yet will be applied in a moment."""
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        """What whoever deploys a manifest should be told at once, one sentence each."""
+        """Warnings about a manifest for the user who deploys it, one sentence each."""
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """What there is of a workload: this, or what was before if this could not be applied."""
+        """The spec that is applied: this one, or the earlier one if this could not be applied."""
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """Where all pods of a workload are called together; empty where each is called alone."""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        """What the backend cannot honour of a compute and its manifest, one sentence each."""
+        """The parts of a compute and its manifest that have no effect here, one sentence each."""
+
+    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+        """The secrets and volumes that a pod of a workload has, and that are not its user's own."""
+
+    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+        """Ports that are free where the pods of a workload run; its own until the next call.
+
+        Raises:
+            ResourceNotAvailableError: Somebody else has the declared one.
+        """
+
+    def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
+        """A workload has these already, since an earlier controller."""
+
+    def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
+        """End a pod that must not have what it has mounted; this error is why."""
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
-        """The last lines that a pod wrote, without its agent's help.
-
-        Returns:
-            Lines of its log (docs/design/logs.md), the oldest first; none where there are none.
-        """
+        """The last lines that a pod wrote, without its agent's help."""
 
     async def close(self, *, pods: bool) -> None:
-        """The controller stops.
-
-        Args:
-            pods: Whether the pods stop too, until `start`; else they go on.
-        """
+        """The controller stops."""

@@ -4,22 +4,34 @@
                                      ├──► SubjectAccessReview ──► yes, or 403
     route ──► need ──────────────────┘
 
-An answer is remembered for 10 s if it was yes, for 2 s if it was no, and never beyond the end of
-the token. Of a token only a hash is kept. Where the API server does not answer, nobody gets in.
+Where the API server does not answer, nobody gets in.
 
-Pods prove who they are by the token of their service account, which names the pod. Those that
-nobody gave one for us (`NamespacePods`) bring the token of their namespace instead.
+Pods prove who they are by the token of their service account, which names the pod. Pods to which
+Kubetorch gave no such token (`NamespacePods`) bring the token of their namespace instead, from the
+Secret `kubetorch-pod-token` of the namespace. The token opens sessions, and the blobs of the
+namespace, and only for pods of workloads that select pods by labels. Deleting the Secret makes the
+token void.
+
+The controller makes objects with its own rights, which are more than those of most users. Who may
+`create kubetorchworkloads` in a namespace may have pods there as Kubetorch renders them: its own
+kinds, its own service account, secrets and volumes that Kubetorch made. What goes beyond that is
+done only for users who could have made such an object themselves. A deploy that only selects pods
+makes none, but runs code in them and shows their logs, whoever made them and for whatever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from kubetorch._version import __version__
 from kubetorch.controller.access import (
+    Grant,
     NamespacePods,
     Need,
     PodIdentity,
@@ -27,99 +39,107 @@ from kubetorch.controller.access import (
     User,
     bearer,
 )
-from kubetorch.controller.backends.stores import Stores
-from kubetorch.controller.cluster import deputy
-from kubetorch.controller.cluster.answers import Answer, Answers
+from kubetorch.controller.backends.base import Stores
+from kubetorch.controller.backends.kubernetes.secrets import SECRETS
 from kubetorch.controller.cluster.reviews import (
     ALLOWED_SECONDS,
     DENIED_SECONDS,
     TOKEN_LIMIT,
+    Answer,
+    AnswerCache,
     Reviews,
     Verdict,
-    claims,
     grant,
+    token_claims,
 )
-from kubetorch.errors import ForbiddenError, ForeignOriginError, SpecError, UnauthorizedError
-from kubetorch.k8s.resources import PODS
-from kubetorch.manifests import labels
+from kubetorch.controller.relay import NO_HOSTS, Hosts
+from kubetorch.controller.workloads import Workloads
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    ForbiddenError,
+    ForeignOriginError,
+    KubernetesConflictError,
+    KubernetesNotFoundError,
+    KubetorchError,
+    ServiceNotFoundError,
+    SpecError,
+    UnauthorizedError,
+)
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import PODS, Object, Ref
+from kubetorch.manifests import labels, rendering
+from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
+from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import Welcome
 
+#: What somebody needs who has an object made that goes beyond: they could make it themselves.
+_OBJECT_VERBS = ("create", "patch")
+#: What somebody needs on all pods of a namespace who selects some: verb and part.
+_SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
+#: Name of the Secret, and the key in it.
+SECRET, KEY = "kubetorch-pod-token", "token"
+#: Seconds that a token is good for, and those before its end in which the next deploy makes a new
+#: one. Pods that mount the Secret see the new one by themselves.
+LIFETIME, RENEWED_BEFORE = 365 * 86400.0, 90 * 86400.0
+#: Seconds in which the Secret is not read again, when it is there and when it is not.
+_KNOWN_SECONDS, _UNKNOWN_SECONDS = 10.0, 2.0
+
+_SUBJECT = "namespace-pods"
+_POD_TOKEN_HINT = f"mount the key {KEY!r} of the Secret {SECRET!r} of the pod's namespace"
 _HINT = (
     "send a token of Kubernetes as Authorization: Bearer <token>; "
     "kubectl create token ACCOUNT --audience kubetorch makes one"
 )
 
 
-class Pods(Protocol):
-    """What is known of the pods of workloads."""
+class Seen(NamedTuple):
+    """A secret or volume, as it is now."""
 
-    def is_pod(self, namespace: str, pod: str, uid: str) -> bool:
-        """Whether there is such a pod in some workload."""
+    kind: str
+    name: str
+    identity: str = ""
+    #: Whether whoever deploys may see it, since Kubetorch made it, or nothing is there.
+    is_free: bool = True
 
-    def uid_of(self, pod: PodIdentity) -> str | None:
-        """Identity of a pod of a workload; empty when it is not known, `None` without a pod."""
-
-    def is_selector_only(self, namespace: str, workload: str) -> bool:
-        """Whether there is such a workload, and its pods are made by somebody else."""
-
-
-class NamespaceTokens(Protocol):
-    """The tokens that namespaces have for pods which somebody else made."""
-
-    async def check(self, token: str) -> str:
-        """The namespace that a token is of.
-
-        Raises:
-            UnauthorizedError: It is of none, or not any more.
-        """
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
 
 
 class Clocks(NamedTuple):
-    """Both kinds of time.
-
-    Attributes:
-        time: Seconds since the epoch.
-        steady: Seconds of a clock that only goes forward.
-    """
+    """The time of day, and one that is never set."""
 
     time: Callable[[], float]
     steady: Callable[[], float]
 
 
 class ClusterAccess:
-    """Asks the API server, and knows pods.
-
-    Args:
-        reviews: Asks.
-        pods: The pods of workloads.
-        tokens_of_namespaces: Tokens of pods that somebody else made.
-        stores: Secrets and volumes of the cluster.
-        secret: Secret of the installation.
-        clocks: Say what is over.
-    """
+    """Decides by reviews of the API server, and by the pods of workloads."""
 
     def __init__(
         self,
         reviews: Reviews,
         *,
-        pods: Pods,
-        tokens_of_namespaces: NamespaceTokens,
+        pods: WorkloadPods,
+        pod_tokens: PodTokens,
         stores: Stores,
         secret: bytes,
         clocks: Clocks,
+        hosts: Hosts = NO_HOSTS,
     ) -> None:
         self._reviews = reviews
+        self._hosts = hosts
         self._pods = pods
-        self._namespaces = tokens_of_namespaces
+        self._pod_tokens = pod_tokens
         self._stores = stores
         self._secret = secret
         self._time = clocks.time
-        self._users: Answers[bytes, User | None] = Answers(clocks.steady)
-        self._verdicts: Answers[tuple[User, Need], Verdict] = Answers(clocks.steady)
+        self._users: AnswerCache[bytes, User | None] = AnswerCache(clocks.steady)
+        self._verdicts: AnswerCache[tuple[User, Need], Verdict] = AnswerCache(clocks.steady)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """See `Access`: no page may ask; the host is what the cluster and its ingress call us."""
@@ -136,7 +156,7 @@ class ClusterAccess:
         if len(token) > TOKEN_LIMIT or not token.isascii() or not token.isprintable():
             raise UnauthorizedError("what was sent is no token", hint=_HINT)
         if tokens.is_signed(token):
-            return NamespacePods(await self._namespaces.check(token))
+            return NamespacePods(await self._pod_tokens.check(token))
         key = hashlib.sha256(token.encode()).digest()
         user = await self._users.get(key, lambda: self._review(token))
         if user is None:
@@ -145,14 +165,14 @@ class ClusterAccess:
 
     def _unknown(self, token: str) -> UnauthorizedError:
         # Only a guess at the reason: clocks may differ, and the API server has decided already.
-        expires = claims(token).expires
+        expires = token_claims(token).expires
         if expires is not None and expires <= self._time():
             past = self._time() - expires
             return UnauthorizedError(f"the token expired {past:.0f} s ago", hint="log in again")
         return UnauthorizedError("the API server does not know this token", hint=_HINT)
 
     async def _review(self, token: str) -> Answer[User | None]:
-        said = claims(token)
+        said = token_claims(token)
         user = await self._reviews.user(token, said.audiences)
         if user is None:
             return Answer(None, False, DENIED_SECONDS)
@@ -176,41 +196,111 @@ class ClusterAccess:
         seconds = ALLOWED_SECONDS if verdict.is_allowed else DENIED_SECONDS
         return Answer(verdict, verdict.is_allowed, seconds)
 
-    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
         """See `Access`: beyond our own kind of pods, users need the right to make the object."""
-        manifest = deputy.rendered(spec)
-        if manifest is None:
+        user = principal if isinstance(principal, User) else None
+        if spec.compute.is_selector_only:
             why = "its pods are found by labels, so they may be anybody's"
             needs = [
                 Need(verb, spec.namespace, "", part, PODS.group, PODS.plural)
-                for verb, part in deputy.OF_SELECTED
+                for verb, part in _SELECTED_PODS_VERBS
             ]
             await asyncio.gather(*(self._authorize_more(principal, need, why) for need in needs))
-            return
-        why = deputy.beyond(spec)
-        if not why:
-            foreign = await self._foreign(spec, manifest)
-            if not foreign:
-                return
+            return Grant(user)
+        manifest = rendering.of_workload(spec)
+        secrets, volumes = await self._look(spec.namespace, _mounted(spec, manifest))
+        foreign = next((one for one in (*secrets, *volumes) if not one.is_free), None)
+        why = beyond_rendered(spec)
+        if not why and foreign is not None:
             why = f"its pods see the {foreign}, which Kubetorch did not make"
-        for verb in deputy.VERBS:
-            await self._authorize_object(principal, verb, manifest, why)
+        if why:
+            await self._authorize_object(principal, manifest, why)
+        return Grant(
+            user,
+            *(tuple((one.name, one.identity) for one in found) for found in (secrets, volumes)),
+        )
 
-    async def _authorize_object(
-        self, principal: Principal, verb: str, manifest: Manifest, why: str
+    async def check_mounts(
+        self,
+        spec: WorkloadSpec,
+        grants: Sequence[Grant | None],
+        mounted: Mounted,
+        *,
+        is_running: bool,
     ) -> None:
+        """See `Access`: what is there by now under the names of what was mounted is compared.
+
+        Whoever deploys may see what Kubetorch made; what was there when they did; and all that they
+        have the right to have objects mount.
+        """
+        latest = grants[0]
+        if latest is None:
+            return  # an earlier version deployed it
+        secrets, volumes = await self._look(spec.namespace, mounted)
+        known = [one for one in grants if one is not None]
+        granted = {("secret", *each) for one in known for each in one.secrets}
+        granted |= {("volume", *each) for one in known for each in one.volumes}
+        for one in (*secrets, *volumes):
+            if not one.identity:
+                if not is_running and one.name not in mounted.optional:
+                    raise ForbiddenError(
+                        f"the {one} that the pod of {spec.name} was started with is gone",
+                        hint="another pod takes its place; deploy again if that is refused too",
+                    )
+            elif not (one.is_free or one[:3] in granted):
+                await self._check_replaced(spec, latest.user, one)
+
+    async def _check_replaced(self, spec: WorkloadSpec, user: User | None, one: Seen) -> None:
+        """Refuse what took the place of what was granted to who has no right to it."""
+        who = "nobody with a right to it" if user is None else user.name
+        error = ForbiddenError(
+            f"a pod of {spec.name} has the {one} mounted, which Kubetorch did not make, and which "
+            f"is not what was there when {spec.name} was deployed by {who}",
+            hint=f"let somebody deploy {spec.name} who may see it",
+        )
+        if user is None:
+            raise error
+        try:
+            await self._authorize_object(user, rendering.of_workload(spec), error.message)
+        except ForbiddenError as refusal:
+            raise error from refusal
+
+    async def _look(self, namespace: str, mounted: Mounted) -> tuple[list[Seen], list[Seen]]:
+        """The secrets and volumes of these names, as they are now."""
+        of_secrets, of_volumes = self._stores
+        secrets, volumes = await asyncio.gather(
+            asyncio.gather(*(of_secrets.get(namespace, name) for name in mounted.secrets)),
+            asyncio.gather(*(of_volumes.get(namespace, name) for name in mounted.claims)),
+        )
+        return (
+            [
+                Seen("secret", name, one.identity, labels.MOUNT_TYPE in one.labels)
+                if one is not None
+                else Seen("secret", name)
+                for name, one in zip(mounted.secrets, secrets, strict=True)
+            ],
+            [
+                Seen("volume", name, one.identity, one.is_ours)
+                if one is not None
+                else Seen("volume", name)
+                for name, one in zip(mounted.claims, volumes, strict=True)
+            ],
+        )
+
+    async def _authorize_object(self, principal: Principal, manifest: Manifest, why: str) -> None:
         resource = await self._reviews.resource_of(manifest)
         if not resource.is_namespaced:
             raise SpecError(f"a {resource.kind} lies in no namespace, so it can be no service")
         metadata = manifest["metadata"]
-        need = Need(
-            verb,
-            metadata["namespace"],
-            metadata["name"],
-            group=resource.group,
-            resource=resource.plural,
-        )
-        await self._authorize_more(principal, need, why)
+        for verb in _OBJECT_VERBS:
+            need = Need(
+                verb,
+                metadata["namespace"],
+                metadata["name"],
+                group=resource.group,
+                resource=resource.plural,
+            )
+            await self._authorize_more(principal, need, why)
 
     async def _authorize_more(self, principal: Principal, need: Need, why: str) -> None:
         """Refuse what goes beyond to who could not do it themselves."""
@@ -223,19 +313,6 @@ class ClusterAccess:
                 f"administrator bind you the ClusterRole edit in namespace {need.namespace}"
             )
             raise
-
-    async def _foreign(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """A secret or volume of the pods that somebody else made; empty if there is none."""
-        secrets, volumes = self._stores
-        for name in deputy.secrets(spec, manifest):
-            secret = await secrets.get(spec.namespace, name)
-            if secret is not None and labels.MOUNT_TYPE not in secret.labels:
-                return f"secret {name!r}"
-        for name in deputy.claims(spec):
-            volume = await volumes.get(spec.namespace, name)
-            if volume is not None and not volume.is_ours:
-                return f"volume {name!r}"
-        return ""
 
     # ------------------------------------------------------------------------------------- pods
 
@@ -270,7 +347,12 @@ class ClusterAccess:
         """See `Access`: the key by which the pod knows tokens for its workload."""
         audience = tokens.audience(pod.namespace, pod.workload)
         key = tokens.workload_key(self._secret, audience)
-        return Welcome(key=key.hex(), version=__version__, protocol=versions.PROTOCOL)
+        return Welcome(
+            key=key.hex(),
+            version=__version__,
+            protocol=versions.PROTOCOL,
+            app_hosts=self._hosts.known(pod.namespace, pod.workload),
+        )
 
 
 def _forbidden(user: User, need: Need, verdict: Verdict) -> ForbiddenError:
@@ -282,3 +364,143 @@ def _forbidden(user: User, need: Need, verdict: Verdict) -> ForbiddenError:
     error.user, error.verb, error.resource = user.name, need.verb, need.kind
     error.namespace = need.namespace
     return error
+
+
+def beyond_rendered(spec: WorkloadSpec) -> str:
+    """The reason why a spec goes beyond the pods that Kubetorch renders; empty if it does not."""
+    compute = spec.compute
+    if compute.manifest is not None:
+        return "it brings a manifest of its own"
+    if compute.service_template is not None:
+        return "its service_template changes the object"
+    if compute.service_account_name not in (None, SERVICE_ACCOUNT):
+        return f"its pods run as the service account {compute.service_account_name!r}"
+    if compute.selector is not None and not compute.is_selector_only:
+        return "its pods are found by labels of its own"
+    return ""
+
+
+def _mounted(spec: WorkloadSpec, manifest: Manifest) -> Mounted:
+    """The names of the secrets and claims that the pods of an object see."""
+    workload = WorkloadManifest.parse(manifest, spec.compute.pod_template_path)
+    seen = [read_mounted(one.spec, one.container) for one in workload.templates]
+    secrets = [ref.object_name for ref in spec.compute.secrets]
+    claims = [volume.claim_name for volume in spec.compute.volumes]
+    return Mounted(
+        tuple(dict.fromkeys([*secrets, *(name for one in seen for name in one.secrets)])),
+        tuple(dict.fromkeys([*claims, *(name for one in seen for name in one.claims)])),
+    )
+
+
+class WorkloadPods:
+    """The pods of all workloads."""
+
+    def __init__(self, workloads: Workloads) -> None:
+        self._workloads = workloads
+
+    def is_pod(self, namespace: str, pod: str, uid: str) -> bool:
+        for workload in self._workloads.in_namespace(namespace):
+            for one in workload.pods:
+                if one.name == pod:
+                    return one.uid in ("", uid)
+        return False
+
+    def uid_of(self, pod: PodIdentity) -> str | None:
+        """Identity of a pod of a workload; empty when it is not known, `None` without a pod."""
+        workload = self._workloads.workload_of(pod)
+        found = [] if workload is None else workload.pods
+        return next((one.uid for one in found if one.name == pod.pod), None)
+
+    def is_selector_only(self, namespace: str, workload: str) -> bool:
+        """Whether there is such a workload, and its pods are made by somebody else."""
+        try:
+            found = self._workloads.get(namespace, workload)
+        except ServiceNotFoundError:
+            return False
+        return found.spec.compute.is_selector_only
+
+
+class PodTokens:
+    """Makes the tokens, and checks them."""
+
+    def __init__(self, client: Client, *, secret: bytes, clocks: Clocks) -> None:
+        self._client = client
+        self._secret = secret
+        self._time = clocks.time
+        self._current: AnswerCache[str, str] = AnswerCache(clocks.steady)
+
+    async def ensure(self, namespace: str) -> None:
+        """Have a token in a namespace that is good for some time."""
+        token = await self._read(namespace)
+        if token and self._left(namespace, token) > RENEWED_BEFORE:
+            return
+        self._current.forget(namespace)
+        manifest = self._manifest(namespace)
+        try:
+            await self._client.create(manifest)
+        except KubernetesConflictError:
+            await self._client.apply(manifest, force=True)
+        self._current.forget(namespace)
+
+    async def check(self, token: str) -> str:
+        """The namespace that a token is of."""
+        audience = tokens.claimed_audience(token)
+        namespace, _, what = audience.partition("/")
+        if what != "*":
+            raise UnauthorizedError("this token is not for the controller", hint=_POD_TOKEN_HINT)
+        claims = self._verify(namespace, token)
+        if claims.subject != _SUBJECT:
+            raise UnauthorizedError("this token is not for the controller", hint=_POD_TOKEN_HINT)
+        current = await self._current.get(namespace, lambda: self._look(namespace))
+        if not hmac.compare_digest(current.encode(), token.encode()):
+            raise UnauthorizedError(
+                "this token is void, there is a newer one", hint=_POD_TOKEN_HINT
+            )
+        return namespace
+
+    async def _look(self, namespace: str) -> Answer[str]:
+        try:
+            token = await self._read(namespace)
+        except KubetorchError as error:
+            raise ControllerUnavailableError(
+                f"the controller cannot read the Secret {SECRET} of namespace {namespace}",
+                hint="try again when the cluster's API server answers",
+            ) from error
+        seconds = _KNOWN_SECONDS if token else _UNKNOWN_SECONDS
+        return Answer(token, bool(token), seconds)
+
+    async def _read(self, namespace: str) -> str:
+        """The token that lies there; empty when there is none."""
+        try:
+            found = await self._client.get(Ref(SECRETS, SECRET, namespace))
+        except KubernetesNotFoundError:
+            return ""
+        try:
+            return base64.b64decode((found.get("data") or {}).get(KEY) or "").decode("ascii")
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+
+    def _left(self, namespace: str, token: str) -> float:
+        try:
+            return self._verify(namespace, token).expires - self._time()
+        except UnauthorizedError:
+            return 0.0
+
+    def _verify(self, namespace: str, token: str) -> tokens.Claims:
+        audience = tokens.audience(namespace, "*")
+        key = tokens.workload_key(self._secret, audience)
+        return tokens.verify(key, token, audience=audience, now=self._time())
+
+    def _manifest(self, namespace: str) -> Object:
+        audience = tokens.audience(namespace, "*")
+        now = self._time()
+        claims = tokens.Claims(audience, now + LIFETIME, _SUBJECT, (), issued=now)
+        token = tokens.sign(tokens.workload_key(self._secret, audience), claims)
+        metadata = {"name": SECRET, "namespace": namespace, "labels": dict(labels.MANAGED)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": metadata,
+            "data": {KEY: base64.b64encode(token.encode()).decode()},
+        }

@@ -1,8 +1,10 @@
-"""The election of the controller that leads, by a Lease of the install namespace.
+"""The election of the controller that leads, by a Lease, and the label of the pod that leads.
 
 async with Election(client, namespace="kubetorch", place=pod_name) as election:
     await election.won()
     ...                       # until `election.lost()` returns: then end this process
+
+The Service and clients find the pod that leads by the label.
 """
 
 from __future__ import annotations
@@ -12,40 +14,36 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from kubetorch.controller.cluster import lease
 from kubetorch.controller.cluster.lease import LEASES, Candidate
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import Ref, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Selection
 from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.manifests import labels
 
-#: Name of the lease.
+#: Name of the controller's Deployment, Service, service account and Lease.
 NAME = "kubetorch-controller"
 #: Seconds that one request may take.
 _TIMEOUT = 3.0
 #: Seconds between two looks whether the lease is watched at all: a watch that broke is retried
 #: after longer pauses.
 _LOOK = 0.5
+#: Labels of all pods of the controller.
+PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
+#: Seconds until pods that could not be marked are marked again.
+PAUSE = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Election:
-    """One candidate; an asynchronous context manager, which resigns when it is left.
-
-    Args:
-        client: Asks the API server.
-        namespace: Of the lease.
-        place: Where this process runs, such as the name of its pod.
-        times: How long what takes.
-        name: Of the lease.
-        clock: Seconds of a clock that never goes back.
-    """
+    """One candidate; an asynchronous context manager, which resigns when it is left."""
 
     def __init__(
         self,
@@ -96,7 +94,6 @@ class Election:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this process may change something at this moment."""
         return self._candidate.is_leading(self._clock())
 
     @property
@@ -128,29 +125,29 @@ class Election:
         return change.kind == DELETED or spec.get("holderIdentity") != self._candidate.identity
 
     async def _run(self) -> None:
-        here = self._candidate
-        while not here.is_lost:
-            step = here.step(self._clock(), time.time())
+        candidate = self._candidate
+        while not candidate.is_lost:
+            step = candidate.step(self._clock(), time.time())
             if isinstance(step, lease.Wait):
                 with contextlib.suppress(TimeoutError):
                     async with deadlines.timeout(min(step.seconds, _LOOK)):
                         await self._changes.wait()
                 if self._informer.error is not None:
-                    here.blind(self._clock())
+                    candidate.blind(self._clock())
                 continue
             led = self.is_leading
             try:
                 async with deadlines.timeout(_TIMEOUT):
                     await self._do(step)
             except KubernetesConflictError:
-                here.refused(self._clock())
+                candidate.refused(self._clock())
             except (KubetorchError, TimeoutError) as error:
                 _log.warning("lease not reached step=%s error=%r", type(step).__name__, error)
-                here.failed(self._clock())
+                candidate.failed(self._clock())
             if self.is_leading and not led:
-                _log.info("leads identity=%s", here.identity)
+                _log.info("leads identity=%s", candidate.identity)
             self._changes.notify()
-        _log.error("lost the lease to %s", here.holder or "nobody")
+        _log.error("lost the lease to %s", candidate.holder or "nobody")
 
     async def _resign(self) -> None:
         try:
@@ -175,3 +172,73 @@ class Election:
             self._candidate.seen(None, begun)
         else:
             self._candidate.seen(found, begun)
+
+
+class LeaderLabel:
+    """The pod that leads is marked, and no other; an asynchronous context manager.
+
+    The pods are watched, because one that lost the lead a moment ago may have been about to mark
+    itself. A process that is no pod of the installation, such as a test's, marks nothing. When it
+    is left, the mark stays until the next one leads.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, identity: str, won: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._identity = identity
+        self._won = won
+        self._changed = asyncio.Event()
+        self._informer = Informer(
+            client,
+            Selection(PODS, namespace, labels=PODS_OF_CONTROLLER),
+            lambda _: self._changed.set(),
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LeaderLabel:
+        """Mark it."""
+        await self._mark()
+        await self._informer.__aenter__()
+        self._task = asyncio.create_task(self._keep(), name="mark")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._informer.close()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._is_right(self._informer.objects.values()):
+                continue
+            try:
+                await self._mark()
+            except KubetorchError as error:
+                _log.warning("pod not marked pod=%s error=%s", self._identity, error)
+                await asyncio.sleep(PAUSE)
+                self._changed.set()
+
+    def _is_right(self, pods: Iterable[Object]) -> bool:
+        found = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in pods}
+        marked = {name: tags[labels.LEADS] for name, tags in found.items() if labels.LEADS in tags}
+        return marked == ({self._identity: "true"} if self._identity in found else {})
+
+    async def _mark(self) -> None:
+        await self._won()
+        selection = Selection(PODS, self._namespace, labels=f"{PODS_OF_CONTROLLER},{labels.LEADS}")
+        for pod in (await self._client.list(selection)).items:
+            if pod["metadata"]["name"] != self._identity:
+                await self._patch(pod["metadata"]["name"], None)
+        await self._patch(self._identity, "true")
+
+    async def _patch(self, pod: str, value: str | None) -> None:
+        patch: Object = {"metadata": {"labels": {labels.LEADS: value}}}
+        try:
+            await self._client.patch(Ref(PODS, pod, self._namespace), patch, field_manager=NAME)
+        except KubernetesNotFoundError:
+            return

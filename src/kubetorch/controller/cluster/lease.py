@@ -26,14 +26,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 @dataclass(frozen=True)
 class Times:
-    """How long what takes, in seconds.
-
-    Attributes:
-        duration: For how long a lease holds that is not renewed; whole seconds.
-        tenure: For how long after its last renewal a leader may change something: less than the
-            duration, since the others count from when they saw it.
-        period: Between two renewals, and between two attempts.
-    """
+    """How long what takes, in seconds."""
 
     duration: float = 10.0
     tenure: float = 7.0
@@ -67,18 +60,7 @@ Step = Read | Take | Wait
 
 
 class Candidate:
-    """One that wants to lead.
-
-    Args:
-        namespace, name: Of the lease.
-        place: Where it runs; at most one process runs there at a time, such as the name of its pod.
-        nonce: Tells it from those that ran there before.
-        times: How long what takes.
-
-    Attributes:
-        identity: What it is called in the lease.
-        was_leading: Whether it led at some time.
-    """
+    """One that wants to lead."""
 
     def __init__(
         self, *, namespace: str, name: str, place: str, nonce: str, times: Times = TIMES
@@ -151,12 +133,7 @@ class Candidate:
     # ------------------------------------------------------------------------------ decisions
 
     def step(self, now: float, moment: float) -> Step:
-        """What to do next.
-
-        Args:
-            now: Seconds of a clock that never goes back.
-            moment: Seconds since the epoch, for people.
-        """
+        """The next step."""
         if now < self._pause_until:
             return Wait(self._pause_until - now)
         if not self._is_known:

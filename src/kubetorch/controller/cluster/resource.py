@@ -3,26 +3,37 @@
 `spec` says what is wanted: the generation, and what it is. It is written in one piece, so a
 generation is there with all that it consists of, or it is not there. `status` says what became of
 it, and is written later; what it says of another generation than the wanted one is not believed.
+
+The words of a spec become those of Kubernetes (`inactivity_ttl` is `inactivityTtl`), pairs become
+entries with `name` and `value`, and what has its default is left out, so that people can read it.
+Nothing is lost: `load` gives back what `dump` was given, also when the API server has sorted the
+keys and forgotten which numbers had a fraction.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from kubetorch.controller.cluster import fields
-from kubetorch.controller.state import Generation, WorkloadRecord
-from kubetorch.controller.summary import Summary
+from kubetorch.controller.access import Grant, User
+from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import ProtocolError, SpecError
-from kubetorch.k8s.resources import Object, Resource
+from kubetorch.k8s.resources import Object, Resource, seconds
 from kubetorch.manifests import labels
+from kubetorch.specs.image import Step
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 
+_T = TypeVar("_T")
+#: Names and values, in the order given.
+PAIRS = tuple[tuple[str, str], ...]
 WORKLOADS = Resource("kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload")
 #: Bytes that a workload may have, as JSON. etcd takes 1.5 MiB, of which the status and what the API
 #: server notes about the fields are parts.
@@ -33,8 +44,76 @@ _FAILURE_LIMIT, _TEXT_LIMIT = 64 * 1024, 8 * 1024
 _IDENTITY = ("namespace", "name")
 
 
+def dump(value: Any) -> Any:  # noqa: ANN401  # whatever a spec consists of
+    """A spec, or a part of one, as JSON values."""
+    if dataclasses.is_dataclass(value):
+        found = {}
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            if part is not None and part != default_of(field):
+                found[key(field.name)] = dump(part)
+        return found
+    if isinstance(value, tuple):
+        return [
+            {"name": part[0], "value": part[1]} if isinstance(part, tuple) else dump(part)
+            for part in value
+        ]
+    return value
+
+
+def load(kind: type[_T], value: object) -> _T:
+    """A spec of what `dump` made of it."""
+    return messages.decode(kind, messages.encode(_words(kind, value)))
+
+
+def key(field: str) -> str:
+    """The name of a field in Kubernetes."""
+    return re.sub("_([a-z0-9])", lambda found: found[1].upper(), field.lstrip("_"))
+
+
+def default_of(field: dataclasses.Field[Any]) -> object:
+    """The value of a field where nothing else is said; `MISSING` when something has to be."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def arms(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, which may be a union
+    """The members of a union, or the type itself, without `None`."""
+    is_union = get_origin(kind) is not None and type(None) in get_args(kind)
+    found = get_args(kind) if is_union else (kind,)
+    return [arm for arm in found if arm is not type(None)]
+
+
+def _words(kind: Any, value: object) -> object:  # noqa: ANN401  # a type, which may be a union
+    """The result of `dump`, in the words of messages."""
+    arm = arms(kind)[0]
+    if isinstance(value, list):
+        if arm == PAIRS:
+            return [[one.get("name"), one.get("value")] for one in map(_mapping, value)]
+        return [_words(get_args(arm)[0] if get_args(arm) else Any, one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if arm is Step:
+        return {re.sub("[A-Z]", r"_\g<0>", name).lower(): part for name, part in value.items()}
+    if not dataclasses.is_dataclass(arm):
+        return value
+    hints = get_type_hints(arm)
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(arm):
+        if key(field.name) in value:
+            found[field.name] = _words(hints[field.name], value[key(field.name)])
+        elif default_of(field) is dataclasses.MISSING and type(None) in get_args(hints[field.name]):
+            found[field.name] = None
+    return found
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
 class Content(msgspec.Struct, frozen=True):
-    """What is kept of one workload."""
+    """The record of a workload with its generations."""
 
     record: WorkloadRecord
     generations: tuple[Generation, ...]
@@ -44,20 +123,13 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def manifest(content: Content) -> Object:
-    """The object of a workload, without its status.
-
-    Raises:
-        SpecError: It is larger than the cluster can keep.
-    """
+    """The object of a workload, without its status."""
     record = content.record
+    identity = {"name": record.name, "namespace": record.namespace}
     return {
         "apiVersion": WORKLOADS.api_version,
         "kind": WORKLOADS.kind,
-        "metadata": {
-            "name": record.name,
-            "namespace": record.namespace,
-            "labels": object_labels(content),
-        },
+        "metadata": {**identity, "labels": object_labels(content)},
         "spec": spec(content),
     }
 
@@ -72,11 +144,6 @@ def object_labels(content: Content) -> dict[str, str]:
 
 
 def spec(content: Content) -> Object:
-    """What is wanted.
-
-    Raises:
-        SpecError: It is larger than the cluster can keep.
-    """
     wanted = _wanted(content)
     earlier = [one for one in content.generations if one.number != wanted.number]
     found = {
@@ -96,17 +163,15 @@ def spec(content: Content) -> Object:
 
 
 def status(content: Content, summary: Summary | None, before: Mapping[str, Any]) -> Object:
-    """What became of it.
-
-    Args:
-        content: The workload.
-        summary: How it is at this moment, if that is known.
-        before: The status that is there, for what stays.
-    """
     record = content.record
     found: Object = {"generation": record.generation, "good": record.good, "epoch": record.epoch}
+    granted = [one for one in content.generations if one.grant is not None]
+    if granted:
+        found["grants"] = [_grant(one, one.grant) for one in granted if one.grant]
     if record.active:
         found["lastActive"] = _moment(record.active)
+    if record.worlds:
+        found["worlds"] = record.worlds
     if record.failure:
         found["failure"] = _shortened(json.loads(record.failure))
     if summary is None:
@@ -129,9 +194,25 @@ def _wanted(content: Content) -> Generation:
 
 
 def _generation(generation: Generation) -> Object:
-    found = fields.dump(generation.spec)
+    found = dump(generation.spec)
     kept = {name: value for name, value in found.items() if name not in _IDENTITY}
     return {"generation": generation.number, **kept}
+
+
+def _grant(generation: Generation, grant: Grant) -> Object:
+    """Who deployed a generation, and what its pods may have mounted."""
+    found: Object = {"generation": generation.number, "spec": _digest(generation.spec)}
+    if grant.user is not None:
+        user = grant.user
+        found["user"] = {
+            "username": user.name,
+            "uid": user.uid,
+            "groups": list(user.groups),
+            "extra": {key: list(values) for key, values in user.extra},
+        }
+    for part in ("secrets", "volumes"):
+        found[part] = [{"name": name, "identity": it} for name, it in getattr(grant, part)]
+    return found
 
 
 def _condition(summary: Summary, before: Mapping[str, Any]) -> Object:
@@ -145,9 +226,7 @@ def _condition(summary: Summary, before: Mapping[str, Any]) -> Object:
     }
     for known in before.get("conditions") or ():
         if known.get("type") == "Ready" and known.get("status") == state:
-            found["lastTransitionTime"] = (
-                known.get("lastTransitionTime") or found["lastTransitionTime"]
-            )
+            found["lastTransitionTime"] = known.get("lastTransitionTime") or _moment(summary.time)
     return found
 
 
@@ -173,11 +252,7 @@ def _cut(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
 
 
 def read(found: Object) -> Content:
-    """The workload that an object is.
-
-    Raises:
-        ProtocolError: It is none that can be read.
-    """
+    """The workload that an object is."""
     try:
         return _read(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -187,15 +262,13 @@ def read(found: Object) -> Content:
 def _read(found: Object) -> Content:
     metadata, wanted = found["metadata"], found["spec"]
     namespace, name = metadata["namespace"], metadata["name"]
-    generations = [
-        Generation(
-            int(one["generation"]),
-            fields.load(WorkloadSpec, {**one, "namespace": namespace, "name": name}),
-        )
-        for one in (*(wanted.get("previous") or ()), wanted)
-    ]
-    number = generations[-1].number
     known = found.get("status") or {}
+    generations = []
+    for one in (*(wanted.get("previous") or ()), wanted):
+        number = int(one["generation"])
+        spec = load(WorkloadSpec, {**one, "namespace": namespace, "name": name})
+        generations.append(Generation(number, spec, _granted(known, number, spec)))
+    number = generations[-1].number
     is_current = known.get("generation") == number
     good = int(known.get("good") or 0)
     failure = known.get("failure") if is_current else None
@@ -206,20 +279,44 @@ def _read(found: Object) -> Content:
         good=good if any(one.number == good for one in generations) else 0,
         failure="" if failure is None else messages.encode(failure).decode(),
         epoch=int(known.get("epoch") or 0),
-        created=_seconds(metadata.get("creationTimestamp")),
-        updated=_seconds(wanted.get("deployedAt")),
-        active=_seconds(known.get("lastActive")),
+        created=seconds(metadata.get("creationTimestamp")),
+        updated=seconds(wanted.get("deployedAt")),
+        active=seconds(known.get("lastActive")),
+        worlds=str(known.get("worlds") or ""),
     )
     return Content(record, tuple(sorted(generations, key=lambda one: one.number)))
 
 
-def _moment(seconds: float) -> str:
+def _digest(spec: WorkloadSpec) -> str:
+    """What a spec is known by again, however the API server has written it."""
+    text = json.dumps(dump(spec), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Grant | None:
+    """What is granted to a generation: nothing to one that nobody deployed as it is.
+
+    A status without grants is that of an earlier version, which kept none.
+    """
+    if "grants" not in status and "generation" in status:
+        return None
+    for one in status.get("grants") or ():
+        if one["generation"] == number and one.get("spec") == _digest(spec):
+            parts = (one.get(part) or () for part in ("secrets", "volumes"))
+            known = [tuple((each["name"], each["identity"]) for each in part) for part in parts]
+            return Grant(_user(one.get("user")), *known)
+    return Grant()
+
+
+def _user(found: Mapping[str, Any] | None) -> User | None:
+    if found is None:
+        return None
+    extra = ((key, tuple(values)) for key, values in (found.get("extra") or {}).items())
+    groups = tuple(found.get("groups") or ())
+    return User(found["username"], found.get("uid") or "", groups, tuple(sorted(extra)))
+
+
+def _moment(time: float) -> str:
     """A time as Kubernetes writes it."""
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(time, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _seconds(moment: str | None) -> float:
-    if not moment:
-        return 0.0
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()

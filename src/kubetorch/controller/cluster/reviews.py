@@ -1,4 +1,10 @@
-"""What the API server says about tokens and rights: TokenReview and SubjectAccessReview."""
+"""What the API server says about tokens and rights: TokenReview and SubjectAccessReview.
+
+An answer is remembered for 10 s if it was yes, for 2 s if it was no, and never beyond the end of
+the token. Of a token only a hash is kept. Equal questions at one time are asked once. Refusals are
+remembered apart from permissions, so that a stranger with many questions cannot push out the
+answers of users who are allowed in.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,9 @@ import asyncio
 import base64
 import binascii
 import json
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +28,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Resource
+from kubetorch.lib import deadlines
 from kubetorch.manifests import kinds
 from kubetorch.manifests.kinds import Manifest
 
@@ -38,29 +47,32 @@ _POD_UID = "authentication.kubernetes.io/pod-uid"
 # Parts of workloads that the role kubetorch-view shows.
 _VIEWED = ("", "logs", "status", "volumes")
 _ACCOUNT = "system:serviceaccount:"
+#: Answers of each kind that are remembered.
+SIZE = 4096
+#: Questions that are under way at one time; further ones are refused.
+UNDER_WAY = 512
+#: Seconds that an answer may take.
+PATIENCE = 15.0
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
 class Verdict(NamedTuple):
-    """Whether somebody may do something, and what the API server says about it."""
+    """The answer of the API server to a SubjectAccessReview."""
 
     is_allowed: bool
     reason: str
 
 
 class Claims(NamedTuple):
-    """What a token says of itself, unchecked.
-
-    Attributes:
-        audiences: Whom it is for; empty when it does not say.
-        expires: Seconds since the epoch; `None` when it does not say.
-    """
+    """The claims of a token, unchecked."""
 
     audiences: tuple[str, ...] = ()
     expires: float | None = None
 
 
-def claims(token: str) -> Claims:
-    """What a token says of itself, if it is a JWT: total, and nothing of it is checked."""
+def token_claims(token: str) -> Claims:
+    """The claims of a token, if it is a JWT; any text is accepted, and nothing is checked."""
     parts = token.split(".")
     if len(parts) != 3:
         return Claims()
@@ -79,13 +91,7 @@ def claims(token: str) -> Claims:
 
 
 class Reviews:
-    """Asks.
-
-    Args:
-        client: Asks the API server as the controller.
-        watched: Namespaces that the controller has a say in, which are what everywhere means; all
-            if there are none.
-    """
+    """Asks."""
 
     def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
@@ -93,16 +99,7 @@ class Reviews:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
-        """Whose token this is; `None` when it is nobody's.
-
-        Args:
-            token: The token.
-            audiences: Whom it says that it is for. One for the controller is checked as such;
-                every other one must be for the API server.
-
-        Raises:
-            ControllerUnavailableError: The API server does not say.
-        """
+        """Whose token this is; `None` when it is nobody's."""
         asked = [AUDIENCE] if AUDIENCE in audiences else []
         spec = {"token": token, **({"audiences": asked} if asked else {})}
         status = await self._review("authentication.k8s.io/v1", "TokenReview", spec)
@@ -111,14 +108,10 @@ class Reviews:
         # A server that knows nothing of audiences names none, and has not checked ours.
         if asked and AUDIENCE not in (status.get("audiences") or ()):
             return None
-        return _user(status.get("user") or {})
+        return _user(status.get("user") or {}, is_for_us=bool(asked))
 
     async def verdict(self, user: User, need: Need) -> Verdict:
-        """Whether somebody may do something; everywhere, if they may wherever the controller works.
-
-        Raises:
-            ControllerUnavailableError: The API server does not say.
-        """
+        """Review a right; without a namespace, in all watched ones."""
         if need.namespace or not self._watched:
             return await self._verdict(user, need)
         needs = [msgspec.structs.replace(need, namespace=where) for where in self._watched]
@@ -126,14 +119,7 @@ class Reviews:
         return next((one for one in found if not one.is_allowed), found[0])
 
     async def _verdict(self, user: User, need: Need) -> Verdict:
-        attributes = {
-            "group": need.group,
-            "resource": need.resource,
-            "subresource": need.subresource,
-            "verb": need.verb,
-            "namespace": need.namespace,
-            "name": need.name,
-        }
+        attributes = msgspec.structs.asdict(need)
         spec = {
             "user": user.name,
             "uid": user.uid,
@@ -147,11 +133,7 @@ class Reviews:
         return Verdict(is_allowed, reason)
 
     async def resource_of(self, manifest: Manifest) -> Resource:
-        """How the kind of an object is served; a guess where it is not, as nothing is made then.
-
-        Raises:
-            ControllerUnavailableError: The API server does not say.
-        """
+        """How the kind of an object is served; a guess where it is not, as nothing is made then."""
         try:
             return await self._client.discovery.resource_of(manifest)
         except KubernetesNotFoundError:
@@ -193,19 +175,14 @@ def grant(user: User, need: Need) -> str:
         who, name = f"--serviceaccount={namespace}:{account}", account
     else:
         who, name = f"--user={user.name}", "NAME"
+    kind, where = "clusterrolebinding", ""
     if need.namespace:
         kind, where = "rolebinding", f" -n {need.namespace}"
-    else:
-        kind, where = "clusterrolebinding", ""
     return f"kubectl create {kind} {name}-{role} --clusterrole={role} {who}{where}"
 
 
-def _user(found: Object) -> User:
-    """The user of a review.
-
-    Raises:
-        UnauthorizedError: The API server calls them nothing.
-    """
+def _user(found: Object, *, is_for_us: bool) -> User:
+    """The user of a review; a pod is one by a token for us alone, not by that for the API."""
     name = str(found.get("username") or "")
     if not name:
         raise UnauthorizedError("the token belongs to a user without a name")
@@ -217,7 +194,7 @@ def _user(found: Object) -> User:
         uid=str(found.get("uid") or ""),
         groups=tuple(map(str, found.get("groups") or ())),
         extra=tuple(sorted(extra.items())),
-        pod=_pod(name, extra),
+        pod=_pod(name, extra) if is_for_us else None,
     )
 
 
@@ -228,3 +205,81 @@ def _pod(name: str, extra: dict[str, tuple[str, ...]]) -> BoundPod | None:
         return None
     namespace = name.removeprefix(_ACCOUNT).partition(":")[0]
     return BoundPod(namespace, pod[0], uid[0])
+
+
+class Answer(NamedTuple, Generic[_Value]):
+    """One answer."""
+
+    value: _Value
+    is_yes: bool
+    seconds: float
+
+
+class AnswerCache(Generic[_Key, _Value]):
+    """Remembers answers for some seconds, and asks equal questions once."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        size: int = SIZE,
+        under_way: int = UNDER_WAY,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._now = now
+        self._size = size
+        self._limit = under_way
+        self._patience = patience
+        self._yes: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
+        self._no: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
+        self._asking: dict[_Key, asyncio.Task[_Value]] = {}
+
+    async def get(self, key: _Key, ask: Callable[[], Awaitable[Answer[_Value]]]) -> _Value:
+        """The answer to a question."""
+        for memory in (self._yes, self._no):
+            known = memory.get(key)
+            if known is not None and known[0] > self._now():
+                memory.move_to_end(key)
+                return known[1]
+        task = self._asking.get(key)
+        if task is None:
+            if len(self._asking) >= self._limit:
+                raise ControllerUnavailableError(
+                    "the controller checks too many requests at this moment",
+                    hint="try again in a moment",
+                )
+            task = asyncio.get_running_loop().create_task(self._ask(key, ask))
+            self._asking[key] = task
+            task.add_done_callback(lambda done: self._asked(key, done))
+        # Whoever asked first may go away, and the others still wait for the answer.
+        return await asyncio.shield(task)
+
+    def forget(self, key: _Key) -> None:
+        """Ask again the next time."""
+        self._yes.pop(key, None)
+        self._no.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._yes) + len(self._no)
+
+    async def _ask(self, key: _Key, ask: Callable[[], Awaitable[Answer[_Value]]]) -> _Value:
+        try:
+            async with deadlines.timeout(self._patience):
+                answer = await ask()
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise ControllerUnavailableError(
+                f"the API server has not said within {self._patience:.0f} s who may do this",
+                hint="try again when the cluster's API server answers",
+            ) from error
+        self.forget(key)
+        if answer.seconds > 0:
+            memory = self._yes if answer.is_yes else self._no
+            memory[key] = (self._now() + answer.seconds, answer.value)
+            while len(memory) > self._size:
+                memory.popitem(last=False)
+        return answer.value
+
+    def _asked(self, key: _Key, task: asyncio.Task[_Value]) -> None:
+        del self._asking[key]
+        if not task.cancelled():
+            task.exception()  # retrieved: all who waited for it may have gone

@@ -12,6 +12,7 @@ once, also while it starts: what another one does by now must not be done twice.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import os
@@ -20,58 +21,190 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvloop
 
+from kubetorch._version import __version__
+from kubetorch.config.settings import INSTALL_NAMESPACE
 from kubetorch.controller import database
 from kubetorch.controller.access import Access
-from kubetorch.controller.backends.kubernetes.attaching import Attaching
+from kubetorch.controller.app import Controller
+from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
-from kubetorch.controller.cluster import installation, leading
-from kubetorch.controller.cluster.access import Clocks, ClusterAccess
-from kubetorch.controller.cluster.leader import Election
-from kubetorch.controller.cluster.pods import KnownPods
-from kubetorch.controller.cluster.podtokens import PodTokens
+from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.cluster.access import Clocks, ClusterAccess, PodTokens, WorkloadPods
+from kubetorch.controller.cluster.leader import NAME, Election, LeaderLabel
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.reviews import Reviews
-from kubetorch.controller.cluster.settings import NAME, Settings
-from kubetorch.controller.cluster.standby import Standby
 from kubetorch.controller.cluster.state import KubernetesState
-from kubetorch.controller.controller import Controller
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.state import Kept, SqliteState
+from kubetorch.controller.relay import NO_HOSTS, Hosts
+from kubetorch.controller.routes.table import Exchange
+from kubetorch.controller.state import ControllerState, SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import Room
-from kubetorch.errors import KubetorchError
-from kubetorch.k8s import locating
-from kubetorch.k8s.access import Access as KubernetesAccess
+from kubetorch.errors import (
+    ConfigError,
+    ControllerUnavailableError,
+    KubernetesConflictError,
+    KubernetesNotFoundError,
+    KubetorchError,
+)
+from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
-from kubetorch.lib import descriptors
+from kubetorch.k8s.kubeconfig import Access as KubernetesAccess
+from kubetorch.k8s.resources import Object, Ref
+from kubetorch.lib import sockets
+from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.clock import SystemClock
+from kubetorch.lib.http_server import Server
+from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import Manifest
+from kubetorch.specs import quantity
+from kubetorch.wire import exceptions, routes, versions
 
+PORT = 8080
+SECRET = "kubetorch-installation"
+_KEY = "secret"
+_BYTES = 32
 #: Connections that wait to be accepted.
 BACKLOG = 1024
-#: What to tell who deploys when there is no room for it.
+#: The name of the blob store, and the hint when it is full.
 ROOM = Room(
     "the controller's blob store",
     "tear down services that nobody uses and deploy again some minutes later, or have an "
     "administrator give it more: kt upgrade --set blobs.emptyDir.sizeLimit=40Gi, or a larger "
-    "volume (blobs.persistence)",
+    "volume (blobs.persistence), and each namespace more of it (blobs.namespaceQuota)",
 )
-
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a controller in a cluster, from its environment, which the chart sets."""
+
+    namespace: str
+    identity: str
+    host: str
+    port: int
+    blobs: Path
+    runtime: Runtime
+    watched: tuple[str, ...] = ()
+    log_level: str = "INFO"
+    blobs_quota: int | None = None
+    hosts: Hosts = NO_HOSTS
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Settings:
+
+        def value(name: str) -> str:
+            if not environ.get(name):
+                raise ConfigError(
+                    f"{name} is not set", hint="the chart sets it; see docs/design/kubernetes.md"
+                )
+            return environ[name]
+
+        namespace = environ.get("KT_INSTALL_NAMESPACE") or INSTALL_NAMESPACE
+        port = environ.get("KT_LISTEN_PORT") or str(PORT)
+        if not port.isdigit():
+            raise ConfigError(f"KT_LISTEN_PORT is {port!r}; it must be a number")
+        quota = environ.get("KT_BLOBS_QUOTA")
+        ingress = environ.get("KT_INGRESS_HOST") or ""
+        own = (NAME, f"{NAME}.{namespace}", f"{NAME}.{namespace}.svc")
+        default_url = f"http://{NAME}.{namespace}.svc.cluster.local:{PORT}"
+        return cls(
+            namespace=namespace,
+            identity=value("POD_NAME"),
+            host=environ.get("KT_LISTEN_HOST") or "0.0.0.0",  # a pod has one network
+            port=int(port),
+            blobs=Path(environ.get("KT_BLOBS_DIR") or "/var/lib/kubetorch"),
+            runtime=Runtime(
+                image=value("KT_RUNTIME_IMAGE"),
+                default_image=value("KT_DEFAULT_IMAGE"),
+                controller_url=environ.get("KT_CONTROLLER_URL") or default_url,
+                pull_policy=environ.get("KT_IMAGE_PULL_POLICY") or None,
+            ),
+            watched=_words(environ, "KT_WATCH_NAMESPACES"),
+            hosts=Hosts(
+                ingress.lower(),
+                (*_words(environ, "KT_APP_HOSTS"), *own, f"{own[-1]}.cluster.local"),
+                are_per_service=bool(ingress) and environ.get("KT_PER_SERVICE_HOSTS") == "true",
+            ),
+            log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
+            blobs_quota=quantity.size_bytes(quota, parameter="KT_BLOBS_QUOTA") if quota else None,
+        )
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple((environ.get(name) or "").lower().replace(",", " ").split())
+
+
+async def installation_secret(client: Client, namespace: str) -> bytes:
+    """The secret that tokens of workloads are derived from; made by whoever needs it first."""
+    ref = Ref(SECRETS, SECRET, namespace)
+    try:
+        return _read(await client.get(ref))
+    except KubernetesNotFoundError:
+        made = _manifest(namespace, os.urandom(_BYTES))
+    try:
+        return _read(await client.create(made))
+    except KubernetesConflictError:  # another controller was faster
+        return _read(await client.get(ref))
+
+
+def _manifest(namespace: str, value: bytes) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": SECRET,
+            "namespace": namespace,
+            "labels": {
+                "app.kubernetes.io/name": "kubetorch",
+                "app.kubernetes.io/managed-by": NAME,
+            },
+        },
+        "data": {_KEY: base64.b64encode(value.hex().encode()).decode()},
+    }
+
+
+def _read(found: Object) -> bytes:
+    try:
+        value = bytes.fromhex(base64.b64decode((found.get("data") or {})[_KEY]).decode())
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the Secret {SECRET} has no {_KEY!r} that can be read",
+            hint="delete it: the controller makes a new one, and calls need new tokens",
+        ) from error
+    if len(value) < _BYTES:
+        raise ConfigError(f"the Secret {SECRET} has {len(value)} bytes; {_BYTES} are needed")
+    return value
+
+
+async def _answer_as_standby(scope: Scope, receive: Receive, send: Send) -> None:
+    exchange = Exchange(scope, receive, send)
+    if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
+        await exchange.respond_message(
+            {"status": "standby", "version": __version__, "protocol": versions.PROTOCOL}
+        )
+        return
+    error = ControllerUnavailableError(
+        "this controller does not lead", hint="another one does, or will in a moment"
+    )
+    await exchange.refuse(503, exceptions.describe_refusal(error).to_json())
 
 
 def main(environ: Mapping[str, str]) -> int:
     """Run the controller; its exit status."""
     try:
         settings = Settings.read(environ)
-        access = locating.find()
+        access = kubeconfig.find()
         listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the controller cannot start: {error}\n")
@@ -83,7 +216,7 @@ def main(environ: Mapping[str, str]) -> int:
     )
     os.umask(0o077)
     # Each agent has a connection; many runtimes start containers with 1024.
-    descriptors.raise_limit()
+    sockets.raise_limit()
     try:
         return uvloop.run(_Service(settings, access, listener).run())
     except (KubetorchError, OSError):
@@ -94,13 +227,7 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 class _Service:
-    """The controller and what it consists of.
-
-    Args:
-        settings: What the chart says.
-        access: Where the API server is, and as whom to ask it.
-        listener: The socket that clients and pods connect to.
-    """
+    """The controller and what it consists of."""
 
     def __init__(
         self, settings: Settings, access: KubernetesAccess, listener: socket.socket
@@ -117,19 +244,22 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._is_stopped.set)
-        standby = Standby()
-        await standby.start(self._listener)
+        standby = Server(_answer_as_standby)
+        await standby.start(self._listener.dup())
         settings = self._settings
         election = Election(
             self._leasing, namespace=settings.namespace, place=settings.identity, name=NAME
         )
         async with self._client, self._leasing, election:
             if not await self._first(election.won()):
-                await standby.close()
+                await standby.close(0.0)
                 return 0
             ending = asyncio.create_task(self._end_when_lost(election))
             try:
-                await self._lead(election, standby)
+                async with contextlib.AsyncExitStack() as stack:
+                    # The signal to stop may come while there is much to take up yet.
+                    if await self._first(self._start(election, standby, stack)):
+                        await self._is_stopped.wait()
             finally:
                 ending.cancel()
         return 0
@@ -140,17 +270,11 @@ class _Service:
         # Nothing is closed in good order: whoever leads now has begun already.
         os._exit(1)
 
-    async def _lead(self, election: Election, standby: Standby) -> None:
-        """Serve until the signal to stop, which may come while there is much to take up yet."""
-        async with contextlib.AsyncExitStack() as stack:
-            if await self._first(self._start(election, standby, stack)):
-                await self._is_stopped.wait()
-
     async def _start(
-        self, election: Election, standby: Standby, stack: contextlib.AsyncExitStack
+        self, election: Election, standby: Server, stack: contextlib.AsyncExitStack
     ) -> None:
         """Take up what there is, and serve; what is to be closed is put on the stack."""
-        stack.push_async_callback(standby.close)
+        stack.push_async_callback(standby.close, 0.0)
         settings = self._settings
         state = KubernetesState(
             self._client, namespaces=settings.watched, may_write=lambda: election.is_leading
@@ -164,45 +288,50 @@ class _Service:
         controller = await self._build(state, calls)
         stack.push_async_callback(_close, controller)
         await controller.start(self._listener)
-        # Not before: probes would find nobody, and end a process that has much to take up.
-        await standby.close()
-        mark = leading.Mark(self._client, settings.namespace, settings.identity, election.won)
+        # Not before: probes would find nobody, and end a process that has much to take up. What
+        # comes from now on waits in the socket.
+        await standby.close(0.0)
+        mark = LeaderLabel(self._client, settings.namespace, settings.identity, election.won)
         await stack.enter_async_context(mark)
 
     async def _build(self, state: KubernetesState, calls: SqliteState) -> Controller:
         settings, client = self._settings, self._client
-        secret = await installation.secret(client, settings.namespace)
+        secret = await installation_secret(client, settings.namespace)
         clock = SystemClock()
         clocks = Clocks(clock.time, time.monotonic)
         watched = settings.watched
-        attaching = Attaching(SecretObjects(client, watched), VolumeClaims(client, watched))
+        stores = Stores(SecretObjects(client, watched), VolumeClaims(client, watched))
         pod_tokens = PodTokens(client, secret=secret, clocks=clocks)
 
         def new_access(workloads: Workloads) -> Access:
             return ClusterAccess(
                 Reviews(client, watched),
-                pods=KnownPods(workloads),
-                tokens_of_namespaces=pod_tokens,
-                stores=attaching.stores,
+                pods=WorkloadPods(workloads),
+                pod_tokens=pod_tokens,
+                stores=stores,
                 secret=secret,
                 clocks=clocks,
+                hosts=settings.hosts,
             )
 
         backend = KubernetesBackend(
             client,
             runtime=settings.runtime,
-            stores=attaching.stores,
-            preparing=Preparing(Namespaces(client), attaching, pod_tokens.ensure),
+            stores=stores,
+            prerequisites=PodPrerequisites(Namespaces(client), stores, pod_tokens.ensure),
             owner=lambda namespace, name: _reference(state, namespace, name),
             watched=watched,
         )
         return Controller(
             backend=backend,
-            state=Kept(state, calls),
-            depots=Depots(settings.blobs / "blobs", room=ROOM),
+            state=ControllerState(state, calls),
+            blob_stores=BlobStores(
+                settings.blobs / "blobs", room=replace(ROOM, limit_bytes=settings.blobs_quota)
+            ),
             clock=clock,
             secret=secret,
             new_access=new_access,
+            hosts=settings.hosts,
         )
 
     async def _first(self, event: Awaitable[object]) -> bool:
@@ -227,7 +356,7 @@ async def _close(controller: Controller) -> None:
 
 
 def _reference(state: KubernetesState, namespace: str, name: str) -> Manifest | None:
-    """What the objects of a workload go away with: its own object."""
+    """A reference to the object of a workload, with which the objects of its backend go."""
     uid = state.uid(namespace, name)
     if not uid:
         return None

@@ -1,7 +1,7 @@
 """The state of a controller in a cluster: one `KubetorchWorkload` object for each workload.
 
 What is put is seen at once, and written behind: by one task for each workload that has something
-to be written, which does what `kubetorch.controller.cluster.writing` says. The same objects are
+to be written, which does what `kubetorch.controller.cluster.writes` says. The same objects are
 watched, so that what users do to them has an effect: a deleted one is torn down, an edited one is
 put right.
 """
@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from kubetorch.controller.cluster import resource, writing
+from kubetorch.controller.cluster import resource, writes
+from kubetorch.controller.cluster.access import beyond_rendered
 from kubetorch.controller.cluster.resource import WORKLOADS, Content
-from kubetorch.controller.cluster.writing import Step, Writing
-from kubetorch.controller.state import Contents, Generation, WorkloadRecord
-from kubetorch.controller.summary import Observer, Summary
+from kubetorch.controller.cluster.writes import PendingWrite, Step
+from kubetorch.controller.state import Contents, Generation, Observer, Summary, WorkloadRecord
 from kubetorch.errors import (
     KubernetesNotFoundError,
     KubetorchError,
-    ProtocolError,
     ServiceTimeoutError,
+    SpecError,
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -36,6 +36,8 @@ from kubetorch.lib.changes import Changes
 
 #: Seconds that a deploy or a delete waits for an API server that is away.
 PATIENCE = 45.0
+#: Seconds that a new world is not announced because it is not written yet.
+WORLDS_PATIENCE = 5.0
 #: Seconds that what is not written yet has when the controller stops.
 CLOSE_GRACE = 5.0
 #: Requests at the same time.
@@ -45,21 +47,13 @@ EPOCHS = 10_000
 
 # Seconds until a process that does not lead looks again whether it does.
 _FOLLOWING = 0.2
+_Key = tuple[str, str]
 
 _log = logging.getLogger(__name__)
-_Key = tuple[str, str]
 
 
 class KubernetesState:
-    """The workloads of a cluster; `load` comes first, `close` last.
-
-    Args:
-        client: Asks the API server.
-        namespaces: Where workloads may be; everywhere when there are none.
-        may_write: Whether this process leads; while it does not, nothing is written.
-        patience: Seconds that `flush` waits for an API server that is away.
-        clock: Seconds of a clock that never goes back.
-    """
+    """The workloads of a cluster; `load` comes first, `close` last."""
 
     def __init__(
         self,
@@ -86,15 +80,7 @@ class KubernetesState:
     # -------------------------------------------------------------------------- start and end
 
     async def load(self, *, timeout: float = 60.0) -> None:
-        """Read all workloads, and go on watching them.
-
-        Args:
-            timeout: Seconds.
-
-        Raises:
-            KubernetesRequestError: They may not be listed, or their definition is not there.
-            KubernetesUnavailableError: The API server did not answer.
-        """
+        """Read all workloads, and go on watching them."""
         for informer in self._informers:
             await informer.__aenter__()
         try:
@@ -105,7 +91,7 @@ class KubernetesState:
             raise
         for informer in self._informers:
             for found in informer.objects.values():
-                self._take_up(found)
+                self._adopt(found)
         self._is_loaded = True
 
     async def close(self) -> None:
@@ -113,7 +99,7 @@ class KubernetesState:
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in self._entries.values():
             entry.is_hurried = True
-            entry.writing.hurry()
+            entry.pending.hurry()
             entry.changes.notify()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_GRACE)
@@ -127,30 +113,31 @@ class KubernetesState:
         for informer in self._informers:
             await informer.close()
 
-    def _take_up(self, found: Object) -> None:
+    def _adopt(self, found: Object) -> None:
+        entry = _Entry(*key(found))
         try:
             content = resource.read(found)
-        except ProtocolError as error:
-            self._reject(key(found), str(error))
+            for generation in content.generations:
+                _check_deployed(generation)
+            entry.pending.put(content, is_new=True)
+            entry.pending.seen(found)
+        except Exception as error:  # noqa: BLE001  # anybody may have written it
+            self.reject_workload(*key(found), f"{type(error).__name__}: {error}")
             return
-        entry = self._entries[key(found)] = _Entry(*key(found))
-        entry.writing.put(content, is_new=True)
-        entry.writing.seen(found)
+        self._entries[key(found)] = entry
 
     # ------------------------------------------------------------------------ State's methods
 
-    def contents(self) -> Contents:  # noqa: D102  # State's
-        found = [entry.writing.wanted for entry in self._entries.values()]
+    def contents(self) -> Contents:  # State's
+        found = [entry.pending.wanted for entry in self._entries.values()]
         known = [content for content in found if content is not None]
         return Contents(
-            tuple(_later(content.record) for content in known),
-            {
-                (content.record.namespace, content.record.name): content.generations
-                for content in known
-            },
+            # A later epoch than any that was announced: the last ones may not be written.
+            tuple(replace(one.record, epoch=one.record.epoch + EPOCHS) for one in known),
+            {(one.record.namespace, one.record.name): one.generations for one in known},
         )
 
-    def put_workload(  # noqa: D102  # State's
+    def put_workload(  # State's
         self,
         workload: WorkloadRecord,
         *,
@@ -163,42 +150,43 @@ class KubernetesState:
             if generation is None:
                 return  # it was deleted meanwhile
             entry = _Entry(*at)
-        wanted = entry.writing.wanted
+        wanted = entry.pending.wanted
         generations = () if wanted is None else wanted.generations
         if generation is not None:
-            generations = (*generations, generation)
+            others = (one for one in generations if one.number != generation.number)
+            generations = (*others, generation)
         kept = tuple(one for one in generations if not keep or one.number in keep)
         is_new = generation is not None or kept != generations
-        entry.writing.put(Content(workload, kept), is_new=is_new)
+        entry.pending.put(Content(workload, kept), is_new=is_new)
         self._entries[at] = entry
         self._changed(entry)
 
-    def delete_workload(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
+    def delete_workload(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is not None:
-            entry.writing.delete()
+            entry.pending.delete()
             self._changed(entry)
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         """It is left alone: its pods go on, and another version may know what it is."""
         self._entries.pop((namespace, name), None)
-        self._reject((namespace, name), reason)
+        _log.error(
+            "workload left alone, since it cannot be read workload=%s/%s: %s",
+            *(namespace, name, reason),
+        )
 
-    def _reject(self, at: _Key, reason: str) -> None:
-        _log.error("workload left alone, since it cannot be read workload=%s/%s: %s", *at, reason)
-
-    def observe(self, observer: Observer) -> None:  # noqa: D102  # State's
+    def observe(self, observer: Observer) -> None:  # State's
         self._observer = observer
         for at in self._entries:
             self.touch(*at)
 
-    def touch(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
+    def touch(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is not None and self._observer is not None:
-            entry.writing.touch()
+            entry.pending.touch()
             self._changed(entry)
 
-    async def flush(self, namespace: str, name: str) -> None:  # noqa: D102  # State's
+    async def flush(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is None:
             return
@@ -210,31 +198,43 @@ class KubernetesState:
             self._forget(entry)
 
     async def _flush(self, entry: _Entry) -> None:
-        here = entry.writing
+        pending = entry.pending
         try:
             async with deadlines.timeout(self._patience):
-                while here.error is None and not here.is_durable:
+                while pending.error is None and not pending.is_durable:
                     await entry.changes.wait()
-        except TimeoutError as error:
-            here.give_up(
+        except TimeoutError:
+            pending.give_up(
                 entry.failure
                 or ServiceTimeoutError(
-                    f"{here.namespace}/{here.name} was not stored within {self._patience:g} s",
+                    f"{pending.namespace}/{pending.name} was not stored within "
+                    f"{self._patience:g} s",
                     hint="try again in a moment; kt check says how the cluster is",
                 )
             )
             self._changed(entry)
-            if here.error is not None:
-                raise here.error from error
-        if here.error is not None:
-            raise here.error
+        if pending.error is not None:
+            raise pending.error
+
+    async def flush_worlds(self, namespace: str, name: str) -> None:  # State's
+        entry = self._entries.get((namespace, name))
+        if entry is None:
+            return
+        entry.pending.hurry_worlds()
+        self._changed(entry)
+        with contextlib.suppress(TimeoutError):
+            async with deadlines.timeout(WORLDS_PATIENCE):
+                while not entry.pending.has_worlds:
+                    await entry.changes.wait()
+                return
+        _log.warning("worlds not written yet workload=%s/%s", namespace, name)
 
     # -------------------------------------------------------------------------- for a backend
 
     def uid(self, namespace: str, name: str) -> str:
         """Identity of a workload's object, for owner references; empty while there is none."""
         entry = self._entries.get((namespace, name))
-        return "" if entry is None else entry.writing.uid
+        return "" if entry is None else entry.pending.uid
 
     # -------------------------------------------------------------------------- what others do
 
@@ -245,16 +245,14 @@ class KubernetesState:
         entry = self._entries.get(at)
         if entry is not None:
             found = None if is_gone else change.object
-            uid = change.object["metadata"]["uid"]
-            self._lost(entry, is_lost=entry.writing.told(found, uid))
+            if entry.pending.watched(found, change.object["metadata"]["uid"]):
+                self._deleted_elsewhere(*at)
             self._changed(entry)
 
-    def _lost(self, entry: _Entry, *, is_lost: bool) -> None:
-        if is_lost:
-            here = entry.writing
-            _log.info("workload deleted by its object workload=%s/%s", here.namespace, here.name)
-            if self._observer is not None:
-                self._observer.on_deleted_elsewhere(here.namespace, here.name)
+    def _deleted_elsewhere(self, namespace: str, name: str) -> None:
+        _log.info("workload deleted by its object workload=%s/%s", namespace, name)
+        if self._observer is not None:
+            self._observer.on_deleted_elsewhere(namespace, name)
 
     # --------------------------------------------------------------------------------- writing
 
@@ -264,23 +262,23 @@ class KubernetesState:
             entry.task = asyncio.get_running_loop().create_task(self._write(entry))
 
     def _forget(self, entry: _Entry) -> None:
-        here = entry.writing
-        if here.is_over and not entry.flushing and entry.task is None:
-            at = (here.namespace, here.name)
+        pending = entry.pending
+        if pending.is_over and not entry.flushing and entry.task is None:
+            at = (pending.namespace, pending.name)
             if self._entries.get(at) is entry:
                 del self._entries[at]
 
     async def _write(self, entry: _Entry) -> None:
         """Do what there is to be done, until nothing is."""
-        here = entry.writing
+        pending = entry.pending
         try:
             while True:
-                step = here.step(self._clock(), self._summary)
-                if isinstance(step, writing.Rest):
+                step = pending.step(self._clock(), self._summary)
+                if isinstance(step, writes.Rest):
                     break
                 if not self._may_write():
-                    step = writing.Wait(_FOLLOWING)
-                if isinstance(step, writing.Wait):
+                    step = writes.Wait(_FOLLOWING)
+                if isinstance(step, writes.Wait):
                     if entry.is_hurried:
                         break
                     with contextlib.suppress(TimeoutError):
@@ -290,7 +288,7 @@ class KubernetesState:
                 await self._do(entry, step)
                 entry.changes.notify()
         except Exception:  # noqa: BLE001  # a fault of ours must not be silent
-            _log.exception("workload not written workload=%s/%s", here.namespace, here.name)
+            _log.exception("workload not written workload=%s/%s", pending.namespace, pending.name)
         finally:
             entry.task = None
             entry.changes.notify()
@@ -300,37 +298,36 @@ class KubernetesState:
         return None if self._observer is None else self._observer.summary(namespace, name)
 
     async def _do(self, entry: _Entry, step: Step) -> None:
-        here = entry.writing
+        pending = entry.pending
         try:
             async with self._writers:
-                answer = await self._send(here, step)
+                answer = await self._send(pending, step)
         except KubetorchError as error:
             entry.failure = error
             _log.warning(
                 "workload not written step=%s workload=%s/%s error=%s",
-                *(type(step).__name__, here.namespace, here.name, error),
+                *(type(step).__name__, pending.namespace, pending.name, error),
             )
-            here.failed(step, error, self._clock())
+            pending.failed(step, error, self._clock())
             return
         entry.failure = None
-        if isinstance(step, writing.Read):
-            self._lost(entry, is_lost=here.seen(answer))
-        else:
-            self._lost(entry, is_lost=here.written(step, answer, self._clock()))
+        is_read = isinstance(step, writes.Read)
+        if pending.seen(answer) if is_read else pending.written(step, answer, self._clock()):
+            self._deleted_elsewhere(pending.namespace, pending.name)
 
-    async def _send(self, here: Writing, step: Step) -> Object | None:
-        """What the API server has after a step; `None` when there is nothing."""
-        ref = Ref(WORKLOADS, here.name, here.namespace)
+    async def _send(self, pending: PendingWrite, step: Step) -> Object | None:
+        """Do a step; returns the object that the API server has then, if it has one."""
+        ref = Ref(WORKLOADS, pending.name, pending.namespace)
         match step:
-            case writing.Create(body):
+            case writes.Create(body):
                 return await self._client.create(body)
-            case writing.Replace(patch):
+            case writes.Replace(patch):
                 return await self._client.patch(ref, patch)
-            case writing.ReplaceStatus(patch):
-                part = Ref(WORKLOADS, here.name, here.namespace, "status")
+            case writes.ReplaceStatus(patch):
+                part = Ref(WORKLOADS, pending.name, pending.namespace, "status")
                 return await self._client.patch(part, patch)
         try:
-            if isinstance(step, writing.Delete):
+            if isinstance(step, writes.Delete):
                 await self._client.delete(ref, preconditions={"uid": step.uid})
                 return None
             return await self._client.get(ref)
@@ -338,18 +335,26 @@ class KubernetesState:
             return None
 
 
+def _check_deployed(generation: Generation) -> None:
+    """Refuse what was written by hand, and which only somebody with more rights may deploy."""
+    if generation.grant is None or generation.grant.user is not None:
+        return
+    compute = generation.spec.compute
+    why = "its pods are found by labels" if compute.selector else beyond_rendered(generation.spec)
+    if why:
+        raise SpecError(
+            f"generation {generation.number} was written by hand, and {why}",
+            hint="let somebody deploy it who may have such an object",
+        )
+
+
 class _Entry:
     """One workload, and what writes it."""
 
     def __init__(self, namespace: str, name: str) -> None:
-        self.writing = Writing(namespace, name)
+        self.pending = PendingWrite(namespace, name)
         self.changes = Changes()
         self.task: asyncio.Task[None] | None = None
         self.flushing = 0
         self.failure: KubetorchError | None = None
         self.is_hurried = False
-
-
-def _later(record: WorkloadRecord) -> WorkloadRecord:
-    """With an epoch that is later than any that was announced: the last ones may not be written."""
-    return replace(record, epoch=record.epoch + EPOCHS)

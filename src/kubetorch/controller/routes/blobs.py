@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from functools import partial
 
 import msgspec
 
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Permission, Route
+from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.routes.table import Exchange, Permission, Route
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
 from kubetorch.lib.asgi import with_status
-from kubetorch.lib.decoding import json_decoder
+from kubetorch.lib.decoders import json_decoder
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes
 
 #: Bytes of all blobs that one request may bring, decompressed.
 UPLOAD_LIMIT = 4 * 1024**3
-#: Bytes of a request that names digests: a million of them.
-NAMES_LIMIT = 80 * 1024 * 1024
+#: Bytes of a request that names digests: those of the largest tree, twice.
+NAMES_LIMIT = 20 * 1024 * 1024
 
-# Small pieces keep the loop free while a stream that was compressed well is written to the disk.
-_FEED = 4 * 1024
 # Who may deploy may bring and read what deploys are made of.
 _NEEDS = (Permission("create", scope="query"),)
 
@@ -36,14 +33,10 @@ class _Names(msgspec.Struct, frozen=True):
 
 
 class BlobRoutes:
-    """Handlers.
+    """Handlers."""
 
-    Args:
-        depots: The stores.
-    """
-
-    def __init__(self, depots: Depots) -> None:
-        self._depots = depots
+    def __init__(self, blob_stores: BlobStores) -> None:
+        self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -55,19 +48,17 @@ class BlobRoutes:
 
     async def store(self, exchange: Exchange) -> None:
         """Store blobs."""
-        stored = await receive(exchange.chunks(), self._depots, self._namespace(exchange))
+        stored = await receive(exchange.chunks(), self._blob_stores, self._namespace(exchange))
         await exchange.respond_message({"stored": stored})
 
     async def missing(self, exchange: Exchange) -> None:
         """Which of some blobs are not here."""
-        names = await self._names(exchange)
-        await exchange.respond_message({"missing": self._store(exchange).missing(names)})
+        _, missing = await self._names(exchange)
+        await exchange.respond_message({"missing": missing})
 
     async def fetch(self, exchange: Exchange) -> None:
         """Some blobs."""
-        names = await self._names(exchange)
-        blobs = self._store(exchange)
-        missing = blobs.missing(names)
+        names, missing = await self._names(exchange)
         if missing:
             raise with_status(
                 DataStoreError(
@@ -76,52 +67,46 @@ class BlobRoutes:
                 ),
                 404,
             )
-        pieces = in_thread(compressed(dict.fromkeys(names), blobs.stream))
-        await exchange.respond_stream(pieces, content_type=records.CONTENT_TYPE)
+        pieces = compressed(dict.fromkeys(names), self._store(exchange).stream)
+        await exchange.respond_stream(
+            in_thread(pieces, self._blob_stores), content_type=records.CONTENT_TYPE
+        )
 
     def _store(self, exchange: Exchange) -> BlobStore:
         """The store that is asked: that of the pod's own namespace, or of `?namespace=`."""
-        return self._depots.of(self._namespace(exchange)).blobs
+        return self._blob_stores.of(self._namespace(exchange)).blobs
 
     def _namespace(self, exchange: Exchange) -> str:
         return exchange.asker.pod_namespace or exchange.query("namespace")
 
-    async def _names(self, exchange: Exchange) -> tuple[str, ...]:
+    async def _names(self, exchange: Exchange) -> tuple[tuple[str, ...], list[str]]:
+        """The blobs that a request names, and those of them that are not here."""
         body = await exchange.body(NAMES_LIMIT)
-        try:
-            names = json_decoder(_Names).decode(body).blobs
-            for digest in names:
-                check_digest(digest)
-        except (msgspec.MsgspecError, UnicodeDecodeError, DataStoreError) as error:
-            raise ProtocolError(f'the body must be {{"blobs": [digests]}}: {error}') from error
-        return names
+        store = self._store(exchange)
+
+        def look() -> tuple[tuple[str, ...], list[str]]:
+            try:
+                names = json_decoder(_Names).decode(body).blobs
+                for digest in names:
+                    check_digest(digest)
+            except (msgspec.MsgspecError, UnicodeDecodeError, DataStoreError) as error:
+                raise ProtocolError(f'the body must be {{"blobs": [digests]}}: {error}') from error
+            return names, store.missing(names)
+
+        return await self._blob_stores.in_thread(look)
 
 
-async def receive(chunks: AsyncIterator[bytes], depots: Depots, namespace: str) -> int:
-    """Store the blobs of a stream that may be empty; how many there were.
-
-    Args:
-        chunks: The stream.
-        depots: The stores.
-        namespace: Whose blobs they are.
-
-    Raises:
-        ProtocolError: It is no such stream, or it brings too much.
-        DataStoreError: A blob is not what its digest says.
-        StorageFullError: There is no room.
-    """
-    blobs = depots.of(namespace).blobs
+async def receive(chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespace: str) -> int:
+    """Store the blobs of a stream that may be empty; how many there were."""
+    blobs = blob_stores.of(namespace).blobs
     receiver: Receiver | None = None
     try:
         async for chunk in chunks:
             receiver = receiver or Receiver(blobs, limit_bytes=UPLOAD_LIMIT)
-            for start in range(0, len(chunk), _FEED):
-                receiver.feed(chunk[start : start + _FEED])
-                if len(chunk) > _FEED:
-                    await asyncio.sleep(0)
+            await blob_stores.in_thread(partial(receiver.feed, chunk))
         return 0 if receiver is None else len(receiver.finish())
     except StorageFullError:
-        depots.on_full()
+        blob_stores.on_full()
         raise
     except DataStoreError as error:  # poisoned: the sender's fault
         with_status(error, 400)
@@ -131,10 +116,9 @@ async def receive(chunks: AsyncIterator[bytes], depots: Depots, namespace: str) 
             receiver.close()
 
 
-async def in_thread(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def in_thread(
+    pieces: Iterator[bytes], blob_stores: BlobStores
+) -> AsyncGenerator[bytes, None]:
     """The pieces of an iterator that reads files and compresses, without holding up the loop."""
-    while True:
-        piece = await asyncio.to_thread(next, pieces, None)
-        if piece is None:
-            return
+    while (piece := await blob_stores.in_thread(lambda: next(pieces, None))) is not None:
         yield piece

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import Calls, unknown
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.exchange import Exchange
 from kubetorch.controller.routes.blobs import in_thread
-from kubetorch.controller.routes.table import Permission, Route
+from kubetorch.controller.routes.table import Exchange, Permission, Route
 from kubetorch.controller.workloads import Workloads
 from kubetorch.wire import routes
 from kubetorch.wire.messages import CallView
@@ -20,18 +19,12 @@ _CALL = (Permission("create", "call", "found", "on the workload that runs it"),)
 
 
 class CallRoutes:
-    """Handlers.
+    """Handlers."""
 
-    Args:
-        calls: What is known of calls.
-        workloads: Reaches the pods that run them.
-        depots: Where results lie.
-    """
-
-    def __init__(self, calls: Calls, workloads: Workloads, depots: Depots) -> None:
+    def __init__(self, calls: Calls, workloads: Workloads, blob_stores: BlobStores) -> None:
         self._calls = calls
         self._workloads = workloads
-        self._depots = depots
+        self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -63,8 +56,9 @@ class CallRoutes:
         """How a call ended: its packed outcome."""
         call = await self._find(exchange, call_id, _CALL)
         digest = self._calls.result(call_id)
-        _, pieces = self._depots.of(call.namespace).blobs.stream(digest)
-        await exchange.respond_stream(in_thread(iter(pieces)), content_type=OUTCOME)
+        _, pieces = self._blob_stores.of(call.namespace).blobs.stream(digest)
+        answer = in_thread(iter(pieces), self._blob_stores)
+        await exchange.respond_stream(answer, content_type=OUTCOME)
 
     async def _find(
         self, exchange: Exchange, call_id: str, needs: tuple[Permission, ...]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kubetorch.controller import usage
-from kubetorch.controller.backends.stores import SecretStore
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Permission, Route, Scope
+from kubetorch.controller.backends.base import SecretStore
+from kubetorch.controller.routes.table import Exchange, Permission, Route, Scope
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SecretNotFound
 from kubetorch.specs import names
@@ -21,12 +19,7 @@ def _needs(*verbs: str, scope: Scope = "path") -> tuple[Permission, ...]:
 
 
 class SecretRoutes:
-    """Handlers.
-
-    Args:
-        secrets: Keeps secrets.
-        workloads: Whose pods see them.
-    """
+    """Handlers."""
 
     def __init__(self, secrets: SecretStore, workloads: Workloads) -> None:
         self._secrets = secrets
@@ -50,7 +43,7 @@ class SecretRoutes:
         if namespace is not None:
             names.check_namespace(namespace)
         found = await self._secrets.list(namespace)
-        users = usage.of_secrets(self._workloads, namespace)
+        users = self._workloads.users_of_secrets(namespace)
         complete = [
             replace(view, used_by=users.get((view.namespace, view.object_name), ()))
             for view in found

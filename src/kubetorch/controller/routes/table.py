@@ -1,16 +1,103 @@
-"""Which handler answers a method and path, and who may ask it."""
+"""One HTTP request to the controller with its answer, which handler gives it, and who may ask."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from kubetorch.controller.access import Need
-from kubetorch.controller.exchange import Exchange
-from kubetorch.lib.asgi import refusal
+from kubetorch.controller.access import Asker, Need
+from kubetorch.errors import ControllerError, ProtocolError
+from kubetorch.lib import asgi
+from kubetorch.lib.asgi import JSON, Receive, Request, Responder, Send, refusal
+from kubetorch.wire import messages, routes
+
+#: Bytes that the body of a request may have, where nothing else is said.
+BODY_LIMIT = 4 * 1024 * 1024
+
+_T = TypeVar("_T")
+
+
+class Exchange(Request):
+    """A request, and the means to answer it."""
+
+    def __init__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive)
+        given = self.headers.get(routes.REQUEST_ID.lower(), "")
+        # The audit log of a cluster is to find each of them again, years later.
+        self.request_id = asgi.request_id(given, size=16)
+        self._responder = Responder(send, {routes.REQUEST_ID.lower(): self.request_id})
+        self._asker: Asker | None = None
+
+    @property
+    def asker(self) -> Asker:
+        """Who sends it."""
+        if self._asker is None:
+            raise ControllerError(f"{self.method} {self.path} was let in by nobody")
+        return self._asker
+
+    @asker.setter
+    def asker(self, asker: Asker) -> None:
+        self._asker = asker
+
+    # ----------------------------------------------------------------------------- the request
+
+    def flag(self, name: str) -> bool:
+        """A parameter that is `true` or `false`, which it is when it is missing."""
+        value = self.query(name, "false").lower()
+        if value not in ("true", "false", "1", "0"):
+            raise ProtocolError(f"{name} is {value!r}; it must be true or false")
+        return value in ("true", "1")
+
+    def number(self, name: str, default: float, *, least: float, most: float) -> float:
+        """A parameter that is a number within bounds."""
+        text = self.query(name)
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise ProtocolError(f"{name} is {text!r}; it must be a number from {least} to {most}")
+        return value
+
+    async def message(self, kind: type[_T]) -> _T:
+        """The body as a message of this type; an empty one is `{}`."""
+        return messages.decode(kind, await self.body(BODY_LIMIT) or b"{}")
+
+    # ------------------------------------------------------------------------------ the answer
+
+    @property
+    def has_begun(self) -> bool:
+        return self._responder.has_begun
+
+    def passed_on(self) -> None:
+        """Somebody else has begun to answer."""
+        self._responder.has_begun = True
+
+    def on_status(self, callback: Callable[[int], None]) -> None:
+        """Tell this one the status of the answer before it is sent."""
+        self._responder.on_status = callback
+
+    async def respond(
+        self, body: bytes, *, status: int = 200, content_type: str = JSON, **headers: str
+    ) -> None:
+        """Answer with a body."""
+        await self._responder.answer(status, body, content_type, **headers)
+
+    async def respond_message(self, message: object, *, status: int = 200) -> None:
+        """Answer with a message, or a list of them."""
+        await self.respond(messages.encode(message), status=status)
+
+    async def respond_stream(self, chunks: AsyncIterator[bytes], *, content_type: str) -> None:
+        """Answer with chunks as they come; they are closed when the client goes away."""
+        await self._responder.stream(chunks, content_type, self.disconnected())
+
+    async def refuse(self, status: int, failure: bytes) -> None:
+        """Answer with the one envelope that all errors have."""
+        await self._responder.refuse(status, failure)
+
 
 #: Answers one request; the parameters are those of the path.
 Handler = Callable[..., Awaitable[None]]
@@ -24,14 +111,7 @@ _NAMES = ("name", "claim")
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """What a user needs for a route, in the words of RBAC on `kubetorchworkloads`.
-
-    Attributes:
-        verb: The verb.
-        subresource: The part of the workload, such as `logs`.
-        scope: Where the namespace comes from.
-        when: In which case it is needed, for those that a handler checks.
-    """
+    """A right that a route needs, in the words of RBAC on `kubetorchworkloads`."""
 
     verb: str
     subresource: str = ""
@@ -39,7 +119,7 @@ class Permission(msgspec.Struct, frozen=True):
     when: str = ""
 
     def need(self, exchange: Exchange, parameters: Mapping[str, str]) -> Need:
-        """What one request needs."""
+        """The right that one request needs."""
         namespace = ""
         if self.scope == "path":
             namespace = parameters["namespace"]
@@ -49,22 +129,12 @@ class Permission(msgspec.Struct, frozen=True):
         return self.of(namespace, name)
 
     def of(self, namespace: str, name: str) -> Need:
-        """What it is for one object; in all namespaces if none is given."""
+        """The right on one object; in all namespaces if none is given."""
         return Need(self.verb, namespace, name, self.subresource)
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One route.
-
-    Attributes:
-        method: `GET`, `POST` or `DELETE`.
-        path: Path with parameters in braces, such as `/v1/calls/{call_id}`.
-        handler: Answers it.
-        needs: What a user needs, all of it. None means that every user may.
-        audience: Who may ask.
-        is_audited: Whether it changes something, or shows a secret.
-        is_local: Whether only the service of one user has it.
-    """
+    """One route."""
 
     method: str
     path: str
@@ -76,11 +146,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Table:
-    """All routes.
-
-    Args:
-        routes: The routes.
-    """
+    """All routes."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -90,11 +156,7 @@ class Table:
             self._by_length.setdefault(len(parts), []).append((parts, route))
 
     def find(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
-        """The route for a request, and the parameters in its path.
-
-        Raises:
-            ProtocolError: There is none, or none for this method.
-        """
+        """The route for a request, and the parameters in its path."""
         found = self.look(exchange)
         if found is not None:
             return found

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kubetorch.controller import usage
-from kubetorch.controller.backends.stores import VolumeStore
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.routes.table import Permission, Route, Scope
+from kubetorch.controller.backends.base import VolumeStore
+from kubetorch.controller.routes.table import Exchange, Permission, Route, Scope
 from kubetorch.controller.workloads import Workloads
-from kubetorch.errors import SpecError, VolumeInUseError, VolumeNotFoundError
+from kubetorch.errors import VolumeInUseError, VolumeNotFoundError
 from kubetorch.specs import names
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
@@ -26,12 +24,7 @@ def _needs(verb: str, scope: Scope = "path") -> tuple[Permission, ...]:
 
 
 class VolumeRoutes:
-    """Handlers.
-
-    Args:
-        volumes: Keeps volumes.
-        workloads: Whose pods have them mounted.
-    """
+    """Handlers."""
 
     def __init__(self, volumes: VolumeStore, workloads: Workloads) -> None:
         self._volumes = volumes
@@ -55,7 +48,7 @@ class VolumeRoutes:
         if namespace is not None:
             names.check_namespace(namespace)
         found = await self._volumes.list(namespace)
-        users = usage.of_claims(self._workloads, namespace)
+        users = self._workloads.users_of_volumes(namespace)
         complete = [
             replace(view, used_by=users.get((view.namespace, view.claim), ())) for view in found
         ]
@@ -65,10 +58,7 @@ class VolumeRoutes:
         """Make a volume; one that exists stays as it is."""
         names.check_namespace(namespace)
         spec = await exchange.message(VolumeSpec)
-        specs.check_name(spec.name)
-        specs.check_mount_path(spec.mount_path)
-        if spec.claim is not None or spec.size is None:
-            raise SpecError(f"the volume {spec.name!r} has no size, so it cannot be made")
+        specs.check(spec)
         await exchange.respond_message(await self._volumes.create(namespace, spec))
 
     async def get(self, exchange: Exchange, namespace: str, claim: str) -> None:
@@ -86,7 +76,7 @@ class VolumeRoutes:
                 f"Volume {claim!r} does not exist in namespace {namespace!r}",
                 hint=f"kt volumes -n {namespace} lists those that are there",
             )
-        users = usage.of_claims(self._workloads, namespace).get((namespace, claim))
+        users = self._workloads.users_of_volumes(namespace).get((namespace, claim))
         if users:
             raise VolumeInUseError(
                 f"the volume {claim!r} is mounted by {', '.join(users)}",

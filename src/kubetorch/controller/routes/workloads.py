@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.access import Asker, Need
-from kubetorch.controller.depots import Depots
-from kubetorch.controller.exchange import Exchange
-from kubetorch.controller.podlogs import TAIL, PodLogs, check_pod, encode
+from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.logs import TAIL, PodLogs, check_pod, encode
+from kubetorch.controller.relay import Hosts
 from kubetorch.controller.routes.blobs import receive
-from kubetorch.controller.routes.table import Permission, Route
-from kubetorch.controller.workload import Workload
+from kubetorch.controller.routes.table import Exchange, Permission, Route
 from kubetorch.controller.workloads import (
     TOKEN_LEAST,
     TOKEN_LIFETIME,
     TOKEN_MOST,
     Workloads,
 )
-from kubetorch.errors import ProtocolError
+from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.lib.asgi import NDJSON
-from kubetorch.wire import messages, routes, tokens, waits
-from kubetorch.wire.messages import Deploy, DeployEvent, Ready
+from kubetorch.wire import messages, routes, tokens
+from kubetorch.wire.messages import Deploy, DeployEvent, Ready, WorkloadView
 
-#: Bytes that the head of a deploy may have.
-HEAD_LIMIT = 1024 * 1024
+#: Bytes that the head of a deploy may have: rendering it takes tens of milliseconds.
+HEAD_LIMIT = 128 * 1024
 #: Most seconds that a delete may wait for calls.
 GRACE_MOST = 3600.0
 # Lines of an answer that are put together.
 _LINES = 500
-
-_log = logging.getLogger(__name__)
-
 _DEPLOY = (Permission("create"), Permission("update"))
 #: What tokens are for, and what somebody who wants one needs.
 _VERBS = {
@@ -45,28 +40,19 @@ _VERBS = {
 
 
 class _TokenRequest(msgspec.Struct, frozen=True):
-    """Body of a request for a token.
-
-    Attributes:
-        ttl: How many seconds it is good for.
-        verbs: What it is for: `call`, `exec`, `logs`.
-    """
+    """Body of a request for a token."""
 
     ttl: float = TOKEN_LIFETIME
     verbs: tuple[str, ...] = (tokens.CALL,)
 
 
 class WorkloadRoutes:
-    """Handlers.
+    """Handlers."""
 
-    Args:
-        workloads: What they work on.
-        depots: Where blobs of deploys go.
-    """
-
-    def __init__(self, workloads: Workloads, depots: Depots) -> None:
+    def __init__(self, workloads: Workloads, blob_stores: BlobStores, hosts: Hosts) -> None:
         self._workloads = workloads
-        self._depots = depots
+        self._hosts = hosts
+        self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -92,11 +78,11 @@ class WorkloadRoutes:
             view = self._workloads.view(workload, exchange.asker.name)
         else:
             view = workload.view()
-        await exchange.respond_message(view)
+        await exchange.respond_message(self._with_host(view))
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
-        grace = exchange.number("grace", waits.DELETE_GRACE, least=0.0, most=GRACE_MOST)
+        grace = exchange.number("grace", routes.DELETE_GRACE, least=0.0, most=GRACE_MOST)
         await self._workloads.delete(namespace, name, grace=grace)
         await exchange.respond_message({"deleted": name})
 
@@ -127,9 +113,9 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
-        await exchange.asker.check_deploy(deploy.spec)
-        await receive(_joined(rest, chunks), self._depots, namespace)
-        events = await self._workloads.deploy(deploy)
+        grant = await exchange.asker.check_deploy(deploy.spec)
+        await receive(_joined(rest, chunks), self._blob_stores, namespace)
+        events = await self._workloads.deploy(deploy, grant)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
 
     async def _lines(
@@ -142,12 +128,18 @@ class WorkloadRoutes:
 
     async def _with_token(self, asker: Asker, ready: Ready) -> Ready:
         """The end of a deploy as who deployed sees it; others may wait for the same deploy."""
-        key = (ready.workload.spec.namespace, ready.workload.spec.name)
-        if not await asker.may(_VERBS[tokens.CALL].of(*key)):
-            return ready
-        token = self._workloads.token(*key, ttl=TOKEN_LIFETIME, subject=asker.name)
-        view = replace(ready.workload, token=token.token, token_expires=token.expires)
+        view = self._with_host(ready.workload)
+        key = (view.spec.namespace, view.spec.name)
+        if await asker.may(_VERBS[tokens.CALL].of(*key)):
+            token = self._workloads.token(*key, ttl=TOKEN_LIFETIME, subject=asker.name)
+            view = replace(view, token=token.token, token_expires=token.expires)
         return replace(ready, workload=view)
+
+    def _with_host(self, view: WorkloadView) -> WorkloadView:
+        app = view.spec.callable.app
+        is_reached = app is not None and app.port is not None
+        own = self._hosts.of(view.spec.namespace, view.spec.name) if is_reached else ""
+        return replace(view, app_host=own)
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -156,23 +148,20 @@ class WorkloadRoutes:
         workload = self._workloads.get(namespace, name)
         count = int(exchange.number("tail", TAIL, least=0, most=routes.TAIL_MOST))
         pod = check_pod(workload, exchange.query("pod"))
-        reader = self._reader(workload, pod, exchange.asker)
-        lines = _log_lines(reader, count, follow=exchange.flag("follow"))
-        await exchange.respond_stream(lines, content_type=NDJSON)
-
-    def _reader(self, workload: Workload, pod: str | None, asker: Asker) -> PodLogs:
-        of_pods = Need("get", workload.key[0], subresource="log", group="", resource="pods")
-        return PodLogs(
+        of_pods = Need("get", namespace, subresource="log", group="", resource="pods")
+        reader = PodLogs(
             workload,
             self._workloads.backend,
             token=lambda: (
                 self._workloads.token(
-                    *workload.key, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
+                    namespace, name, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
                 ).token
             ),
-            may_read_others=lambda: asker.may(of_pods),
+            may_read_others=lambda: exchange.asker.may(of_pods),
             pod=pod,
         )
+        lines = _log_lines(reader, count, follow=exchange.flag("follow"))
+        await exchange.respond_stream(lines, content_type=NDJSON)
 
 
 async def _log_lines(reader: PodLogs, count: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
@@ -190,11 +179,17 @@ async def _head(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:
     async for chunk in chunks:
         begun += chunk
         end = begun.find(b"\n")
-        if end >= 0:
+        if 0 <= end <= HEAD_LIMIT:
             return bytes(begun[:end]), bytes(begun[end + 1 :])
         if len(begun) > HEAD_LIMIT:
-            raise ProtocolError(f"the head of a deploy has more than {HEAD_LIMIT} bytes")
-    return bytes(begun), b""
+            break
+    else:
+        return bytes(begun), b""
+    raise SpecError(
+        f"the declaration of the service has more than {HEAD_LIMIT:,} bytes",
+        hint="make its manifest, environment and image steps shorter; data belongs into a volume, "
+        "a secret, or the project",
+    )
 
 
 async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""One run of an app: a shell and all that it starts, from its first process to its last."""
+"""The app of a pod: its runs, from the first process to the last, and which one takes requests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,41 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
 
-from kubetorch.errors import OutOfMemoryError, PodContainerError, ServiceHealthError
-from kubetorch.lib import deadlines, processes, spawning
-from kubetorch.lib.processes import ExitWatch
-from kubetorch.pod.apps import health, run
-from kubetorch.pod.apps.run import AppRun, Ended
-from kubetorch.pod.workers.host import MARKER
-from kubetorch.pod.workers.lines import Line, Output
-from kubetorch.wire.apps import AppView
+import msgspec
 
+from kubetorch.errors import (
+    CallRefusedError,
+    KubetorchError,
+    OutOfMemoryError,
+    PodContainerError,
+    ServiceHealthError,
+    StartupError,
+)
+from kubetorch.lib import backoff, deadlines, process_watch, processes, sockets
+from kubetorch.lib.changes import Changes
+from kubetorch.lib.decoders import json_decoder
+from kubetorch.lib.http1 import AnswerReader, encoded, request_head
+from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.worker_process.output import Line, Output
+from kubetorch.pod.worker_process.worker import MARKER
+from kubetorch.specs.callable import AppSpec
+from kubetorch.wire.messages import AppView
+
+#: What a shell adds to the number of the signal that ended its command.
+_SIGNALLED = 128
+#: An app may listen on one of them only.
+ADDRESSES = ("127.0.0.1", "::1")
+#: First and longest pause between two attempts, in seconds.
+_PAUSES = (0.02, 0.25)
+#: Seconds that one attempt may take.
+_ATTEMPT = 5.0
+#: Characters of a path that stay as they are.
+_QUOTED = "/?&=%:@,;+$!*'()~#[]"
+_PIECE = 4096
 #: Seconds that an app has to end after SIGTERM.
 STOP_GRACE = 10.0
 #: Seconds for a killed app to be gone.
@@ -33,24 +58,103 @@ SETTLE = 0.2
 LAST_LINES = 20
 #: What a shell ends with when there is no such command, or it is no program.
 _NOT_RUN = (126, 127)
-
 _SHELL = "/bin/sh"
 _SCRIPT = f'cd -- "$0" && exec {_SHELL} -c "$1"'
+#: Seconds that a request waits for an app that is being started.
+PATIENCE = 30.0
+#: Requests and WebSockets at one time.
+REQUEST_LIMIT = 2000
+
+
+@dataclass(frozen=True)
+class AppRun:
+    """One run of an app."""
+
+    generation: int
+    app: AppSpec
+    folder: str
+    env: tuple[tuple[str, str], ...]
+
+
+class AppExit(msgspec.Struct, frozen=True):
+    """The end of a run that is not to be repeated."""
+
+    generation: int
+    exit_code: int
+    started: float
+    ended: float
+
+    @property
+    def view(self) -> AppView:
+        """As the controller is told."""
+        return AppView(
+            state="exited", exit_code=self.exit_code, started=self.started, ended=self.ended
+        )
+
+
+def exit_code(status: int | None) -> int:
+    """An exit status as shells count it: 128 and the signal's number for one that was killed."""
+    if status is None:
+        return _SIGNALLED
+    return _SIGNALLED - status if status < 0 else status
+
+
+class AppExitFile:
+    """Remembers on disk how the app ended: an agent that is started again leaves it at that."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def find(self, generation: int) -> AppExit | None:
+        """How the run of a generation ended."""
+        try:
+            found = json_decoder(AppExit).decode(self._file.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return found if found.generation == generation else None
+
+    def keep(self, ended: AppExit) -> None:
+        """A run ended. On a full disk it is forgotten: then it would be repeated."""
+        beside = self._file.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            beside.write_bytes(msgspec.json.encode(ended))
+            os.replace(beside, self._file)  # noqa: PTH105  # as everywhere where a name is given
+
+
+async def wait_until_healthy(port: int, path: str | None) -> str:
+    """Wait until a server on this port answers; the address that it listens on."""
+    pauses = backoff.exponential(first=_PAUSES[0], limit=_PAUSES[1])
+    while True:
+        for address in ADDRESSES:
+            try:
+                async with deadlines.timeout(_ATTEMPT):
+                    if await _answers(address, port, path):
+                        return address
+            except (OSError, TimeoutError, asyncio.TimeoutError):
+                continue
+        await asyncio.sleep(next(pauses))
+
+
+async def _answers(address: str, port: int, path: str | None) -> bool:
+    reader, writer = await asyncio.open_connection(address, port)
+    try:
+        if path is None:
+            return True
+        host = f"[{address}]" if ":" in address else address
+        # A path that was declared with blanks is asked for as a browser would.
+        target = quote(path, safe=_QUOTED)
+        headers = [("Host", f"{host}:{port}"), ("Connection", "close")]
+        writer.write(request_head("GET", target, encoded(headers)))
+        answer = AnswerReader()
+        while not answer.has_head:
+            answer.feed(await reader.read(_PIECE))
+        return answer.status == 200
+    finally:
+        writer.transport.abort()
 
 
 class AppProcess:
-    """An app that runs, or has run.
-
-    Args:
-        wanted: What it is.
-        pod_name: For errors.
-        on_line: Told of each line that it writes.
-        on_change: Told when it begins to serve, and when it ends.
-        ended: How this run ended in an earlier life of the agent; then nothing is started.
-
-    Raises:
-        PodContainerError: There is no shell.
-    """
+    """An app that runs, or has run."""
 
     def __init__(
         self,
@@ -59,7 +163,7 @@ class AppProcess:
         pod_name: str,
         on_line: Callable[[Line, int], None],
         on_change: Callable[[AppProcess], None],
-        ended: Ended | None = None,
+        ended: AppExit | None = None,
     ) -> None:
         self.app = wanted.app
         self.generation = wanted.generation
@@ -67,7 +171,7 @@ class AppProcess:
         self._on_line = on_line
         self._on_change = on_change
         #: Where it listens.
-        self.address = health.ADDRESSES[0]
+        self.address = ADDRESSES[0]
         #: Whether it was asked to end.
         self.is_asked = False
         self._is_settled = ended is not None
@@ -75,7 +179,7 @@ class AppProcess:
         self.ended = ended
         self._exited = asyncio.Event()
         self._is_out_of_time = asyncio.Event()
-        self._burial: asyncio.Task[None] | None = None
+        self._exiting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._marker = f"{MARKER}={secrets.token_hex(8)}"
         self.pid, self.started = 0, time.time()
@@ -87,7 +191,7 @@ class AppProcess:
     def _start(self, wanted: AppRun) -> None:
         output, theirs = os.pipe()
         try:
-            self.pid = spawning.spawn(
+            self.pid = processes.spawn(
                 (_SHELL, "-c", _SCRIPT, wanted.folder, wanted.app.command),
                 {**dict(wanted.env), MARKER: self._marker.partition("=")[2]},
                 output=theirs,
@@ -101,7 +205,6 @@ class AppProcess:
             os.close(theirs)
         self.started = time.time()
         self._output = Output(output, b"\x1eKT" + os.urandom(13), self._deliver)
-        self._loop.add_reader(output, self._read_output)
         self._watch = ExitWatch(self.pid, self._on_end)
 
     # ------------------------------------------------------------------------------------ state
@@ -109,12 +212,12 @@ class AppProcess:
     @property
     def is_alive(self) -> bool:
         """Whether it has not ended."""
-        return self._burial is None and self.ended is None
+        return self._exiting is None and self.ended is None
 
     @property
     def is_ending(self) -> bool:
         """Whether it has ended and it is not known yet with what."""
-        return self._burial is not None and self.ended is None
+        return self._exiting is not None and self.ended is None
 
     @property
     def is_script(self) -> bool:
@@ -146,29 +249,31 @@ class AppProcess:
 
     # -------------------------------------------------------------------------------- its begin
 
-    async def settle(self, timeout: float) -> None:
-        """Wait until it serves, or, if it serves nothing, until it is sure that it runs.
-
-        Args:
-            timeout: Seconds that it has.
-
-        Raises:
-            ServiceHealthError: It ended, or does not answer; with its last lines.
-        """
+    async def wait_until_serving(self, timeout: float) -> None:
+        """Wait until it serves, or, if it serves nothing, until it is sure that it runs."""
         if self._is_settled:
             return
         exit_ = asyncio.ensure_future(self._exited.wait())
-        healthy = asyncio.ensure_future(self._healthy())
+        port, path = self.app.port, self.app.health_check
+        if port is None:
+            healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
+        else:
+            healthy = asyncio.ensure_future(wait_until_healthy(port, path))
         try:
             await asyncio.wait(
                 (exit_, healthy), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if self.ended is not None:
-                self._check_exit(self.ended.exit_code)
+                code = self.ended.exit_code
+                if port is not None:
+                    raise self._failure(
+                        f"ended with exit code {code} before it answered on port {port}"
+                    )
+                if code in _NOT_RUN:
+                    raise self._failure(f"could not be run: exit code {code}")
             elif not healthy.done():
-                what = self.app.health_check
-                asked = f"GET {what} with 200 " if what else ""
-                raise self._failure(f"did not answer {asked}on port {self.app.port}", timeout)
+                asked = f"GET {path} with 200 " if path else ""
+                raise self._failure(f"did not answer {asked}on port {port}", timeout)
             else:
                 self.address = healthy.result()
         finally:
@@ -177,20 +282,6 @@ class AppProcess:
             await asyncio.gather(exit_, healthy, return_exceptions=True)
         self._is_settled = True
         self._on_change(self)
-
-    async def _healthy(self) -> str:
-        if self.app.port is None:
-            await asyncio.sleep(SETTLE)
-            return self.address
-        return await health.wait(self.app.port, self.app.health_check)
-
-    def _check_exit(self, code: int) -> None:
-        if not self.is_script:
-            raise self._failure(
-                f"ended with exit code {code} before it answered on port {self.app.port}"
-            )
-        if code in _NOT_RUN:
-            raise self._failure(f"could not be run: exit code {code}")
 
     def _failure(self, what: str, seconds: float | None = None) -> ServiceHealthError:
         within = "" if seconds is None else f" within {seconds:.0f} s"
@@ -208,11 +299,7 @@ class AppProcess:
     # ---------------------------------------------------------------------------------- its end
 
     async def drain(self, grace: float) -> None:
-        """End it: SIGTERM to all its processes, and SIGKILL for those that stay.
-
-        Args:
-            grace: Seconds between the two, at most `STOP_GRACE`.
-        """
+        """End it: SIGTERM to all its processes, and SIGKILL for those that stay."""
         self.is_asked = True
         if self.is_alive:
             self._signal(signal.SIGTERM)
@@ -230,7 +317,7 @@ class AppProcess:
         async with deadlines.timeout(KILL_TIMEOUT):
             await self._exited.wait()
 
-    def condemn(self, error: OutOfMemoryError) -> None:
+    def abort(self, error: OutOfMemoryError) -> None:
         """End it because it used too much memory; its log says so."""
         self._deliver(Line(error.message, "stderr", None, time.time(), None))
         self._signal(signal.SIGKILL)
@@ -240,10 +327,10 @@ class AppProcess:
             os.killpg(self.pid, number)
 
     def _on_end(self) -> None:
-        if self._burial is None:
-            self._burial = self._loop.create_task(self._bury())
+        if self._exiting is None:
+            self._exiting = self._loop.create_task(self._finish_exit())
 
-    async def _bury(self) -> None:
+    async def _finish_exit(self) -> None:
         """Its first process has ended: end the others, read what they wrote, say so."""
         status = processes.exit_status(self.pid)
         if self.is_asked:
@@ -252,18 +339,17 @@ class AppProcess:
         # Until they are gone, its port is taken.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(REST_TIMEOUT):
-                await processes.wait_for_ends(await self._find(processes.kill_session))
-        self._loop.remove_reader(self._output.descriptor)
+                await process_watch.wait_for_ends(await self._find(processes.kill_session))
         self._output.close()
-        code = run.exit_code(status)
-        self.ended = Ended(self.generation, code, self.started, time.time())
+        code = exit_code(status)
+        self.ended = AppExit(self.generation, code, self.started, time.time())
         self._exited.set()
         self._on_change(self)
 
     async def _let_others_end(self) -> None:
         """Shells end at SIGTERM at once; what they run has the rest of the time that was given."""
         others = await self._find(processes.members)
-        ends = asyncio.ensure_future(processes.wait_for_ends(others))
+        ends = asyncio.ensure_future(process_watch.wait_for_ends(others))
         no_time = asyncio.ensure_future(self._is_out_of_time.wait())
         await asyncio.wait((ends, no_time), return_when=asyncio.FIRST_COMPLETED)
         for waiting in (ends, no_time):
@@ -277,10 +363,153 @@ class AppProcess:
 
     # ----------------------------------------------------------------------------------- output
 
-    def _read_output(self) -> None:
-        if not self._output.read():
-            self._loop.remove_reader(self._output.descriptor)
-
     def _deliver(self, line: Line) -> None:
         self._last.append(line.text)
         self._on_line(line, self.generation)
+
+
+class AppHost:
+    """Starts apps, and knows the one that serves."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        pod_name: str,
+        on_line: Callable[[Line, int], None],
+        on_exit: Callable[[AppProcess], None],
+        on_change: Callable[[], None],
+        on_activity: Callable[[], None],
+    ) -> None:
+        self._memory = AppExitFile(root / "app.json")
+        self._pod_name = pod_name
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._on_change = on_change
+        self._on_activity = on_activity
+        self._process: AppProcess | None = None
+        self._latest: AppProcess | None = None
+        self._refusal: KubetorchError | None = None
+        self._changes = Changes()
+        self._requests = 0
+        #: Seconds since the epoch of the last begin or end of a request, or end of an app.
+        self.last = 0.0
+
+    # --------------------------------------------------------------------------- the supervisor
+
+    async def start(self, wanted: AppRun) -> AppProcess:
+        """Start an app; it may not serve yet. One that is done is left at that."""
+        port = wanted.app.port
+        if port is not None and not sockets.is_free(port):
+            raise StartupError(
+                f"port {port} is taken on the machine of {self._pod_name}, "
+                f"so the app {wanted.app.command!r} cannot listen on it",
+                hint="give it another one: pods that are processes share the ports of the machine",
+            )
+        self._latest = AppProcess(
+            wanted,
+            pod_name=self._pod_name,
+            on_line=self._on_line,
+            on_change=self._changed,
+            ended=self._memory.find(wanted.generation),
+        )
+        return self._latest
+
+    def serve(self, process: AppProcess) -> None:
+        """Requests go to this one."""
+        self._process, self._refusal = process, None
+        self._changes.notify()
+
+    def hold(self) -> None:
+        """Requests wait for the next one."""
+        self._process, self._refusal = None, None
+
+    def refuse(self, error: KubetorchError) -> None:
+        """None serves, and none is about to."""
+        self._process, self._refusal = None, error
+        self._changes.notify()
+
+    def _changed(self, process: AppProcess) -> None:
+        ended = process.ended
+        if ended is not None:
+            self.last = time.time()
+            if process.is_done and not process.is_asked:
+                self._memory.keep(ended)
+            elif process is self._process and not process.is_asked:
+                self._on_exit(process)
+        self._changes.notify()
+        self._on_change()
+
+    # ------------------------------------------------------------------------------ the routes
+
+    @property
+    def view(self) -> AppView | None:
+        """The app, as the controller is told; `None` when there is none."""
+        return None if self._latest is None else self._latest.view
+
+    @property
+    def alive(self) -> list[AppProcess]:
+        """The app, as long as it lives."""
+        return [self._latest] if self._latest is not None and self._latest.is_alive else []
+
+    @property
+    def busy(self) -> int:
+        """Requests that are being answered, and 1 for a script that runs."""
+        latest = self._latest
+        runs = latest is not None and latest.is_alive and latest.is_script
+        return self._requests + runs
+
+    @property
+    def is_public(self) -> bool:
+        """Whether requests need no token."""
+        return self._latest is not None and self._latest.app.public
+
+    async def serving(self) -> AppProcess:
+        """The app that takes requests, once there is one."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            async with deadlines.timeout(PATIENCE):
+                while self._refusal is None and (self._process is None or self._process.is_ending):
+                    await self._changes.wait()
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        process = self._process
+        if process is None:
+            raise CallRefusedError(
+                f"pod {self._pod_name} has had no app that serves for {PATIENCE:g} s",
+                hint="kt logs shows what it does",
+            )
+        if process.is_script:
+            raise CallRefusedError(
+                f"the app in {self._pod_name} serves nothing: it was deployed without a port",
+                hint="kt.app(..., port=...)",
+            )
+        if not process.is_alive:
+            raise CallRefusedError(f"{process.ending} in {self._pod_name}", hint="deploy it again")
+        return process
+
+    async def end(self, generation: int) -> None:
+        """Wait for the end of the app of this generation, or until another one takes its place."""
+        while True:
+            latest = self._latest
+            if latest is not None and latest.generation > generation:
+                return
+            if latest is not None and latest.generation == generation:
+                await latest.wait()
+                if latest.is_done or latest.is_asked:
+                    return
+            await self._changes.wait()
+
+    def begin(self) -> None:
+        """A request begins, which counts as activity until `finish`."""
+        if self._requests >= REQUEST_LIMIT:
+            raise CallRefusedError(f"pod {self._pod_name} has {REQUEST_LIMIT} requests")
+        self._count(1)
+
+    def finish(self) -> None:
+        """A request that began has ended."""
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._requests += change
+        self.last = time.time()
+        self._on_activity()

@@ -19,18 +19,19 @@ from kubetorch.lib.asgi import (
     refusal,
     request_id,
 )
-from kubetorch.pod import commands
-from kubetorch.pod.apps.gate import Gate
-from kubetorch.pod.apps.host import AppHost
-from kubetorch.pod.calls.calls import Calls
-from kubetorch.pod.calls.members import Membership
-from kubetorch.pod.http import calling, table
+from kubetorch.pod.apps.process import AppHost
+from kubetorch.pod.apps.proxy import AppProxy
+from kubetorch.pod.calls import Calls
+from kubetorch.pod.http import broadcast, calling, table
 from kubetorch.pod.http.auth import Guard
+from kubetorch.pod.image import commands
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.logs import PodLog
+from kubetorch.pod.membership import Membership
 from kubetorch.pod.supervisor import Supervisor
+from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, routes
+from kubetorch.wire import exceptions, messages, routes
 
 #: Lines of the log that `GET /v1/logs` begins with, when it is not told.
 TAIL = 100
@@ -42,19 +43,7 @@ _Route = Callable[[Request, Responder], Awaitable[None]]
 
 
 class App:
-    """An ASGI application.
-
-    Args:
-        pod_name: Name of the pod.
-        guard: Decides who may ask.
-        calls: Runs calls.
-        members: Knows the other pods of the service.
-        images: Runs steps in the pod.
-        supervisor: Knows what is served.
-        apps: Knows the app, if there is one.
-        gate: Answers requests to it.
-        log: The pod's log.
-    """
+    """An ASGI application."""
 
     def __init__(  # noqa: PLR0913  # its collaborators
         self,
@@ -65,8 +54,9 @@ class App:
         members: Membership,
         images: Images,
         supervisor: Supervisor,
+        workers: WorkerHost,
         apps: AppHost,
-        gate: Gate,
+        gate: AppProxy,
         log: PodLog,
     ) -> None:
         self._pod_name = pod_name
@@ -75,6 +65,7 @@ class App:
         self._members = members
         self._images = images
         self._supervisor = supervisor
+        self._workers = workers
         self._apps = apps
         self._gate = gate
         self._log = log
@@ -85,8 +76,9 @@ class App:
             routes.READY: self._ready,
             routes.METRICS: self._metrics,
             routes.OPENAPI: self._openapi,
-            routes.DOCS: self._docs,
+            routes.DOCS: self._openapi,
             routes.LOGS: self._logs,
+            routes.STACKS: self._stacks,
             routes.APP_STATUS: self._app_status,
         }
 
@@ -98,37 +90,35 @@ class App:
         name = routes.REQUEST_ID.lower()
         request.headers[name] = given = request_id(request.headers.get(name, ""))
         respond = Responder(send, {routes.REQUEST_ID: given})
-        error: KubetorchError
         try:
-            if self._gate.takes(request.path):
+            if self._gate.takes(scope["raw_path"]):
                 await self._gate.answer(scope, receive, send)
             else:
                 await self._answer(request, respond)
-            return
         except ClientGoneError:
             return
-        except KubetorchError as refused:
-            error = refused
-        except Exception as broken:  # noqa: BLE001  # one request must not end the server
+        except KubetorchError as error:
+            await self._fail(error, respond)
+        except Exception as error:  # noqa: BLE001  # one request must not end the server
             _log.exception("request failed path=%s", request.path)
-            error = KubetorchError(f"the agent could not answer: {broken!r}")
-        await self._fail(error, respond)
+            await self._fail(error, respond)
 
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
-        if table.needs_token(request.method, request.path):
-            opens = table.opened_by(request.method, request.path)
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *opens)
+        verbs = table.required_verbs(request.method, request.path)
+        if verbs is not None:
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *verbs)
+            request.admit()
         if request.path == routes.RUN and request.method == "POST":
-            await commands.run(request, respond, self._images)
+            await commands.run(request, respond, self._images.run_now)
             return
         if request.method == "POST":
             name, method = _target(request.path)
             spec = self._calls.spec
             count = None if spec is None else spec.compute.broadcast
             if count is not None and routes.ALONE.lower() not in headers:
-                await self._broadcast(request, respond, count)
+                await broadcast.call(request, respond, self._members, count)
                 return
             await calling.call(request, respond, self._calls, name, method)
             return
@@ -139,14 +129,8 @@ class App:
             raise refusal(405, f"{request.path} can be read only", hint="use GET")
         await route(request, respond)
 
-    async def _broadcast(self, request: Request, respond: Responder, count: int) -> None:
-        from kubetorch.pod.calls import broadcast  # noqa: PLC0415  # few services have several pods
-
-        await broadcast.call(request, respond, self._members, count)
-
-    async def _fail(self, error: KubetorchError, respond: Responder) -> None:
-        failure = failures.describe(error, pod_name=self._pod_name, started=False)
-        failure = failures.without_traceback(failure, error)
+    async def _fail(self, error: Exception, respond: Responder) -> None:
+        failure = exceptions.describe_refusal(error, pod_name=self._pod_name, started=False)
         if respond.has_begun:
             await respond.write(failure.to_json() + b"\n", more=False)
         else:
@@ -154,7 +138,7 @@ class App:
 
     def _no_route(self, request: Request) -> KubetorchError:
         spec = self._calls.spec
-        if spec is not None and _target_name(request.path) == spec.callable.name:
+        if spec is not None and request.path[1:].partition("/")[0] == spec.callable.name:
             return refusal(405, f"{request.path} is called with POST")
         return refusal(404, f"there is nothing at {request.path[:200]!r}")
 
@@ -164,10 +148,8 @@ class App:
         await respond.answer_json(200, {"status": "healthy"})
 
     async def _serving(self, request: Request, respond: Responder) -> None:
-        if self._is_serving:
-            await respond.answer_json(200, {"status": "serving"})
-        else:
-            await respond.answer_json(503, {"status": "starting"})
+        status, text = (200, "serving") if self._is_serving else (503, "starting")
+        await respond.answer_json(status, {"status": text})
 
     @property
     def _is_serving(self) -> bool:
@@ -197,44 +179,36 @@ class App:
 
     async def _metrics(self, _request: Request, respond: Responder) -> None:
         calls = self._calls
-        lines = [
-            *_metric("calls_total", "counter", "Calls that were begun.", calls.total),
-            *_metric("calls_failed_total", "counter", "Calls that failed.", calls.failed),
-            *_metric("calls_running", "gauge", "Calls that have not ended.", calls.running),
-            *_metric("last_activity_timestamp", "gauge", "Last begin or end.", calls.last),
-            *_metric("generation", "gauge", "Generation that is served.", calls.generation),
-            *_metric(
-                "worker_restarts_total",
-                "counter",
-                "Workers that died and were replaced.",
-                self._supervisor.restarts,
-            ),
-            *_metric(
-                "log_lines_dropped_total",
-                "counter",
-                "Lines that could not be written to the log.",
-                self._log.dropped,
-            ),
-        ]
-        text = "\n".join(lines) + "\n"
+        restarts, dropped = self._supervisor.restarts, self._log.dropped
+        lost = "Lines that could not be written to the log."
+        figures = (
+            ("calls_total", "counter", "Calls that were begun.", calls.total),
+            ("calls_failed_total", "counter", "Calls that failed.", calls.failed),
+            ("calls_running", "gauge", "Calls that have not ended.", calls.running),
+            ("last_activity_timestamp", "gauge", "Last begin or end.", calls.last),
+            ("generation", "gauge", "Generation that is served.", calls.generation),
+            ("worker_restarts_total", "counter", "Workers that died and were replaced.", restarts),
+            ("log_lines_dropped_total", "counter", lost, dropped),
+        )
+        text = "".join(
+            f"# HELP kubetorch_{name} {about}\n# TYPE kubetorch_{name} {kind}\n"
+            f"kubetorch_{name} {value}\n"
+            for name, kind, about, value in figures
+        )
         await respond.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _openapi(self, _request: Request, respond: Responder) -> None:
+    async def _openapi(self, request: Request, respond: Responder) -> None:
         from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
         spec = self._spec()
         found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
-        document = openapi.document(spec.callable, spec.name, found)
-        await respond.answer(200, json.dumps(document, indent=2).encode())
-
-    async def _docs(self, request: Request, respond: Responder) -> None:
-        from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
-
-        spec = self._spec()
-        found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
-        base = f"http://{request.headers.get('host', '')}"
-        text = openapi.page(spec.callable, spec.name, found, base)
-        await respond.answer(200, text.encode(), "text/html; charset=utf-8")
+        if request.path == routes.OPENAPI:
+            document = openapi.document(spec.callable, spec.name, found)
+            await respond.answer(200, json.dumps(document, indent=2).encode())
+        else:
+            base = f"http://{request.headers.get('host', '')}"
+            text = openapi.page(spec.callable, spec.name, found, base)
+            await respond.answer(200, text.encode(), "text/html; charset=utf-8")
 
     async def _app_status(self, _request: Request, respond: Responder) -> None:
         view = self._apps.view if self._supervisor.serves_app else None
@@ -268,6 +242,13 @@ class App:
                 end.cancel()
             follower.close()
 
+    async def _stacks(self, request: Request, respond: Responder) -> None:
+        text = request.query("rank")
+        rank = _number(text) if text else None
+        workers = [one for one in self._workers.alive if rank in (None, one.rank)]
+        found = await asyncio.gather(*(worker.stacks() for worker in workers))
+        await respond.answer(200, messages.encode(sorted(found, key=lambda one: one.rank or 0)))
+
     def _spec(self) -> WorkloadSpec:
         if self._calls.spec is None:
             raise CallRefusedError("nothing is deployed on this pod yet")
@@ -284,16 +265,7 @@ def _target(path: str) -> tuple[str, str | None]:
     return name, method or None
 
 
-def _target_name(path: str) -> str:
-    return path[1:].partition("/")[0]
-
-
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise refusal(400, f"{text[:40]!r} must be a number")
     return int(text[:9])
-
-
-def _metric(name: str, kind: str, text: str, value: float) -> list[str]:
-    full = f"kubetorch_{name}"
-    return [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {value}"]

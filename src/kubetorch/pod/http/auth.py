@@ -10,21 +10,20 @@ requests to loopback addresses (DNS rebinding), and must not reach user code eve
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from kubetorch.errors import (
     CallRefusedError,
     ConfigError,
-    ForeignOriginError,
+    KubetorchError,
     UnauthorizedError,
 )
-from kubetorch.lib.records import record
-from kubetorch.wire import tokens
+from kubetorch.lib import asgi
+from kubetorch.lib.http_server import Refusal
+from kubetorch.wire import exceptions, tokens
 
 _HINT = "send it as Authorization: Bearer <token>; kt token NAME prints one"
 #: Seconds for which the agent's own tokens are good: it uses them at once.
@@ -33,16 +32,9 @@ OWN_SECONDS = 300.0
 _CACHE_SIZE = 256
 
 
-@record
+@dataclass(frozen=True)
 class Credentials:
-    """What a backend gives to one agent.
-
-    Attributes:
-        key: Key of the workload's tokens; empty until the controller gives it.
-        session: Token for the session with the controller and for fetching blobs; empty where it
-            has a file of its own.
-        user: Fingerprint of the user's own token; empty where there is none.
-    """
+    """What a backend gives to one agent."""
 
     key: bytes = b""
     session: str = ""
@@ -50,11 +42,7 @@ class Credentials:
 
     @classmethod
     def read(cls, path: str) -> Credentials:
-        """What lies in a credentials file.
-
-        Raises:
-            ConfigError: It cannot be read, or is not complete. The message repeats no secret.
-        """
+        """What lies in a credentials file."""
         try:
             found = json.loads(Path(path).read_bytes())
             return cls(bytes.fromhex(found["key"]), str(found["session"]), str(found["user"]))
@@ -64,15 +52,14 @@ class Credentials:
             ) from None
 
 
-class Guard:
-    """Decides about requests.
+def refused(error: KubetorchError, pod_name: str) -> Refusal:
+    """The answer to a request to upgrade that is refused."""
+    failure = exceptions.describe_refusal(error, pod_name=pod_name, started=False)
+    return Refusal(failure.status, failure.to_json())
 
-    Args:
-        credentials: What tokens are checked with.
-        audience: The workload that tokens must be meant for.
-        host: Address that the agent listens on.
-        clock: Seconds since the epoch.
-    """
+
+class Guard:
+    """Decides about requests."""
 
     def __init__(
         self, credentials: Credentials, *, audience: str, host: str, clock: Callable[[], float]
@@ -80,7 +67,7 @@ class Guard:
         self._key, self._user = credentials.key, credentials.user
         self._audience = audience
         #: Whether it listens on loopback, where pages of other sites could reach it.
-        self.is_local = _is_loopback(host)
+        self.is_local = asgi.is_loopback(host)
         self._clock = clock
         # Genuine tokens: when they end, and what they open.
         self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
@@ -100,41 +87,23 @@ class Guard:
         return tokens.sign(self._key, claims)
 
     def check_origin(self, host: str | None, origin: str | None) -> None:
-        """Refuse what a foreign page sent, when the agent listens on loopback.
-
-        Args:
-            host: The `Host` header.
-            origin: The `Origin` header.
-
-        Raises:
-            ForeignOriginError: It is foreign.
-        """
-        if not self.is_local:
-            return
-        if host is None or not _is_loopback(_host_of_header(host)):
-            raise ForeignOriginError(f"the Host header {host!r} is not one of this machine")
-        if origin is not None and not _is_loopback(_host_of_origin(origin)):
-            raise ForeignOriginError(f"requests of pages from {origin!r} are refused")
+        """Refuse what a foreign page sent, when the agent listens on loopback."""
+        if self.is_local:
+            asgi.check_local(host, origin)
 
     def check_token(self, authorization: str | None, *verbs: str) -> None:
-        """Refuse a request without a valid token.
-
-        Args:
-            authorization: The `Authorization` header.
-            *verbs: What the token must open, one of these; anything if there are none.
-
-        Raises:
-            UnauthorizedError: The token is missing, forged, expired, for another workload, or
-                opens something else.
-            CallRefusedError: Nobody can be let in yet.
-        """
+        """Refuse a request without a valid token."""
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise UnauthorizedError("this needs a token", hint=_HINT)
         opened = self._verify(token)
         if verbs and not any(verb in opened for verb in verbs):
-            raise UnauthorizedError(self._too_little(verbs[0]))
+            if self._user and verbs[0] == tokens.EXEC:
+                text = "this needs the user's own token; one for calls is not enough"
+            else:
+                text = f"this token does not open {verbs[0]!r}"
+            raise UnauthorizedError(text)
 
     def is_token(self, token: str) -> bool:
         """Whether this is a valid token for calls."""
@@ -163,35 +132,3 @@ class Guard:
             self._known.clear()
         self._known[token] = expires, verbs
         return verbs
-
-    def _too_little(self, verb: str) -> str:
-        if self._user and verb == tokens.EXEC:
-            return "this needs the user's own token; one for calls is not enough"
-        return f"this token does not open {verb!r}"
-
-
-_NAME_AND_PORT = re.compile(r"^(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+))(?::\d{1,5})?$")
-
-
-def _host_of_header(header: str) -> str:
-    """The name in a `Host` header, without port and brackets; empty when it is malformed."""
-    match = _NAME_AND_PORT.match(header.strip())
-    return (match[1] or match[2]) if match else ""
-
-
-def _host_of_origin(origin: str) -> str:
-    """The host name in an `Origin` header; empty when there is none."""
-    try:
-        parts = urlsplit(origin)
-        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

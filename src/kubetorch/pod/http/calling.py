@@ -17,14 +17,14 @@ import msgspec
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
-from kubetorch.pod.calls.call import Call
-from kubetorch.pod.calls.calls import Calls
-from kubetorch.pod.calls.relay import GRANT_COUNT
-from kubetorch.pod.workers.host import OwnedPayload, Payload
-from kubetorch.pod.workers.lines import Line
-from kubetorch.wire import codecs, failures, routes, waits
-from kubetorch.wire.calls import Outcome, Raised, Returned, new_call_id
-from kubetorch.wire.frames import Body, Open
+from kubetorch.pod.calls import Call, Calls, join
+from kubetorch.pod.streams import GRANT_COUNT
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.wire import codecs, exceptions, ranks, routes
+from kubetorch.wire.calls import Returned, new_call_id
+from kubetorch.wire.frames import Body, Open, Progress
+from kubetorch.wire.ranks import Buffer
 
 #: Bytes that the body of a `POST` may have, decompressed; streams take more.
 BODY_LIMIT = 64 * 1024 * 1024
@@ -36,6 +36,16 @@ class _Arguments(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw(b"[]")
     kwargs: msgspec.Raw = msgspec.Raw(b"{}")
     data: str | None = None
+    workers: str | tuple[int | str, ...] | None = None
+    restart_procs: bool | None = None
+
+
+class Arguments(NamedTuple):
+    """What the body of a request says."""
+
+    encoded: bytes
+    workers: str | tuple[int | str, ...] | None = None
+    restart_procs: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Arguments | str)
@@ -44,27 +54,25 @@ _decoder = msgspec.json.Decoder(_Arguments | str)
 async def call(
     request: Request, respond: Responder, calls: Calls, name: str, method: str | None
 ) -> None:
-    """Run the call that a request describes, and answer with what it comes to.
-
-    Raises:
-        KubetorchError: It is refused.
-    """
+    """Run the call that a request describes, and answer with what it comes to."""
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
     calls.check_target(name, codec)
     arguments = parse_arguments(await request.body(BODY_LIMIT), codec)
     opening = Open(
         id=new_call_id(),
         callable=name,
-        body=Body(codec, (len(arguments),), len(arguments)),
+        body=Body(codec, (len(arguments.encoded),), len(arguments.encoded)),
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
         timeout=timeout_of(request),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
+        workers=arguments.workers,
+        restart_procs=arguments.restart_procs,
     )
     caller = HttpCaller()
-    running = _open(calls, opening, caller, arguments)
+    running = _open(calls, opening, caller, arguments.encoded)
     watch = asyncio.ensure_future(request.disconnected())
     watch.add_done_callback(lambda _: caller.on_gone())
     try:
@@ -75,16 +83,12 @@ async def call(
             running.leave(caller)
 
 
-def parse_arguments(body: bytes, codec: str) -> bytes:
-    """The encoded arguments in the body of a request; nothing of them is decoded.
-
-    Raises:
-        ProtocolError: The body is not what the contract says.
-    """
+def parse_arguments(body: bytes, codec: str) -> Arguments:
+    """The encoded arguments in the body of a request; nothing of them is decoded."""
     if not body.strip():
         if codec == "pickle":
-            return pickle.dumps({"args": [], "kwargs": {}})
-        return b'{"args":[],"kwargs":{}}'
+            return Arguments(pickle.dumps({"args": [], "kwargs": {}}))
+        return Arguments(b'{"args":[],"kwargs":{}}')
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,12 +96,14 @@ def parse_arguments(body: bytes, codec: str) -> bytes:
             f"the body is not JSON of the form {_FORM}: {error}",
             hint="with Content-Type: application/json",
         ) from error
+    asked = _Arguments() if isinstance(found, str) else found
+    choice = (asked.workers, bool(asked.restart_procs))
     if codec == "pickle":
         data = found if isinstance(found, str) else found.data
         if data is None:
             raise ProtocolError('the body has no "data": the pickled arguments in base64')
         try:
-            return base64.b64decode(data, validate=True)
+            return Arguments(base64.b64decode(data, validate=True), *choice)
         except (binascii.Error, ValueError) as error:
             raise ProtocolError(f'"data" is not base64: {error}') from error
     if isinstance(found, str):
@@ -105,18 +111,14 @@ def parse_arguments(body: bytes, codec: str) -> bytes:
     args, kwargs = bytes(found.args), bytes(found.kwargs)
     if not args.startswith(b"[") or not kwargs.startswith(b"{"):
         raise ProtocolError(f'"args" must be a list and "kwargs" an object: {_FORM}')
-    return b'{"args":%b,"kwargs":%b}' % (args, kwargs)
+    return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
 
 
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
 def timeout_of(request: Request) -> float | None:
-    """Seconds that a call may take, if its request says so.
-
-    Raises:
-        ProtocolError: It says something else.
-    """
+    """Seconds that a call may take, if its request says so."""
     text = request.headers.get(routes.TIMEOUT.lower())
     if text is None:
         return None
@@ -124,22 +126,18 @@ def timeout_of(request: Request) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= waits.LONGEST_TIMEOUT:
+    if not 0 <= seconds <= routes.LONGEST_TIMEOUT:
         raise ProtocolError(
             f"{routes.TIMEOUT} is {text[:40]!r}; it must be a number of seconds from 0 to "
-            f"{waits.LONGEST_TIMEOUT:.0f}"
+            f"{routes.LONGEST_TIMEOUT:.0f}"
         )
     return seconds
 
 
 def _open(calls: Calls, opening: Open, caller: HttpCaller, arguments: bytes) -> Call | None:
     earlier = calls.repeated(opening)
-    if isinstance(earlier, Call):
-        earlier.join(caller)
-        return earlier
     if earlier is not None:
-        caller.on_outcome(earlier)
-        return None
+        return join(earlier, caller)
     running = calls.open(opening, caller)
     running.begin(OwnedPayload(arguments))
     return running
@@ -152,10 +150,12 @@ async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -
         event = await caller.next()
         if event is None:
             return
+        if caller.notice is not None:
+            respond.add_header(routes.INSTANCE_REPLACED, caller.notice)
         if isinstance(event, _Yielded):
             if not respond.has_begun:
                 await respond.begin(200, NDJSON)
-            await respond.write(_line("yield", event.codec, event.segments))
+            await respond.write(_lines("yield", event.codec, event.segments))
             granted += 1
             if granted == GRANT_COUNT and running is not None:
                 granted = 0
@@ -164,7 +164,7 @@ async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -
             if respond.has_begun:
                 await respond.write(event + b"\n", more=False)
             else:
-                await respond.refuse(failures.parse_json(event).status, event)
+                await respond.refuse(exceptions.parse_json(event).status, event)
             return
         else:
             await _answer(event, respond)
@@ -176,7 +176,10 @@ async def _answer(result: _Returned, respond: Responder) -> None:
     if result.streamed or respond.has_begun:
         if not respond.has_begun:
             await respond.begin(200, NDJSON)
-        await respond.write(_line("return", codec, segments), more=False)
+        await respond.write(_lines("return", codec, segments), more=False)
+    elif codec == ranks.CODEC:
+        values = (_json(one.codec, one.segments) for one in ranks.unpack(segments))
+        await respond.answer(200, b"[%b]" % b",".join(values), JSON)
     elif codec == "none" and len(segments) == 2:
         # Raw content and its type, which the user's code made itself.
         await respond.answer(200, segments[0], bytes(segments[1]).decode("latin-1"))
@@ -184,11 +187,19 @@ async def _answer(result: _Returned, respond: Responder) -> None:
         await respond.answer(200, _json(codec, segments), JSON)
 
 
-def _line(key: str, codec: str, segments: Sequence[memoryview]) -> bytes:
-    return b'{"%b":%b}\n' % (key.encode(), _json(codec, segments))
+def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
+    """A value as a line of JSON; of a distributed service a line for each rank."""
+    if codec != ranks.CODEC:
+        return b'{"%b":%b}\n' % (key.encode(), _json(codec, segments))
+    return b"".join(
+        b'{"rank":%d,"%b":%b}\n' % (one.rank, key.encode(), _json(one.codec, one.segments))
+        for one in ranks.unpack(segments)
+        # A rank that has ended returns its value with the others, at the end.
+        if key == "return" or not one.is_streamed
+    )
 
 
-def _json(codec: str, segments: Sequence[memoryview]) -> bytes:
+def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
     """A value as JSON text; a pickled one in base64."""
     if codec == "pickle":
         data = base64.b64encode(in_band(segments)).decode()
@@ -198,7 +209,7 @@ def _json(codec: str, segments: Sequence[memoryview]) -> bytes:
     return bytes(segments[0]) if segments and len(segments[0]) else b"null"
 
 
-def in_band(segments: Sequence[memoryview]) -> bytes:
+def in_band(segments: Sequence[Buffer]) -> bytes:
     """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
 
     `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
@@ -209,7 +220,7 @@ def in_band(segments: Sequence[memoryview]) -> bytes:
 
 
 class _Rebuild:
-    def __init__(self, segments: Sequence[memoryview]) -> None:
+    def __init__(self, segments: Sequence[Buffer]) -> None:
         self._segments = segments
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -238,12 +249,17 @@ _Event = _Yielded | _Returned | bytes | None
 
 
 class HttpCaller:
-    """The caller of a call that came by HTTP: events in, one reader."""
+    """The caller of a call that came by HTTP: events in, one reader.
+
+    Lines are in the pod's log; a response has no place for progress.
+    """
 
     def __init__(self) -> None:
         # At most as many values as a generator may be ahead of its grants.
         self._events: deque[_Event] = deque()
         self._arrived = asyncio.Event()
+        #: That the instance was made anew, and why, as a header can say it.
+        self.notice: str | None = None
 
     async def next(self) -> _Event:
         """A value, the result, a failure as JSON, or `None` when the client is gone."""
@@ -257,33 +273,26 @@ class HttpCaller:
         self._put(None)
 
     def on_log(self, line: Line) -> None:
-        """The pod's log has it."""
+        return None
 
-    def on_progress(self, current: float, total: float | None, message: str | None) -> None:
-        """There is no place for it in a response."""
+    def on_progress(self, report: Progress) -> None:
+        return None
+
+    def on_replaced(self, notice: str, instance: str) -> None:
+        self.notice = " ".join(notice.encode("ascii", "backslashreplace").decode().split())
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """See `Caller`."""
         self._put(_Yielded(codec, codecs.split(payload.view, sizes)))
         payload.release()
 
     def on_result(self, result: Returned, payload: Payload | None) -> None:
-        """See `Caller`."""
         segments = codecs.split(memoryview(result.payload), result.sizes)
         self._put(_Returned(result.codec, segments, result.streamed))
         if payload is not None:
             payload.release()
 
     def on_failure(self, failure: bytes) -> None:
-        """See `Caller`."""
         self._put(failure)
-
-    def on_outcome(self, outcome: Outcome) -> None:
-        """How a call ended that came before, with the same idempotency key."""
-        if isinstance(outcome, Raised):
-            self.on_failure(outcome.failure.to_json())
-        else:
-            self.on_result(outcome, None)
 
     def _put(self, event: _Event) -> None:
         self._events.append(event)

@@ -41,15 +41,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a function.
-
-    Attributes:
-        name: Its name.
-        schema: JSON schema of its annotation; empty when that says nothing.
-        is_required: Whether it has no default.
-        default: Source of its default.
-        by_position: Whether it cannot be given by name.
-    """
+    """One parameter of a function."""
 
     name: str
     schema: dict[str, Any]
@@ -60,17 +52,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operation:
-    """A function or method that can be called.
-
-    Attributes:
-        method: Name of the method; `None` for a function.
-        signature: As it stands in the source.
-        summary: Its docstring.
-        parameters: All but `*` and `**`.
-        is_open: Whether it takes other names too.
-        result: JSON schema of what it returns.
-        is_generator: Whether it yields values instead.
-    """
+    """A function or method that can be called."""
 
     method: str | None
     signature: str

@@ -22,13 +22,7 @@ _OF_VALUES = frozenset({"property", "cached_property", "getter", "setter", "dele
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the project.
-
-    Attributes:
-        name: Its dotted name, in parts.
-        is_package: Whether relative imports start in it, not beside it.
-        body: Its statements.
-    """
+    """A module of the project."""
 
     name: tuple[str, ...]
     is_package: bool
@@ -47,11 +41,7 @@ Found = Module | Class | Function
 
 
 class Sources:
-    """The source of a project.
-
-    Args:
-        roots: Folders that modules are imported from.
-    """
+    """The source of a project."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots

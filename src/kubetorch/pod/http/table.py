@@ -8,15 +8,7 @@ from kubetorch.wire import routes, tokens
 
 
 class Route(NamedTuple):
-    """One route.
-
-    Attributes:
-        method: `GET`, `POST`, `WebSocket`, or `any`.
-        path: Path with parameters in braces.
-        opens: What a token must open, one of these; any token of the workload if there are none.
-        about: What it does.
-        is_open: Whether it needs no token.
-    """
+    """One route."""
 
     method: str
     path: str
@@ -38,6 +30,7 @@ TABLE = (
     Route("GET", routes.DOCS, (), "the same as a page"),
     Route("GET", routes.APP_STATUS, (), "whether its app runs"),
     Route("GET", routes.LOGS, (tokens.LOGS, tokens.CALL), "its log"),
+    Route("GET", routes.STACKS, (tokens.LOGS, tokens.CALL), "what its workers do"),
     Route("POST", "/{callable}", _CALL, "a call"),
     Route("POST", "/{callable}/{method}", _CALL, "a call of a method"),
     Route("POST", routes.RUN, _EXEC, "a command in the pod"),
@@ -49,24 +42,14 @@ TABLE = (
 _ROUTES = {(route.method, route.path): route for route in TABLE}
 
 
-def needs_token(method: str, path: str) -> bool:
-    """Whether a request needs a token: all do, but for those of the routes that are open.
+def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
+    """What a token must open for a request, one of these; `None` if the request needs no token.
 
     What a path is open for is reading it: a callable may have the same name.
     """
-    route = _find(method, path)
-    return route is None or not route.is_open
-
-
-def opened_by(method: str, path: str) -> tuple[str, ...]:
-    """What a token must open for a request, one of these; anything if there are none."""
     if path == routes.RUN:  # whatever the method, as nobody else has any business there
         return _EXEC
-    route = _find(method, path)
-    if route is not None:
-        return route.opens
-    return _CALL if method == "POST" else ()
-
-
-def _find(method: str, path: str) -> Route | None:
-    return _ROUTES.get(("GET" if method == "HEAD" else method, path))
+    route = _ROUTES.get(("GET" if method == "HEAD" else method, path))
+    if route is None:
+        return _CALL if method == "POST" else ()
+    return None if route.is_open else route.opens

@@ -6,14 +6,29 @@ with torch in the interpreter, what needs torch does not bring another one. When
 is wanted the stand-in makes place for it, and the interpreter's own stays as it is.
 
 A copy shares its files with the original (hard links): installers replace files and write none.
+
+The pods of a machine share environments, which are made once, never changed, collected when unused:
+
+    <folder>/<digest>/        an environment
+    <folder>/<digest>.lock    locked by the agents that use it; its time says when that was last
+    <folder>/.<random>/       one that is being made
+    <folder>/uv/              uv's downloads
+
+An environment gets its name by a rename once it is whole, so one that was cut short is never used.
+Two pods that make the same one at the same time both make it, and one of the two is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
 import shutil
 import sys
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,14 +45,19 @@ here=$(dirname "$0")
 "$here/python" -c 'import pip' 2>/dev/null && exec "$here/python" -m pip "$@"
 exec "$here/uv" pip "$@"
 """
+#: Environments that nobody used for so many seconds are removed.
+LONGEST_UNUSED = 14 * 86400.0
+#: Bytes that all environments may have together before those that nobody uses are removed.
+TOTAL_BYTES = 20 * 1024**3
+#: Environments that an agent holds: those of the generations that it may still serve.
+_HELD = 8
+#: Seconds after which what is being made was left behind.
+_ABANDONED = 86400.0
+_log = logging.getLogger(__name__)
 
 
 def find_uv() -> str:
-    """The path of uv.
-
-    Raises:
-        StartupError: It is not installed.
-    """
+    """The path of uv."""
     beside = Path(sys.prefix, "bin", "uv")
     if beside.exists():
         return str(beside)
@@ -50,13 +70,7 @@ def find_uv() -> str:
 
 
 def base_digest(python: str, version: str | None, site: Sequence[str]) -> str:
-    """Identity of an interpreter with what is installed in it.
-
-    Args:
-        python: Its path.
-        version: Its version.
-        site: Folders that its packages are installed in.
-    """
+    """Identity of an interpreter with what is installed in it."""
     found = [str(path) for path in _distributions(site)]
     return digest_of(json.dumps([1, python, version, found]).encode())
 
@@ -86,22 +100,14 @@ def python_of(folder: Path) -> str:
 
 
 def site_packages(folder: Path) -> Path:
-    """Where packages are installed in an environment.
-
-    Raises:
-        StartupError: It is none.
-    """
+    """Where packages are installed in an environment."""
     for found in folder.glob("lib/python*/site-packages"):
         return found
     raise StartupError(f"{folder} is no virtual environment")
 
 
 def clone(source: Path, target: Path) -> None:
-    """A copy of an environment, at a path of its own. What was at the target is removed.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """A copy of an environment, at a path of its own. What was at the target is removed."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True, copy_function=_link)
     here, there = os.fsencode(source), os.fsencode(target)
@@ -151,15 +157,7 @@ def _distributions(site: Sequence[str]) -> list[Path]:
 
 
 def put_stand_ins(own: Path, site: Sequence[str]) -> None:
-    """Let the installer see what lies elsewhere.
-
-    Args:
-        own: The folder that it installs into.
-        site: Folders that have more, the first before others.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Let the installer see what lies elsewhere."""
     for path in _distributions([str(own), *site]):
         project, _, rest = path.stem.partition("-")
         version = rest.partition("-")[0]
@@ -186,3 +184,105 @@ def remove_stand_ins(own: Path) -> None:
     for record in own.glob(f"*.dist-info/{_RECORD}"):
         if record.read_bytes()[: len(_STAND_IN)] == _STAND_IN.encode():
             shutil.rmtree(record.parent)
+
+
+class SharedVenvs:
+    """The shared environments, as one agent sees them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._locks: OrderedDict[str, int] = OrderedDict()
+
+    @property
+    def downloads(self) -> Path:
+        """Where uv keeps what it downloaded."""
+        return self.folder / "uv"
+
+    def use(self, digest: str) -> Path | None:
+        """The environment of this digest, kept from now on; `None` if there is none."""
+        place = self.folder / digest
+        if not place.is_dir():
+            return None
+        if digest in self._locks:
+            self._locks.move_to_end(digest)
+            return place
+        descriptor = self._lock(digest)
+        if not place.is_dir():  # it was collected in between
+            os.close(descriptor)
+            return None
+        self._locks[digest] = descriptor
+        while len(self._locks) > _HELD:
+            os.close(self._locks.popitem(last=False)[1])
+        return place
+
+    def new(self) -> Path:
+        """A place to make an environment in."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.folder / f".{os.urandom(8).hex()}"
+
+    def publish(self, made: Path, digest: str) -> Path:
+        """Give an environment its name, unless somebody was faster."""
+        (made / "size").write_text(str(measure(made)))
+        try:
+            made.rename(self.folder / digest)
+        except OSError:
+            if not (self.folder / digest).is_dir():
+                raise
+            shutil.rmtree(made, ignore_errors=True)
+        found = self.use(digest)
+        assert found is not None, "it was collected while it was made"
+        return found
+
+    def close(self) -> None:
+        """Use none any more."""
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
+    def collect(self, *, longest_unused: float = LONGEST_UNUSED, total: int = TOTAL_BYTES) -> int:
+        """Remove what nobody uses and is old, or too much; how many environments that were."""
+        now = time.time()
+        found = []
+        for place in self.folder.iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if place.name.startswith("."):
+                    if now - place.stat().st_mtime > _ABANDONED:
+                        shutil.rmtree(place, ignore_errors=True)
+                elif (place / "size").is_file():
+                    used = (self.folder / f"{place.name}.lock").stat().st_mtime
+                    found.append((used, int((place / "size").read_text()), place.name))
+        bytes_left = sum(size for _, size, _ in found)
+        removed = 0
+        for used, size, digest in sorted(found):
+            is_wanted = now - used <= longest_unused and bytes_left <= total
+            if not is_wanted and self._remove(digest):
+                bytes_left -= size
+                removed += 1
+        return removed
+
+    def _lock(self, digest: str) -> int:
+        """Say that an environment is used, for as long as the descriptor is open."""
+        path = self.folder / f"{digest}.lock"
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                    os.utime(descriptor)
+                    return descriptor
+            os.close(descriptor)
+
+    def _remove(self, digest: str) -> bool:
+        path = self.folder / f"{digest}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            removed = self.new()
+            (self.folder / digest).rename(removed)
+            path.unlink()
+        except OSError:  # somebody uses it
+            return False
+        finally:
+            os.close(descriptor)
+        shutil.rmtree(removed, ignore_errors=True)
+        _log.info("environment collected digest=%s", digest)
+        return True

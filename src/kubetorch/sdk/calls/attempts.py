@@ -1,87 +1,375 @@
-"""The driver of one call for a thread: it makes attempts and waits for their events."""
+"""One call as its caller sees it: what is sent, what an event means, whether it is tried again.
+
+Nothing here waits: `kubetorch.sdk.calls.call.Call` hands every event to `Invocation.step` and does
+what that says.
+"""
 
 from __future__ import annotations
 
-from _queue import SimpleQueue  # `queue` adds classes that nobody needs here
+import copy
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from kubetorch.errors import CallRefusedError
-from kubetorch.sdk.calls.invocation import Again, Done, Invocation, Yielded
-from kubetorch.sdk.streams.pending import Event, PendingCall
-from kubetorch.sdk.streams.stream import Stream
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    CallRefusedError,
+    CallTimeoutError,
+    InstanceReplacedError,
+    PodTerminatedError,
+    ProtocolError,
+    SerializationError,
+    WorkerDiedError,
+    WorkerMembershipChanged,
+)
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import Route
+from kubetorch.sdk.calls.stream import Stream
+from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
+from kubetorch.sdk.logs import CallLines
+from kubetorch.specs.callable import CALLABLES
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.wire import calls, codecs, exceptions, frames, ranks
+from kubetorch.wire.frames import Kind
+from kubetorch.wire.messages import TORN_DOWN
+
+Buffer = bytes | bytearray | memoryview
+
+#: Seconds that the agent gets to say itself that a call timed out.
+GRACE = 2.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+#: Errors after which `retries` makes a call again.
+_INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
+#: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
+_LOSSES = (PodTerminatedError, CallLostError)
+#: Refusals of calls that may be taken a little later, or by another pod.
+_LATER = (CallRefusedError, PodTerminatedError, WorkerDiedError)
+
+_RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
+    int(kind) for kind in (Kind.RESULT, Kind.YIELD, Kind.ERROR, Kind.LOG, Kind.PROGRESS)
+)
 
 
-class Attempts:
-    """One call.
+@dataclass(frozen=True)
+class Target:
+    """What is called."""
+
+    namespace: str
+    service: str
+    callable: str
+    method: str | None = None
+    kind: Literal["function", "generator", "async_generator"] = "function"
+    declared: frozenset[str] = frozenset()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    allowed: tuple[str, ...] | None = None
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    broadcast: int | None = None
+    is_distributed: bool = False
+
+    @property
+    def name(self) -> str:
+        """As users read it, such as `Counter.add`."""
+        return f"{self.callable}.{self.method}" if self.method else self.callable
+
+
+@dataclass(slots=True, eq=False)
+class Done:
+    """The call ended."""
+
+    value: object
+    error: Exception | None = None
+    is_streamed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Yielded:
+    """The call is a generator that has a value."""
+
+    value: object
+
+
+@dataclass(slots=True, eq=False)
+class Again:
+    """The call is to be started again."""
+
+    delay: float
+
+
+#: What an event means; `None`: wait for the next one.
+Step = Done | Yielded | Again | None
+
+
+class RankValues(list[Any]):
+    """The values of the ranks of a distributed service, in rank order.
 
     Attributes:
-        invocation: What is called.
-        is_over: The call has ended, or nobody wants it any more.
+        ranks: The rank of each.
+        ended: Those that are what a generator returned, and not what it yielded.
     """
 
-    __slots__ = ("_call", "_events", "_stream", "invocation", "is_over")
+    def __init__(self, segments: Sequence[Buffer], modules: Mapping[str, str]) -> None:
+        entries = ranks.unpack(segments)
+        values = (codecs.decode(one.codec, one.segments, modules=modules) for one in entries)
+        super().__init__(values)
+        self.ranks = [one.rank for one in entries]
+        self.ended = frozenset(one.rank for one in entries if one.is_streamed)
 
-    def __init__(self, invocation: Invocation) -> None:
-        self.invocation = invocation
-        self.is_over = False
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._stream: Stream | None = None
-        self._call: PendingCall | None = None
 
-    def start(self) -> tuple[Stream, PendingCall]:
-        """Make an attempt; after any exception it is cancelled.
+class Invocation:
+    """One call, over all attempts to make it."""
 
-        Raises:
-            KubetorchError: No pod can be reached.
-        """
+    #: When to stop waiting, even for the agent's own word on it.
+    expires: float | None = None
+    _key: str | None = None
+    _request_id: str | None = None
+    _retries = 0
+    _delay = _FIRST_DELAY
+    _has_yielded = False
+    _lines: CallLines | None = None
+    _instance: str | None = None
+
+    def __init__(
+        self,
+        target: Target,
+        route: Route,
+        options: CallOptions,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        *,
+        is_detached: bool = False,
+    ) -> None:
+        options.check_ranks(target.service, is_distributed=target.is_distributed)
+        codec = options.serialization or "json"
+        if target.allowed is not None:
+            codecs.check_allowed(codec, target.allowed)
+        calls.check_arguments(codecs.buffer_bytes((*args, *kwargs.values())))
+        self.segments = codecs.encode(codec, {"args": args, "kwargs": kwargs})
+        if len(self.segments) == 1:
+            size = len(self.segments[0])
+            self.body = frames.Body(codec, (size,), size)
+        else:
+            sizes = tuple(map(len, self.segments))
+            self.body = frames.Body(codec, sizes, codecs.layout(sizes)[1])
+        calls.check_arguments(self.body.total)
+        self.target = target
+        self.route = route
+        self.options = options
+        #: Whether lines that it prints are shown.
+        given = options.stream_logs
+        self.shows_logs = route.screen.is_shown if given is None else given
+        self.is_detached = is_detached
+        self.id = calls.new_call_id()
+        self._patient_from = time.monotonic()
+        if options.timeout is not None:
+            self.expires = self._patient_from + options.timeout + GRACE
+        if options.idempotency_key is not None:
+            self._key = options.idempotency_key
+        if options.retries:
+            self._retries = options.retries
+            self._key = self._key or calls.new_call_id()
+
+    @property
+    def lines(self) -> CallLines:
+        """Where lines and progress of the call go."""
+        if self._lines is None:
+            self._lines = CallLines(
+                self.route.screen, self.target.logging, self.options.on_progress
+            )
+        return self._lines
+
+    @property
+    def request_id(self) -> str:
+        """Identity of the request that the call belongs to."""
+        given = self._request_id or self.options.request_id
+        return given or _ambient_request_id() or self.id[:10]
+
+    def spread(self) -> list[Invocation]:
+        """The calls that it is made of, in pod order: one for each pod of a broadcast."""
+        if self.target.broadcast is None:
+            return [self]
+        self._request_id = self.request_id
+        return [self._on(ordinal) for ordinal in range(self.target.broadcast)]
+
+    def _on(self, ordinal: int) -> Invocation:
+        """The same on one pod; the arguments are encoded once."""
+        part = copy.copy(self)
+        part.id = calls.new_call_id()
+        part.route = self.route.pod(ordinal)
+        return part
+
+    # ------------------------------------------------------------------------------- sending
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a connection may take."""
+        longest = self.route.patience
+        patience = min(longest, self.options.timeout or longest)
+        return max(self._patient_from + patience - time.monotonic(), 0.0)
+
+    def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
+        """Make an attempt; see `Stream.start`."""
+        target = self.target
+        self._instance = self.route.instance
+        timeout = None
+        if self.expires is not None:
+            timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
+        meta = frames.Open(
+            self.id,
+            target.callable,
+            self.body,
+            target.method,
+            self.request_id,
+            timeout,
+            self._key,
+            self.shows_logs,
+            target.logging.level,
+            self.is_detached,
+            None,
+            self._instance,
+            self.is_detached,
+            self.options.wire_workers,
+            bool(self.options.restart_procs),
+        )
+        stream.start(call, meta, self.segments, reads=reads)
+
+    # -------------------------------------------------------------------------------- events
+
+    def step(self, stream: Stream, event: Event) -> Step:
+        """What an event of the attempt on `stream` means."""
+        kind = event.kind
+        if kind == _RESULT:
+            self.end_lines()
+            instance = event.meta.instance
+            # What a handle asks about names is no call that a program is warned by.
+            is_call = self.target.method != CALLABLES
+            if is_call and instance != self._instance and self._instance == self.route.instance:
+                self.route.answered(instance)
+            return self._value(event)
+        if kind == _LOG:
+            stream.took(event)
+            self.route.log(event.meta, self.lines)
+            return None
+        if kind == _YIELD:
+            self._has_yielded = True
+            stream.took(event)
+            done = self._value(event)
+            return done if done.error is not None else Yielded(done.value)
+        if kind == _PROGRESS:
+            if event.call.reports:
+                self.lines.progress(stream.pod, event.call.reports.popleft())
+            return None
+        if kind == _ERROR:
+            failure = exceptions.parse_json(bytes(event.payload or b""))
+            return self.again_after(failure) or self._end_with(self.error_of(failure))
+        if kind == LOST:
+            return self.again_after_loss(event) or self._end_with(event.meta)
+        if kind == EXPIRED:
+            self.end_lines()
+            stream.cancel(event.call, "the call timed out")
+            return Done(None, self.timed_out())
+        return None
+
+    def again_after(self, failure: exceptions.Failure) -> Again | None:
+        """What to do about a refusal: nothing ran, and another attempt may help."""
+        if failure.started or self.patience <= 0:
+            return None
+        error = exceptions.rebuild(failure, modules=self.target.modules)
+        return self._again() if isinstance(error, _LATER) else None
+
+    def again_after_loss(self, event: Event) -> Again | None:
+        """The same about a call that was lost with its stream before it was sent."""
+        is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
+        if event.call.was_written or not is_transport or self.patience <= 0:
+            return None
+        return self._again()
+
+    def timed_out(self) -> CallTimeoutError:
+        """The error of a call that did not end in time."""
+        ordinal = self.route.ordinal
+        where = "" if ordinal is None else f" in pod {ordinal}"
+        return CallTimeoutError(
+            f"{self.target.name} did not end within its timeout of "
+            f"{self.options.timeout:g} s{where}",
+            hint=f"kt logs {self.target.service} shows its output",
+        )
+
+    def refused(self, error: Exception) -> Exception:
+        """The error to raise when no pod could be reached."""
+        if self.expires is not None and isinstance(error, CallRefusedError):
+            timed_out = self.timed_out()
+            timed_out.__cause__, timed_out.pod_name = error, error.pod_name
+            return timed_out
+        return error
+
+    def _value(self, event: Event) -> Done:
+        """The value of a RESULT or YIELD."""
+        meta, payload = event.meta, event.payload
+        assert payload is not None
+        body: frames.Body = meta.body
+        sizes = body.sizes
         try:
-            return self._start()
-        except BaseException:
-            self.cancel()
-            raise
+            segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
+            if body.codec == ranks.CODEC:
+                value: object = RankValues(segments, self.target.modules)
+            else:
+                value = codecs.decode(body.codec, segments, modules=self.target.modules)
+        except (SerializationError, ProtocolError) as error:
+            return Done(None, error)
+        return Done(value, is_streamed=event.kind == _RESULT and meta.streamed)
 
-    def _start(self) -> tuple[Stream, PendingCall]:
-        invocation = self.invocation
-        stream = invocation.route.stream()
-        if stream is None:
-            try:
-                stream = invocation.route.connect(invocation.patience)
-            except CallRefusedError as error:
-                raise invocation.refused(error) from error
-        self._stream = stream
-        # Noted before it is opened, so that whatever interrupts this can cancel it.
-        self._call = call = stream.prepare(self._events.put)
-        invocation.start(stream, call, reads=True)
-        return stream, call
+    def end_lines(self) -> None:
+        """Nothing more is shown of the call."""
+        if self._lines is not None:
+            self._lines.end()
 
-    def next(self) -> Done | Yielded:
-        """How the call ends, or a value of its generator; after any exception it is cancelled.
+    def _end_with(self, error: Exception) -> Step:
+        if self._may_retry(error):
+            return self._again()
+        self.end_lines()
+        is_loss = isinstance(error, _LOSSES) and getattr(error, "reason", "") != TORN_DOWN
+        if self.target.is_distributed and is_loss:
+            error = membership_error(self.target.name, error)
+        return Done(None, error)
 
-        Raises:
-            KubetorchError: No pod can be reached.
-        """
-        invocation = self.invocation
-        try:
-            while True:
-                stream, call = self._stream, self._call
-                if stream is None or call is None:
-                    stream, call = self._start()
-                event = stream.wait(call, self._events, invocation.expires)
-                step = invocation.step(stream, event)
-                if step is None:
-                    continue
-                if isinstance(step, Again):
-                    self._stream = self._call = None
-                    invocation.route.pause(step.delay)
-                    continue
-                self.is_over = isinstance(step, Done)
-                return step
-        except BaseException:
-            self.cancel()
-            raise
+    def error_of(self, failure: exceptions.Failure) -> Exception:
+        """The exception that a failure stands for."""
+        error = exceptions.rebuild(failure, modules=self.target.modules)
+        if isinstance(error, InstanceReplacedError):
+            self.route.answered(error.instance)
+        return error
 
-    def cancel(self) -> None:
-        """End the call, if it has not ended."""
-        self.is_over = True
-        if self._stream is not None and self._call is not None:
-            self._stream.cancel(self._call)
-        self.invocation.end_lines()
+    def _may_retry(self, error: Exception) -> bool:
+        if not isinstance(error, _INFRASTRUCTURE) or self._has_yielded or self._retries <= 0:
+            return False
+        if self.expires is not None and time.monotonic() >= self.expires - GRACE:
+            return False
+        self._retries -= 1
+        self._patient_from = time.monotonic()
+        return True
+
+    def _again(self) -> Again:
+        delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
+        return Again(delay)
+
+
+def membership_error(name: str, error: Exception) -> WorkerMembershipChanged:
+    """The error of a distributed call whose own pod is gone, given the error of that."""
+    pod = str(getattr(error, "pod_name", None) or "its pod")
+    reason = str(getattr(error, "reason", None) or "lost")
+    changed = WorkerMembershipChanged(
+        removed_ips=[pod],
+        message=f"pod {pod} of {name} is gone ({reason}), and its ranks with it",
+        reasons={pod: reason},
+        hint="restart_procs=True, or a deploy, forms the world again with the pods that are there",
+    )
+    changed.pod_name, changed.__cause__ = pod, error
+    return changed
+
+
+def _ambient_request_id() -> str | None:
+    """Identity of the request that the surrounding call of this worker belongs to."""
+    context = sys.modules.get("kubetorch.pod.user_process.current_call")
+    return None if context is None else context.request_id()

@@ -1,63 +1,184 @@
-"""A call on every pod of a service, for a thread: a list of what they return, in pod order."""
+"""A call on every pod of a service: a list of what they return, in pod order.
+
+A broadcast fails as soon as it fails on one pod. The calls on the others are cancelled then; those
+that fail at the same time are given a moment, so that which error is raised does not depend on
+which came first.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from kubetorch.sdk.calls.attempts import Attempts
-from kubetorch.sdk.calls.driver import Driver, Running
-from kubetorch.sdk.calls.generators import RemoteIterator
-from kubetorch.sdk.calls.group import Group
-from kubetorch.sdk.calls.invocation import Done, Invocation, Yielded
+from kubetorch.errors import CallCancelledError
+from kubetorch.sdk.calls.attempts import Done, Invocation, Yielded
+from kubetorch.sdk.calls.call import (
+    Call,
+    CallSet,
+    LoopWakeup,
+    RemoteAsyncIterator,
+    RemoteIterator,
+    ThreadWakeup,
+    is_generator,
+)
+from kubetorch.wire import exceptions
+
+#: Said to the pods whose calls are cancelled.
+RECALLED = "the call failed on another pod"
+
+Iterators = type[RemoteIterator] | type[RemoteAsyncIterator]
+
+
+class Group:
+    """The calls that one invocation is made of, in pod order: one, or one for each pod."""
+
+    def __init__(self, invocation: Invocation, calls: CallSet) -> None:
+        self._is_broadcast = invocation.target.broadcast is not None
+        self._calls = calls
+        self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
+
+    def start(self) -> None:
+        """Start them."""
+        for call in self._outcomes:
+            self._calls.start(call)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._outcomes)
+
+    def complete(self, call: Call, done: Done) -> Done | None:
+        """One of them ended; how the whole ended, if this was the last one."""
+        if not self._is_broadcast:
+            return done
+        self._outcomes[call] = done
+        if done.error is not None:
+            for other in self._outcomes:
+                if not other.is_over and not other.is_recalled:
+                    self._calls.recall(other, RECALLED)
+        outcomes = [one for one in self._outcomes.values() if one is not None]
+        return combine(outcomes) if len(outcomes) == len(self._outcomes) else None
+
+
+def combine(outcomes: Sequence[Done]) -> Done:
+    """The outcome of a broadcast, given how the call of each pod ended, in pod order.
+
+    Its error is the first one in pod order; those of the other pods are its `other_errors`. An end
+    that is only the consequence of another pod's error is not counted.
+    """
+    failed = [(pod, one.error) for pod, one in enumerate(outcomes) if one.error is not None]
+    if not failed:
+        return Done([one.value for one in outcomes])
+    own = [one for one in failed if not isinstance(one[1], CallCancelledError)]
+    (pod, first), *others = own or failed
+    note = f"raised in {_named(pod, first)}; the call went to {len(outcomes)} pods"
+    lines = [note, *(f"also in {_named(*one)}: {_short(one[1])}" for one in others)]
+    exceptions.set_attribute(first, "other_errors", tuple(error for _, error in others))
+    # What `add_note` of Python 3.11 does.
+    notes: list[str] = exceptions.attempt(lambda: [*getattr(first, "__notes__", ())], [])
+    exceptions.set_attribute(first, "__notes__", [*notes, "\n".join(lines)])
+    return Done(None, first)
+
+
+def _named(pod: int, error: Exception) -> str:
+    name = exceptions.attempt(lambda: getattr(error, "pod_name", None), None)
+    return f"pod {pod} ({name})" if name else f"pod {pod}"
+
+
+def _short(error: Exception) -> str:
+    return exceptions.summary(error).partition("\n")[0]
+
+
+class _Broadcast:
+    """The calls of one broadcast; a pod that runs a generator has an iterator in the list."""
+
+    def __init__(
+        self, invocation: Invocation, wake: Callable[[], object], iterators: Iterators
+    ) -> None:
+        self.calls = CallSet(wake)
+        self._group = Group(invocation, self.calls)
+        self._iterators = iterators
+        self._generators: list[RemoteIterator | RemoteAsyncIterator] = []
+
+    def start(self) -> None:
+        self._group.start()
+
+    def take(self) -> Done | None:
+        """How the broadcast ended, if it has."""
+        for call, step in self.calls.take():
+            done = self._group.complete(call, self._outcome(call, step))
+            if done is not None:
+                if done.error is not None:
+                    self._close_generators()
+                return done
+        return None
+
+    def _outcome(self, call: Call, step: Done | Yielded) -> Done:
+        if not is_generator(step):
+            assert isinstance(step, Done)
+            return step
+        call.wake = None
+        self._generators.append(self._iterators(call, step))
+        return Done(self._generators[-1])
+
+    def cancel(self) -> None:
+        self.calls.cancel()
+        self._close_generators()
+
+    def _close_generators(self) -> None:
+        for generator in self._generators:
+            generator.close()
 
 
 def call(invocation: Invocation) -> Done:
-    """Make the call; a pod that runs a generator has an iterator in the list.
-
-    Raises:
-        KubetorchError: A pod cannot be reached.
-    """
-    group = Group(0, [Running(part) for part in invocation.spread()])
-    driver = Driver()
-    generators: list[RemoteIterator] = []
+    """Make the call."""
+    wakeup = ThreadWakeup()
+    broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:
-        for running in group.parts:
-            driver.start(running)
-        done: Done | None = None
-        while done is None:
-            for running, step in driver.wait():
-                if isinstance(step, Yielded) or (step.is_streamed and step.error is None):
-                    running.release()
-                    generators.append(RemoteIterator(running, step))
-                    step = Done(generators[-1])
-                done = group.complete(running, step) or done
+        broadcast.start()
+        while (done := broadcast.take()) is None:
+            wakeup.wait(broadcast.calls.left)
     except BaseException:
-        driver.cancel()
-        _close(generators)
+        broadcast.cancel()
         raise
-    if done.error is not None:
-        _close(generators)
+    return done
+
+
+async def call_async(invocation: Invocation) -> Done:
+    """Awaitable form of `call`."""
+    wakeup = LoopWakeup()
+    broadcast = _Broadcast(invocation, wakeup.set, RemoteAsyncIterator)
+    try:
+        broadcast.start()
+        while (done := broadcast.take()) is None:
+            await wakeup.wait(broadcast.calls.left)
+    except BaseException:
+        broadcast.cancel()
+        raise
     return done
 
 
 def iterate(invocation: Invocation) -> list[Any]:
-    """Start a generator on every pod; its iterators, in pod order.
-
-    Raises:
-        KubetorchError: A pod cannot be reached.
-    """
+    """Start a generator on every pod; its iterators, in pod order."""
     started: list[RemoteIterator] = []
     try:
         for part in invocation.spread():
-            attempts = Attempts(part)
-            attempts.start()
-            started.append(RemoteIterator(attempts))
+            call = Call(part)
+            call.open()
+            started.append(RemoteIterator(call))
     except BaseException:
-        _close(started)
+        for generator in started:
+            generator.close()
         raise
     return started
 
 
-def _close(generators: list[RemoteIterator]) -> None:
-    for generator in generators:
-        generator.close()
+class AsyncIterators(list[RemoteAsyncIterator]):
+    """A generator on every pod: its iterators, in pod order. Awaiting it gives the list itself."""
+
+    def __await__(self) -> Generator[Any, None, AsyncIterators]:
+        yield from ()
+        return self
+
+
+def iterate_async(invocation: Invocation) -> AsyncIterators:
+    """A generator on every pod; each starts with its iteration."""
+    return AsyncIterators(RemoteAsyncIterator(Call(part)) for part in invocation.spread())

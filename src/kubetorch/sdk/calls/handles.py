@@ -1,26 +1,436 @@
-"""Calls that go on without the program that made them: `caller.spawn(...)` and its handle."""
+"""Calls that go on without the program that made them: `caller.spawn(...)` and its handle.
+
+    handed over ── ACCEPTED ──► spawned ◄───────────────────────┐
+         ▲                         │ the stream is lost         │
+         │                         ▼                            │
+         └─ it provably never ran ─ lost ─┬─ runs: ATTACH ──────┘
+                                          └─ ended: its blob ──► known
+
+`SpawnedCall.hand_over` waits until the pod has the call on its disk. `SpawnedCall.work` takes what
+has arrived and never blocks. A search asks controller and pod, or sends the call again, in a thread
+of its own, so that whoever waits can keep a deadline. Several threads and coroutines may wait.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from _queue import Empty, SimpleQueue
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import (
     CallCancelledError,
+    CallLostError,
+    CallRefusedError,
+    InstanceReplacedError,
+    KubetorchError,
     ResultExpiredError,
     ServiceNotFoundError,
     SpecError,
 )
-from kubetorch.sdk.calls.following import Following, Search
-from kubetorch.sdk.calls.invocation import Invocation
+from kubetorch.sdk import services
+from kubetorch.sdk.calls.attempts import Again, Done, Invocation
+from kubetorch.sdk.calls.broadcast import combine
+from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import FINAL, Backoff, Location, Route
+from kubetorch.sdk.calls.stream import Stream
+from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
-from kubetorch.wire import calls
+from kubetorch.sdk.logs import CallLines
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.wire import calls, exceptions, frames
+from kubetorch.wire.frames import Kind
+from kubetorch.wire.messages import CallView
 
 if TYPE_CHECKING:
-    from kubetorch.sdk.session import Session
+    from kubetorch.sdk.transport.session import Session
 
+#: Seconds for which a pod may not know a call that the controller says it runs.
+AGREEMENT = 10.0
+#: Bytes of arguments that are kept beyond the time that it takes to send them, to send them again.
+KEPT_BYTES = 4 * 1024 * 1024
+
+
+class Search:
+    """Bringing a lost call back into sight, in a thread."""
+
+    def __init__(self) -> None:
+        self.is_wanted = True
+        self.is_over = False
+        self.error: Exception | None = None
+
+
+class SpawnedCall:
+    """One spawned call, as far as this process knows it."""
+
+    def __init__(
+        self, call_id: str, session: Callable[[], Session], *, agreement: float = AGREEMENT
+    ) -> None:
+        self.call_id = call_id
+        self._agreement = agreement
+        self.outcome: calls.Outcome | None = None
+        #: Its pod or the controller knows it.
+        self.is_accepted = False
+        #: Whoever hands it over takes what arrives; all others wait for the end of that.
+        self.is_handed_over = True
+        #: Somebody has its outcome.
+        self.is_told = False
+        self._session = session
+        self._arrived: SimpleQueue[Event] = SimpleQueue()
+        self._wakers: list[Callable[[], None]] = []
+        # Again in the same thread: `on_progress` may ask how the call is.
+        self._working = threading.RLock()
+        # A child that is forked has no streams, and sends nothing that its parent sends.
+        self._pid = os.getpid()
+        self._searching = threading.Lock()
+        self._search: Search | None = None
+        self._stream: Stream | None = None
+        self._call: PendingCall | None = None
+        # As its caller said, or as is usual for one that was spawned elsewhere.
+        self._options = CallOptions()
+        self._shows_logs: bool | None = None
+        self._logging = LoggingConfig()
+        self._lines: CallLines | None = None
+        # What to send again, as long as nothing of the call can have run, and when.
+        self._unstarted: Invocation | None = None
+        self._again: Again | None = None
+        self._is_refused = False
+        self._cancels = 0
+        #: The route of this program's calls of the same service, if this program has spawned it.
+        self.origin: Route | None = None
+        # Connected by this object for an ATTACH, and so to be closed by it.
+        self._route: Route | None = None
+        # While the controller says that a pod runs the call, and the pod does not know it.
+        self._disagreement: Backoff | None = None
+        # What its stream ended with.
+        self._loss: Exception | None = None
+
+    # ----------------------------------------------------------------------------- waiting
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Call this, from any thread, whenever there is something to `work` on."""
+        self._wakers.append(wake)
+        stream = self._stream
+        if stream is not None:
+            stream.watch()
+        try:
+            yield
+        finally:
+            self._wakers.remove(wake)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is time to `search` for the call."""
+        return self.outcome is None and self._call is None and self.is_handed_over
+
+    @property
+    def is_to_be_sent(self) -> bool:
+        """Whether it is lost because nobody took it yet."""
+        return self.is_lost and self._unstarted is not None
+
+    def work(self) -> None:
+        """Take what has arrived: show lines, note the outcome."""
+        if not self.is_handed_over:
+            return
+        with self._working, contextlib.suppress(Empty):
+            while True:
+                self._take(self._arrived.get_nowait())
+        if self.outcome is not None:
+            self._wake()
+
+    # ----------------------------------------------------------------------------- following
+
+    def hand_over(self, invocation: Invocation) -> None:
+        """Open the call, and wait until its pod has it on disk.
+
+        Raises:
+            KubetorchError: No pod has it, as far as anybody knows.
+        """
+        self._options, self._logging = invocation.options, invocation.target.logging
+        self._shows_logs, self.origin = invocation.shows_logs, invocation.route
+        self.is_handed_over = False
+        try:
+            self._open(invocation)
+            while not self.is_accepted:
+                self._hand_over(invocation)
+        except BaseException:  # Ctrl-C too: its caller has no handle, so it is not to run
+            stream, call = self._stream, self._call
+            if stream is not None and call is not None:
+                stream.cancel(call)
+            raise
+        finally:
+            self.is_handed_over = True
+            self._wake()
+        if self._is_refused:  # in the meantime
+            self.search()
+        if self._cancels:
+            self.cancel()
+
+    def _hand_over(self, invocation: Invocation) -> None:
+        stream, call = self._stream, self._call
+        if isinstance(self.outcome, calls.Raised) and not self.outcome.failure.started:
+            raise invocation.error_of(self.outcome.failure)
+        if self.outcome is not None:
+            self.is_accepted = True
+        elif stream is not None and call is not None:
+            glance = None if stream.confirms else time.monotonic() + _GLANCE
+            event = stream.wait(call, self._arrived, glance)
+            if event is not None:
+                self._take(event)
+            elif call.upload is None or call.upload.is_done:  # an older agent
+                self._ask(invocation)
+        elif self._unstarted is not None:
+            self._send_again(self._unstarted)
+        else:
+            self._ask(invocation)
+
+    def _ask(self, invocation: Invocation) -> None:
+        """Whether the controller knows the call, of which its pod says nothing."""
+        try:
+            self.view()
+        except ResultExpiredError as error:
+            if self._loss is not None:
+                raise self._loss from None
+            if invocation.patience <= 0:
+                raise CallLostError(
+                    f"no pod of {invocation.target.service} says that it has the call",
+                    hint=f"kt status {invocation.target.service}",
+                ) from error
+        else:
+            self.is_accepted = True
+
+    def search(self) -> Search:
+        """Begin to bring the call back into sight, unless that is under way; wakes at its end.
+
+        A call that runs is attached to; of one that has ended the outcome is fetched; one that
+        nobody took is sent again.
+        """
+        with self._searching:
+            search = self._search
+            if search is not None and not search.is_over:
+                search.is_wanted = True
+                return search
+            self._search = search = Search()
+        thread = threading.Thread(
+            target=self._run, args=(search,), name="kubetorch-search", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many of them, or the program ends
+            search.error = CallLostError(
+                f"call {self.call_id} cannot be looked for: {error}", hint="try again"
+            )
+            search.is_over = True
+            self._wake()
+        return search
+
+    def view(self) -> CallView:
+        """What the controller knows of the call."""
+        return self._session().ask(lambda controller: controller.get_call(self.call_id))
+
+    def cancel(self) -> None:
+        """Have the call end, if it still runs."""
+        self._cancels += 1
+        stream, call = self._stream, self._call
+        if stream is not None and call is not None and stream.accepts_calls:
+            stream.cancel(call, abandons=False)
+        elif self.outcome is None and self.is_handed_over and not self.is_to_be_sent:
+            self._session().ask(lambda controller: controller.cancel_call(self.call_id))
+
+    def _open(self, invocation: Invocation) -> None:
+        stream = invocation.route.stream() or invocation.route.connect(invocation.patience)
+        self._lines = invocation.lines
+        self._stream = stream
+        self._unstarted = invocation
+        self._call = call = stream.prepare(self._put)
+        invocation.start(stream, call, reads=not self.is_handed_over)
+
+    # ---------------------------------------------------------------------------- searching
+
+    def _run(self, search: Search) -> None:
+        while not search.is_over:
+            search.is_wanted = False
+            try:
+                self._find()
+            except Exception as error:  # noqa: BLE001  # it is raised where the call is waited for
+                search.error = error
+            with self._searching:
+                search.is_over = not search.is_wanted or search.error is not None
+        self._wake()
+
+    def _find(self) -> None:
+        self.work()
+        if not self.is_lost:
+            return
+        if self._unstarted is not None:
+            self._send_again(self._unstarted)
+            return
+        try:
+            view = self.view()
+        except ResultExpiredError:
+            if self._loss is not None:  # it went before the controller heard of it
+                raise self._loss from None
+            raise
+        if view.state == "running":
+            self._attach(view)
+            return
+        data = self._session().ask(lambda controller: controller.get_result(view.id))
+        self.outcome = calls.unpack_outcome(data)
+        self._close()
+
+    def _send_again(self, invocation: Invocation) -> None:
+        self._is_refused = False
+        if self._again is not None:
+            invocation.route.pause(self._again.delay)
+        cancels = self._cancels
+        if cancels:
+            self.refuse(CallCancelledError("cancelled by the caller"))
+            return
+        try:
+            self._open(invocation)
+        except KubetorchError as error:
+            refused = invocation.refused(error)
+            self.refuse(refused if isinstance(refused, KubetorchError) else error)
+        if self._cancels > cancels:
+            self.cancel()
+
+    def refuse(self, error: KubetorchError) -> None:
+        """It ends here: no pod has taken it."""
+        self._end(calls.Raised(exceptions.describe_refusal(error, started=False)))
+
+    # ------------------------------------------------------------------------------- events
+
+    def _put(self, event: Event) -> None:
+        if event.call is self._call:
+            self._note(event.kind)
+        self._arrived.put(event)
+        self._wake()
+        if self._unstarted is not None and self._is_to_go_on(event, self._unstarted):
+            self._is_refused = True
+            if self.is_handed_over:
+                self.search()
+
+    def _note(self, kind: int) -> None:
+        """Let go of what is not needed any more once this has come."""
+        unstarted = self._unstarted
+        if kind == Kind.ACCEPTED:
+            self.is_accepted = True
+            if unstarted is not None and unstarted.body.total > KEPT_BYTES:
+                self._unstarted = None
+        elif kind not in (Kind.ERROR, LOST):  # it has begun to run, and its pod knows it
+            self._unstarted = self._disagreement = None
+            self.is_accepted = True
+
+    def _is_to_go_on(self, event: Event, unstarted: Invocation) -> bool:
+        """Whether no pod took the call, so that it has to be sent again, also if nobody waits."""
+        if os.getpid() != self._pid or unstarted.route.is_closed:
+            return False
+        if event.kind == LOST:
+            return not event.call.was_written
+        return not calls.raised(event.payload or b"").failure.started
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers):
+            waker()
+
+    def _take(self, event: Event) -> None:
+        if event.call is not self._call or self._stream is None:
+            return
+        kind = event.kind
+        if kind == Kind.LOG and self._lines is not None:
+            if self.origin is not None:
+                self.origin.log(event.meta, self._lines)
+            else:
+                self._lines.log(event.meta)
+            self._stream.took(event)
+        elif kind == Kind.PROGRESS and self._lines is not None and event.call.reports:
+            self._lines.progress(self._stream.pod, event.call.reports.popleft())
+        elif kind == Kind.RESULT:
+            self._end(calls.returned(event.meta, event.payload or b""))
+        elif kind == Kind.ERROR:
+            self._fail(calls.raised(event.payload or b""))
+        elif kind == LOST:
+            self._lose(event)
+
+    def _fail(self, raised: calls.Raised) -> None:
+        failure = raised.failure
+        if self._unstarted is not None:
+            self._again = self._unstarted.again_after(failure)
+            if self._again is not None:
+                self._stream = self._call = None
+                return
+        if failure.code == ResultExpiredError.code and self._route is not None:
+            # The pod has forgotten it meanwhile: the controller has its outcome, or soon will.
+            self._disagreement = self._disagreement or Backoff(self._agreement)
+            self._stream = self._call = None
+        else:
+            self._end(raised)
+
+    def _lose(self, event: Event) -> None:
+        self._stream = self._call = self._disagreement = None
+        self._loss = event.meta
+        unstarted, self._unstarted = self._unstarted, None
+        if unstarted is None or event.call.was_written or os.getpid() != self._pid:
+            return
+        self._again = unstarted.again_after_loss(event)
+        if self._again is not None:
+            self._unstarted = unstarted
+        elif isinstance(event.meta, FINAL):
+            self.refuse(event.meta)
+        else:
+            self.refuse(CallRefusedError("the call was not sent: its pod could not be reached"))
+
+    def _end(self, outcome: calls.Outcome) -> None:
+        self.outcome = outcome
+        if self._lines is not None:
+            self._lines.end()
+        self._close()
+
+    def _close(self) -> None:
+        self._stream = self._call = self._unstarted = None
+        route, self._route = self._route, None
+        if route is not None:
+            route.close()
+
+    # ------------------------------------------------------------------------------- ATTACH
+
+    def _attach(self, view: CallView) -> None:
+        disagreement = self._disagreement
+        if disagreement is not None and not disagreement.pause(threading.Event()):
+            self._disagreement = None  # whoever asks later may be told more
+            raise CallLostError(
+                f"call {self.call_id} should run in pod {view.pod}, which does not know it",
+                hint=f"kt logs {view.workload} shows its output",
+            )
+        self._close()
+        route = Route(
+            view.workload, lambda: self._locate(view), transport=self._session().transport
+        )
+        self._route = route
+        self._lines = CallLines(route.screen, self._logging, self._options.on_progress)
+        self._stream = stream = route.connect()
+        self._call = call = stream.prepare(self._put)
+        shows_logs = route.screen.is_shown if self._shows_logs is None else self._shows_logs
+        stream.start(call, frames.Attach(self.call_id, stream_logs=shows_logs))
+
+    def _locate(self, view: CallView) -> Location:
+        session = self._session()
+        workload = session.get_workload(view.namespace, view.workload)
+        pods = (pod for pod in workload.pods if pod.name == view.pod and pod.url)
+        urls = tuple(session.address(workload, pod) for pod in pods)
+        return Location(urls, workload.token)
+
+
+#: Seconds that an older agent has to say something of a call before the controller is asked.
+_GLANCE = 0.02
 #: Seconds that asking for a call may take, however little time there is: else it is never found.
 _ASKING = 2.0
 #: Characters that are shown of what is no id.
@@ -54,8 +464,10 @@ class CallHandle:
         _check_id(call_id)
         self._name = name
         self._modules = modules
-        self._session = _session if session is None else lambda: session
-        self._following = Following(call_id, self._session)
+        self._session: Callable[[], Session] = (
+            services.session if session is None else lambda: session
+        )
+        self._call = SpawnedCall(call_id, self._session)
 
     @classmethod
     def from_id(cls, call_id: str) -> CallHandle:
@@ -64,11 +476,9 @@ class CallHandle:
         Raises:
             SpecError: This cannot be the identity of a call.
         """
-        from kubetorch.sdk.calls import handles_broadcast  # noqa: PLC0415  # it imports this module
-
         given: object = call_id
-        if isinstance(given, str) and handles_broadcast.SEPARATOR in given:
-            return handles_broadcast.BroadcastHandle(call_id)
+        if isinstance(given, str) and SEPARATOR in given:
+            return BroadcastHandle(call_id)
         return cls(call_id)
 
     @classmethod
@@ -79,13 +489,13 @@ class CallHandle:
             namespace: Only those of this namespace.
             service: Only those of this service.
         """
-        views = _session().ask(lambda controller: controller.list_calls(namespace, service))
+        views = services.session().ask(lambda controller: controller.list_calls(namespace, service))
         return [cls(view.id, view.callable) for view in views]
 
     @property
     def id(self) -> str:
         """Identity of the call."""
-        return self._following.call_id
+        return self._call.call_id
 
     def __repr__(self) -> str:
         return f"CallHandle({self.id!r}{f', {self._name!r}' if self._name else ''})"
@@ -125,84 +535,42 @@ class CallHandle:
         Raises:
             ResultExpiredError: The call is unknown, or its result is not kept any more.
         """
-        following = self._following
-        begun = time.monotonic()
-        awake = threading.Event()
-        search: Search | None = None
-        following.add_waker(awake.set)
-        try:
-            while True:
-                awake.clear()
-                following.work()
-                if following.outcome is not None:
-                    break
-                if search is not None and search.error is not None:
-                    raise search.error
-                if following.is_lost:
-                    search = following.search()
-                left = _left(timeout, time.monotonic() - begun, search)
-                if left is not None and left <= 0:
-                    return following.outcome is not None
-                awake.wait(left)
-        finally:
-            following.remove_waker(awake.set)
-        return True
+        wakeup = ThreadWakeup()
+        with self._call.waking(wakeup.set):
+            for left in self._waits(timeout):
+                wakeup.wait(left)
+        return self._call.outcome is not None
 
     async def get_async(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
-        """What the call returns, waiting for it.
-
-        Args:
-            timeout: Seconds after which to stop waiting; the call goes on.
-
-        Raises:
-            TimeoutError: The call has not ended by then.
-            ResultExpiredError: The call is unknown, or its result is not kept any more.
-            Exception: What the call raised.
-        """
+        """Awaitable form of `get`."""
         if not await self.wait_async(timeout):
             raise self._still_running(timeout)
         return self._value()
 
     async def wait_async(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the call; whether it has ended.
+        """Awaitable form of `wait`."""
+        wakeup = LoopWakeup()
+        with self._call.waking(wakeup.set):
+            for left in self._waits(timeout):
+                await wakeup.wait(left)
+        return self._call.outcome is not None
 
-        Args:
-            timeout: Seconds after which to stop waiting; the call goes on.
-
-        Raises:
-            ResultExpiredError: The call is unknown, or its result is not kept any more.
-        """
-        import asyncio  # noqa: PLC0415  # a blocking program does not need it
-
-        following = self._following
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        awake = asyncio.Event()
-
-        def waker() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(awake.set)
-
+    def _waits(self, timeout: float | None) -> Iterator[float | None]:
+        """How long to wait for the call: again and again, until it is over or time is."""
+        begun = time.monotonic()
         search: Search | None = None
-        following.add_waker(waker)
-        try:
-            while True:
-                awake.clear()
-                following.work()
-                if following.outcome is not None:
-                    break
-                if search is not None and search.error is not None:
-                    raise search.error
-                if following.is_lost:
-                    search = following.search()
-                left = _left(timeout, loop.time() - begun, search)
-                try:
-                    await asyncio.wait_for(awake.wait(), left)
-                except (TimeoutError, asyncio.TimeoutError):
-                    return following.outcome is not None
-        finally:
-            following.remove_waker(waker)
-        return True
+        while True:
+            self._call.work()
+            if self._call.outcome is not None:
+                return
+            if search is not None and search.error is not None:
+                raise search.error
+            if self._call.is_lost:
+                search = self._call.search()
+            left = _left(timeout, time.monotonic() - begun, search)
+            if left is not None and left <= 0:
+                return
+            yield left
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
         """The same as `get`, under the name that futures give it."""
@@ -215,17 +583,23 @@ class CallHandle:
         return TimeoutError(f"call {self.id} has not ended within {timeout:g} s; it goes on")
 
     def _value(self) -> Any:  # noqa: ANN401  # the user's own value
-        outcome = self._following.outcome
+        outcome = self._call.outcome
         assert outcome is not None
-        is_plain = isinstance(outcome, calls.Returned) and outcome.codec != "pickle"
+        self._call.is_told = True
+        is_plain = isinstance(outcome, calls.Returned) and outcome.codec in ("json", "none")
         if self._modules is None and not is_plain:
             self._modules = self._find_modules()
-        return calls.value_of(outcome, modules=self._modules)
+        try:
+            return calls.value_of(outcome, modules=self._modules)
+        except InstanceReplacedError as error:
+            if self._call.origin is not None:
+                self._call.origin.answered(error.instance)
+            raise
 
     def _find_modules(self) -> Mapping[str, str]:
         """The modules of the workload that have another name here, if it still exists."""
         try:
-            view = self._following.view()
+            view = self._call.view()
             workload = self._session().ask(
                 lambda controller: controller.get_workload(view.namespace, view.workload)
             )
@@ -237,7 +611,7 @@ class CallHandle:
 
     def cancel(self) -> None:
         """Have the call end, if it still runs; `get` then raises `CallCancelledError`."""
-        self._following.cancel()
+        self._call.cancel()
 
     def status(self) -> str:
         """`running`, `succeeded`, `failed` or `cancelled`.
@@ -245,20 +619,20 @@ class CallHandle:
         Raises:
             ResultExpiredError: The call is unknown, or forgotten.
         """
-        following = self._following
-        following.work()
-        outcome = following.outcome
+        call = self._call
+        call.work()
+        outcome = call.outcome
         if isinstance(outcome, calls.Returned):
             return "succeeded"
         if isinstance(outcome, calls.Raised):
             is_cancelled = outcome.failure.code == CallCancelledError.code
             return "cancelled" if is_cancelled else "failed"
-        is_elsewhere = following.is_lost and not following.is_to_be_sent
-        return following.view().state if is_elsewhere else "running"
+        is_elsewhere = call.is_lost and not call.is_to_be_sent
+        return call.view().state if is_elsewhere else "running"
 
     def done(self) -> bool:
         """Whether the call has ended."""
-        return self._following.outcome is not None or self.status() != "running"
+        return self._call.outcome is not None or self.status() != "running"
 
 
 def _check_id(call_id: object) -> None:
@@ -279,15 +653,13 @@ def _left(timeout: float | None, waited: float, search: Search | None) -> float 
 
 
 def spawn(invocation: Invocation) -> CallHandle:
-    """Open a detached call; returns when its arguments are on their way.
+    """Open a detached call; returns when its pod has it on disk, or with `async_` at once.
 
     Raises:
-        KubetorchError: No pod can be reached.
+        KubetorchError: No pod has taken it.
     """
     if invocation.target.broadcast is not None:
-        from kubetorch.sdk.calls import handles_broadcast  # noqa: PLC0415  # it imports this module
-
-        return handles_broadcast.spawn(invocation)
+        return spawn_broadcast(invocation)
     return spawn_one(invocation)
 
 
@@ -296,28 +668,200 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     target = invocation.target
     session = invocation.route.session
     handle = CallHandle(invocation.id, target.name, target.modules, session)
-    following = handle._following
-    awake = threading.Event()
-    search: Search | None = None
-    following.add_waker(awake.set)
-    try:
-        following.start(invocation)
-        while not following.is_sent and following.outcome is None:
-            if search is not None and search.error is not None:
-                raise search.error
-            if following.is_lost and not following.is_to_be_sent:
-                break  # it was written: the controller knows more
-            if following.is_lost:
-                search = following.search()
-            awake.wait()
-            awake.clear()
-            following.work()
-    finally:
-        following.remove_waker(awake.set)
+    if invocation.options.async_:
+        HandOvers.of_program().add(handle._call, invocation)
+    else:
+        handle._call.hand_over(invocation)
     return handle
 
 
-def _session() -> Session:
-    from kubetorch.sdk import services  # noqa: PLC0415  # it imports this module
+class HandOvers:
+    """Calls that were spawned without waiting: the program does not end before they are taken.
 
-    return services.session()
+    One thread hands them over, one after the other. Of those that no pod took, and whose handles
+    nobody asked, the program says so at its end, which has status 1 then.
+    """
+
+    _of_program: HandOvers | None = None
+
+    @classmethod
+    def of_program(cls) -> HandOvers:
+        """Those of this process."""
+        found = cls._of_program
+        if found is None or found._pid != os.getpid():
+            cls._of_program = found = cls()
+        return found
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[SpawnedCall, Invocation]] = deque()
+        self._is_running = False
+        self._failed: list[tuple[SpawnedCall, Invocation]] = []
+        atexit.register(self._end)
+
+    def add(self, call: SpawnedCall, invocation: Invocation) -> None:
+        """One more."""
+        call.is_handed_over = False
+        with self._lock:
+            self._waiting.append((call, invocation))
+            if self._is_running:
+                return
+            self._is_running = True
+        try:
+            # No daemon: the end of the program waits for it.
+            threading.Thread(target=self._run, name="kubetorch-spawn", daemon=False).start()
+        except RuntimeError:  # too many of them
+            self._run()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                call, invocation = self._waiting[0]
+            try:
+                call.hand_over(invocation)
+            except CallCancelledError as error:
+                call.refuse(error)
+            except Exception as error:  # noqa: BLE001  # it is raised where the handle is asked
+                lost = CallLostError(f"it could not be sent: {error!r}")
+                call.refuse(error if isinstance(error, KubetorchError) else lost)
+                self._failed.append((call, invocation))
+            with self._lock:
+                self._waiting.popleft()
+
+    def _end(self) -> None:
+        """Say at the end of the program what was not handed over."""
+        if self._pid != os.getpid():
+            return
+        untold = [one for one in self._failed if not one[0].is_told]
+        for call, invocation in (*untold, *self._waiting):
+            why = "the program ended first"
+            if isinstance(call.outcome, calls.Raised):
+                why = f"{call.outcome.failure.error_type}: {call.outcome.failure.message}"
+            called = f"{invocation.target.name} (call {call.call_id})"
+            sys.stderr.write(f"kubetorch: {called} was not spawned: {why}\n")
+        if untold or self._waiting:
+            _exit_status.append(_ExitStatus())
+
+
+class _ExitStatus:
+    """Ends the program with status 1, after all that others do at its end."""
+
+    def __del__(self, leave: Callable[[int], object] = os._exit) -> None:
+        leave(1)
+
+
+# A global of the module: the interpreter lets go of it also while a thread still hands over.
+_exit_status: list[_ExitStatus] = []
+
+
+#: Between the identities of the calls in the identity of the handle.
+SEPARATOR = ","
+
+
+class BroadcastHandle(CallHandle):
+    """The spawned calls of one broadcast, in pod order.
+
+    Its result is the list of theirs. An error on one pod does not end the calls on the others; it
+    is raised when all have ended, as by a call that is waited for.
+
+    Args:
+        call_id: The identities of the calls.
+        name: What they call.
+        modules: See `CallHandle`.
+    """
+
+    def __init__(
+        self, call_id: str, name: str = "", modules: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = name
+        #: The handle of each pod's call.
+        self.calls = [CallHandle(one, name, modules) for one in call_id.split(SEPARATOR)]
+
+    @property
+    def id(self) -> str:
+        """Identities of the calls, joined."""
+        return SEPARATOR.join(call.id for call in self.calls)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BroadcastHandle, (self.id, self._name)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end of all calls; whether they have ended.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the calls go on.
+
+        Raises:
+            ResultExpiredError: A call is unknown, or its result is not kept any more.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return all(call.wait(_left_until(deadline)) for call in self.calls)
+
+    async def wait_async(self, timeout: float | None = None) -> bool:
+        """Awaitable form of `wait`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for call in self.calls:
+            if not await call.wait_async(_left_until(deadline)):
+                return False
+        return True
+
+    def _value(self) -> Any:  # noqa: ANN401  # as `get`
+        outcomes = []
+        for call in self.calls:
+            try:
+                outcomes.append(Done(call.get()))
+            except Exception as error:  # noqa: BLE001  # the user's own, which is kept
+                outcomes.append(Done(None, error))
+        done = combine(outcomes)
+        if done.error is not None:
+            raise done.error
+        return done.value
+
+    def cancel(self) -> None:
+        """Have the calls end that still run; `get` then raises `CallCancelledError`."""
+        for call in self.calls:
+            call.cancel()
+
+    def status(self) -> str:
+        """`running` while one of them runs; else `failed`, `cancelled` or `succeeded`.
+
+        Raises:
+            ResultExpiredError: A call is unknown, or forgotten.
+        """
+        found = {call.status() for call in self.calls}
+        states = ("running", "failed", "cancelled", "succeeded")
+        return next(state for state in states if state in found)
+
+    def done(self) -> bool:
+        """Whether all calls have ended."""
+        return all(call.done() for call in self.calls)
+
+
+def _left_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+def spawn_broadcast(invocation: Invocation) -> BroadcastHandle:
+    """As `spawn`, on every pod.
+
+    Raises:
+        KubetorchError: A pod has not taken it; no call goes on then.
+    """
+    started: list[CallHandle] = []
+    try:
+        for part in invocation.spread():
+            started.append(spawn_one(part))
+    except KubetorchError:
+        for call in started:
+            call.cancel()
+        raise
+    target = invocation.target
+    identity = SEPARATOR.join(call.id for call in started)
+    handle = BroadcastHandle(identity, target.name, target.modules)
+    # They have the streams that the calls were opened on.
+    handle.calls = started
+    return handle

@@ -1,30 +1,27 @@
 """How one call is made: what `.options(...)` takes, and the bare keywords of a call.
 
-`stream_logs`, `serialization` and `async_` may stand among the arguments of a call, unless the
-user's signature has a parameter of that name. Keywords that programs know from distributed services
-and from the debugger are refused, with the same exception; off (`None` or `False`) they ask for
-nothing, and are left out. Everything else goes to the user's callable: a bare `timeout` is the
-user's own.
+`stream_logs`, `serialization`, `async_`, and of distributed services `workers` and `restart_procs`
+may stand among the arguments of a call, unless the user's signature has a parameter of that name.
+Keywords that programs know from the debugger are refused, with the same exception; off (`None` or
+`False`) they ask for nothing, and are left out. Everything else goes to the user's callable: a bare
+`timeout` is the user's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from types import FunctionType
 from typing import Any
 
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
-from kubetorch.wire import waits
+from kubetorch.wire import routes
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
-BARE = frozenset({"stream_logs", "serialization", "async_"})
+BARE = frozenset({"stream_logs", "serialization", "async_", "workers", "restart_procs"})
 #: Keywords that mean something only together with what this release does not have.
 REFUSED = {
-    "workers": "distributed services",
-    "restart_procs": "distributed services",
     "debug": "the debugger",
     "pdb": "the debugger",
     "stream_metrics": "metrics",
@@ -32,31 +29,22 @@ REFUSED = {
 #: All keywords that mean something other than an argument, unless the signature declares them.
 RESERVED = BARE.union(REFUSED)
 
+#: Nodes of a distributed service: `"any"`, `"ready"`, a part of addresses, or a list of node ranks,
+#: addresses and names of pods.
+Workers = str | Sequence[int | str]
 #: Told how far a call has come: what is done, of how much, and what is happening.
 OnProgress = Callable[[float, float | None, str | None], object]
 
 
-@record
+@dataclass(frozen=True)
 class CallOptions:
-    """How a call is made; `None` leaves it to the handle, and then to `kt.config`.
-
-    Attributes:
-        stream_logs: Whether the lines that the call prints are shown.
-        serialization: How arguments and result travel: `json`, `pickle` or `none`.
-        async_: Whether the call returns an awaitable.
-        timeout: Seconds after which the call is interrupted and fails with `CallTimeoutError`.
-        retries: How often the call is made again when its worker, its pod or the connection was
-            lost. All attempts carry one idempotency key, so none runs that another one replaces.
-            Spawned calls have none.
-        idempotency_key: A second call with the same key gets the outcome of the first. With `.map`
-            each item has one of its own: this one and the item's number, such as `k/0`.
-        request_id: Identity of the request that the call belongs to, for logs.
-        on_progress: Told of each `kt.progress(...)` of the call: current, total, message.
-    """
+    """How a call is made; `None` leaves it to the handle, and then to `kt.config`."""
 
     stream_logs: bool | None = None
     serialization: str | None = None
     async_: bool | None = None
+    workers: Workers | None = None
+    restart_procs: bool | None = None
     timeout: float | None = None
     retries: int = 0
     idempotency_key: str | None = None
@@ -70,25 +58,48 @@ class CallOptions:
             serialization(self.serialization)
         if self.async_ is not None:
             boolean("async_", self.async_)
+        if self.restart_procs is not None:
+            boolean("restart_procs", self.restart_procs)
         if self.timeout is not None:
             _positive("timeout", self.timeout)
-        _whole("retries", self.retries)
+        retries: object = self.retries
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise SpecError(f"retries is {retries!r}; it must be a whole number, 0 or more")
         for name in ("idempotency_key", "request_id"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise SpecError(f"{name} is {value!r}; it must be text that is not empty")
-        _callable("on_progress", self.on_progress)
+        progress: object = self.on_progress
+        if progress is not None and not callable(progress):
+            raise SpecError(f"on_progress is {progress!r}; it must be callable")
+
+    @property
+    def wire_workers(self) -> str | tuple[int | str, ...] | None:
+        """`workers` as it travels."""
+        if self.workers is None or isinstance(self.workers, str):
+            return self.workers
+        return tuple(self.workers)
+
+    def check_ranks(self, service: str, *, is_distributed: bool) -> None:
+        """Refuse nodes that cannot be, and what only a distributed service understands."""
+        if is_distributed:
+            if self.workers is not None:
+                _check_workers(self.workers)
+            return
+        for name, value in (("workers", self.workers), ("restart_procs", self.restart_procs)):
+            if value not in (None, False):
+                raise SpecError(
+                    f"{name}= belongs to distributed services, and {service} is none",
+                    hint="kt.Compute(...).distribute(workers=N) makes it one; a function that has "
+                    f"a parameter {name!r} of its own gets it",
+                )
 
     def check_spawned(self) -> None:
-        """Refuse what has no effect on a call that goes on without its caller.
-
-        Raises:
-            SpecError: There is such an option.
-        """
+        """Refuse what has no effect on a call that goes on without its caller."""
         if self.retries:
             raise SpecError(
-                f"retries={self.retries} has no effect on a spawned call: nobody may be there to "
-                "make it again",
+                f"retries={self.retries} has no effect on a spawned call: the calling program may "
+                "be gone",
                 hint="spawn it again when its handle raises, or retry in the function itself",
             )
 
@@ -99,12 +110,7 @@ class CallOptions:
         return replace(self, idempotency_key=f"{self.idempotency_key}/{index}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
-        """These options, with those of a caller.
-
-        Raises:
-            TypeError: There is no option of that name.
-            SpecError: An option has an impossible value.
-        """
+        """These options, with those of a caller."""
         for name in changes:
             if name not in _NAMES and name not in REFUSED:
                 raise TypeError(f"there is no call option {name!r}; {_nearest(name)}")
@@ -114,15 +120,7 @@ class CallOptions:
     def take_from(
         self, kwargs: Mapping[str, Any], declared: frozenset[str]
     ) -> tuple[CallOptions, dict[str, Any]]:
-        """Options and the user's own keywords, out of the keywords of a call.
-
-        Args:
-            kwargs: Keywords of the call.
-            declared: Parameters that the user's signature has.
-
-        Raises:
-            SpecError: An option has an impossible value, or belongs to another release.
-        """
+        """Options and the user's own keywords, out of the keywords of a call."""
         if RESERVED.isdisjoint(kwargs):
             return self, kwargs if isinstance(kwargs, dict) else dict(kwargs)
         bare = {name: kwargs[name] for name in RESERVED if name in kwargs and name not in declared}
@@ -152,23 +150,37 @@ def _refuse(given: Mapping[str, object]) -> None:
 _NAMES = frozenset(item.name for item in fields(CallOptions))
 
 
-def boolean(name: str, value: object) -> bool:
-    """A setting that is true or false.
+def _check_workers(workers: object) -> None:
+    """Refuse what names no nodes."""
+    named = [workers] if isinstance(workers, str) else workers
+    wrong: object = workers
+    if isinstance(named, (list, tuple, set, frozenset, range)) and named:
+        others = [item for item in named if not _names_node(item)]
+        if not others:
+            return
+        wrong = others[0]
+    raise SpecError(
+        f"Invalid worker specification: {wrong!r} in workers={workers!r}",
+        hint='workers= takes "any", "ready", a part of addresses, or a list of node ranks (0 is '
+        "the first pod), addresses and names of pods",
+    )
 
-    Raises:
-        SpecError: It is something else.
-    """
+
+def _names_node(item: object) -> bool:
+    if isinstance(item, str):
+        return bool(item.strip())
+    return isinstance(item, int) and not isinstance(item, bool) and item >= 0
+
+
+def boolean(name: str, value: object) -> bool:
+    """A setting that is true or false."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def serialization(value: object) -> str:
-    """The name of a codec.
-
-    Raises:
-        SpecError: There is no such codec.
-    """
+    """The name of a codec."""
     if not isinstance(value, str) or value not in CODECS:
         raise SpecError(f"serialization is {value!r}; there are {', '.join(CODECS)}")
     return value
@@ -176,21 +188,11 @@ def serialization(value: object) -> str:
 
 def _positive(name: str, value: object) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= waits.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
+    if not is_number or not 0 < value <= routes.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
         raise SpecError(
             f"{name} is {value!r}; it must be a number of seconds above 0, and at most "
-            f"{waits.LONGEST_TIMEOUT:.0f}"
+            f"{routes.LONGEST_TIMEOUT:.0f}"
         )
-
-
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SpecError(f"{name} is {value!r}; it must be a whole number, 0 or more")
-
-
-def _callable(name: str, value: object) -> None:
-    if not (value is None or callable(value)):
-        raise SpecError(f"{name} is {value!r}; it must be callable")
 
 
 def declared_parameters(function: object) -> frozenset[str]:

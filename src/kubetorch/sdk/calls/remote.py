@@ -1,6 +1,6 @@
 """`RemoteCallable`: a function or method of a service, with the signature of the user's own.
 
-The verbs are properties that give the methods of `kubetorch.sdk.calls.invoke.Caller`; the protocols
+The verbs are properties that give the methods of `kubetorch.sdk.calls.caller.Caller`; the protocols
 here say to type checkers what those take and return.
 """
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.handles import CallHandle
-    from kubetorch.sdk.calls.invoke import Caller
     from kubetorch.sdk.calls.options import CallOptions
 
 P = ParamSpec("P")
@@ -28,7 +27,7 @@ Serialization = Literal["json", "pickle", "none"]
 
 
 class Map(Protocol[R_co]):
-    """See `kubetorch.sdk.calls.invoke.Caller.map`."""
+    """See `map` and `map_async` of `kubetorch.sdk.calls.caller.Caller`."""
 
     def __call__(
         self,
@@ -37,26 +36,12 @@ class Map(Protocol[R_co]):
         ordered: bool = True,
         window: int = ...,
         return_exceptions: bool = False,
-    ) -> Iterator[R_co]:
-        """Call it for each item."""
-
-
-class AsyncMap(Protocol[R_co]):
-    """See `kubetorch.sdk.calls.invoke.Caller.map_async`."""
-
-    def __call__(
-        self,
-        *iterables: Iterable[Any],
-        kwargs: Mapping[str, Any] | None = None,
-        ordered: bool = True,
-        window: int = ...,
-        return_exceptions: bool = False,
-    ) -> AsyncIterator[R_co]:
+    ) -> R_co:
         """Call it for each item."""
 
 
 class StarMap(Protocol[R_co]):
-    """See `kubetorch.sdk.calls.invoke.Caller.starmap`."""
+    """See `starmap` and `starmap_async` of `kubetorch.sdk.calls.caller.Caller`."""
 
     def __call__(
         self,
@@ -66,27 +51,12 @@ class StarMap(Protocol[R_co]):
         ordered: bool = True,
         window: int = ...,
         return_exceptions: bool = False,
-    ) -> Iterator[R_co]:
-        """Call it for each tuple of arguments."""
-
-
-class AsyncStarMap(Protocol[R_co]):
-    """See `kubetorch.sdk.calls.invoke.Caller.starmap_async`."""
-
-    def __call__(
-        self,
-        iterable: Iterable[Iterable[Any]],
-        *,
-        kwargs: Mapping[str, Any] | None = None,
-        ordered: bool = True,
-        window: int = ...,
-        return_exceptions: bool = False,
-    ) -> AsyncIterator[R_co]:
+    ) -> R_co:
         """Call it for each tuple of arguments."""
 
 
 class Spawn(Protocol[P]):
-    """See `kubetorch.sdk.calls.invoke.Caller.spawn`."""
+    """See `kubetorch.sdk.calls.caller.Caller.spawn`."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> CallHandle:
         """Start a call that goes on without this program."""
@@ -110,12 +80,30 @@ class Options(Protocol[P, R]):
         """The same with other options."""
 
 
+class Verbs(Protocol):
+    """What a `kubetorch.sdk.calls.caller.Caller` can do; loading one takes what only calls need."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+    def options(self, **changes: Any) -> Verbs: ...
+    @property
+    def map(self) -> Map[Iterator[Any]]: ...
+    @property
+    def starmap(self) -> StarMap[Iterator[Any]]: ...
+    @property
+    def map_async(self) -> Map[AsyncIterator[Any]]: ...
+    @property
+    def starmap_async(self) -> StarMap[AsyncIterator[Any]]: ...
+    @property
+    def spawn(self) -> Spawn[...]: ...
+
+
 class Handle(Protocol):
     """The handle of a service, as far as its callers are concerned."""
 
-    _callers: dict[str | None, Caller]
+    @property
+    def _callers(self) -> Mapping[str | None, Verbs]: ...
 
-    def _make_caller(self, method: str | None) -> Caller:
+    def _make_caller(self, method: str | None) -> Verbs:
         """The caller of a method, or of the callable itself, which looks the service up."""
 
 
@@ -123,7 +111,7 @@ class RemoteCallable(ABC, Generic[P, R]):
     """Something of a service that can be called."""
 
     @abstractmethod
-    def _caller(self) -> Caller:
+    def _caller(self) -> Verbs:
         """Who makes the calls."""
 
     @overload
@@ -141,7 +129,7 @@ class RemoteCallable(ABC, Generic[P, R]):
     @overload
     def __call__(self, /, *args: Any, serialization: Serialization, **kwargs: Any) -> R: ...
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it; see `kubetorch.sdk.calls.invoke.Caller`."""
+        """Call it; see `kubetorch.sdk.calls.caller.Caller`."""
         return self._caller()(*args, **kwargs)
 
     @property
@@ -150,29 +138,29 @@ class RemoteCallable(ABC, Generic[P, R]):
         return self._caller().options  # type: ignore[return-value]  # a Caller can all of this
 
     @property
-    def map(self) -> Map[R]:
+    def map(self) -> Map[Iterator[R]]:
         """Calls for all items of iterables: `for result in remote.map(items)`."""
         return self._caller().map
 
     @property
-    def starmap(self) -> StarMap[R]:
+    def starmap(self) -> StarMap[Iterator[R]]:
         """Calls for all tuples of arguments: `for result in remote.starmap(pairs)`."""
         return self._caller().starmap
 
     @property
-    def map_async(self) -> AsyncMap[R]:
+    def map_async(self) -> Map[AsyncIterator[R]]:
         """As `map`, for `async for`."""
         return self._caller().map_async
 
     @property
-    def starmap_async(self) -> AsyncStarMap[R]:
+    def starmap_async(self) -> StarMap[AsyncIterator[R]]:
         """As `starmap`, for `async for`."""
         return self._caller().starmap_async
 
     @property
     def spawn(self) -> Spawn[P]:
         """Start a call that goes on without this program: `handle = remote.spawn(...)`."""
-        return self._caller().spawn
+        return self._caller().spawn  # type: ignore[return-value]  # it takes what P says
 
 
 class Configured(RemoteCallable[..., Any]):
@@ -189,7 +177,7 @@ class Configured(RemoteCallable[..., Any]):
         self._method = method
         self._given = options
 
-    def _caller(self) -> Caller:
+    def _caller(self) -> Verbs:
         module, method = self._module, self._method
         caller = module._callers.get(method) or module._make_caller(method)
         given = {item.name: getattr(self._given, item.name) for item in fields(self._given)}

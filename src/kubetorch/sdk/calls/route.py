@@ -1,63 +1,543 @@
 """Where the calls of one service go: its pods' addresses, a token, a stream to each pod in use.
 
-Calls of an autoscaled service go to its scaler, each on a stream of its own (`Scaled`).
-
 A route learns the addresses from its resolver, which asks the controller, and asks again when a pod
-cannot be reached. Connecting happens in the thread of the caller that needs the connection; one
-that breaks while calls are pending is made again by its stream's own thread.
+cannot be reached. One thread connects for all calls that wait for a connection (`Route.request`); a
+connection that breaks while calls are pending is made again by its stream's own thread
+(`Connector.resume`).
+
+Each call of an autoscaled service has a connection of its own (`Scaled`), which the scaler counts:
+
+    call ── Stream ══ WebSocket ══ scaler ══ agent of some pod
+                └──── once that broke ══════ agent of the same pod
+
+A scaler takes an open connection for a call that runs: it makes pods for them, holds them while
+there is no pod, and ends pods that have none. So a connection lives as long as its call. Scalers
+cut those that last too long (Knative's after `timeoutSeconds` of the revision): the call goes on in
+its pod, where its stream is resumed, past the scaler.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
+import itertools
 import threading
-import weakref
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from kubetorch.errors import CallRefusedError
-from kubetorch.sdk.calls.scaled import Scaled
-from kubetorch.sdk.logs import Screen
-from kubetorch.sdk.reach.way import DIRECT, Way
-from kubetorch.sdk.streams import connecting
-from kubetorch.sdk.streams.connecting import (
-    FINAL,
-    TRANSIENT,
-    Backoff,
-    Location,
-    Resolver,
-    Scaler,
-    UnavailableError,
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    CallRefusedError,
+    ConfigError,
+    ControllerError,
+    KubernetesError,
+    KubernetesForbiddenError,
+    KubetorchError,
+    PodTerminatedError,
+    ProtocolError,
+    ServiceNotFoundError,
+    UnauthorizedError,
+    VersionMismatchError,
 )
-from kubetorch.sdk.streams.stream import PING_AFTER, Stream
+from kubetorch.lib import processes, websocket_protocol
+from kubetorch.lib.websocket_protocol import UpgradeRefusedError
+from kubetorch.sdk.calls.stream import PING_AFTER, Stream
+from kubetorch.sdk.logs import CallLines, Screen
+from kubetorch.sdk.transport import connection
+from kubetorch.sdk.transport.pod_transport import DIRECT, PATIENCE, PodTransport
+from kubetorch.wire import exceptions, frames, routes, versions
+from kubetorch.wire.messages import TERMINATING
 
 if TYPE_CHECKING:
-    import asyncio
+    from kubetorch.sdk.transport.session import Session
+    from kubetorch.wire.messages import PodView, WorkloadView
 
-    from kubetorch.sdk.session import Session
+#: Seconds for one attempt; and, where a controller knows which ranks are lost, to the next.
+_ATTEMPT, _RANK_ATTEMPT = 5.0, (0.5, 0.15)
+#: Seconds for which a refusal may be that of a server that starts.
+_DOUBT = 3.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+#: Seconds for which a pod is tried that the controller does not hear of either.
+_MISSING = 10.0
+#: Seconds that the controller has to hear why a pod is not there any more.
+_UNSAID = 3.0
+#: Pods that are named when none is ready.
+_SHOWN = 3
 
-__all__ = ["Location", "Resolver", "Route"]
+
+class Scaler(NamedTuple):
+    """What takes the calls of an autoscaled service, and makes pods for them."""
+
+    url: str
+    pods: dict[str, str]
+    patience: float
+    failure: str = ""
 
 
-class _Attempt(NamedTuple):
-    """To connect, for all coroutines of a loop: each waits as long as it may itself."""
+class Location(NamedTuple):
+    """Where a service is."""
 
-    future: asyncio.Future[Stream]
-    backoff: Backoff
+    urls: tuple[str, ...]
+    token: str
+    ordinals: tuple[int, ...] = ()
+    scaler: Scaler | None = None
+    pods: Mapping[str, PodView] = MappingProxyType({})
+    reason: str = ""
+    is_distributed: bool = False
+    is_torn_down: bool = False
+
+    @classmethod
+    def of_service(cls, session: Session, view: WorkloadView) -> Location:
+        """The pods that are ready, in the order of their ordinals, or what makes pods for calls."""
+        own = view.spec.compute.endpoint
+        if own is not None and own.base_url is not None:
+            return cls((own.base_url,), view.token)
+        ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
+        scaler, spec = None, view.spec
+        if spec.compute.distribution is not None:
+            # Each of them calls the others: one, so that it knows what was called before.
+            ready = ready[:1]
+        if view.scaler:
+            said = {} if ready else view.failure or {}
+            failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
+            scaler = Scaler(
+                session.transport.scaler(spec.namespace, spec.name, view.scaler),
+                {pod.name: session.address(view, pod) for pod in view.pods if pod.url},
+                spec.compute.launch_timeout,
+                failure,
+            )
+        return cls(
+            tuple(session.address(view, pod) for pod in ready),
+            view.token,
+            tuple(pod.ordinal for pod in ready),
+            scaler,
+            _known_pods(view),
+            view.reason,
+            view.world is not None,
+            view.status == TERMINATING,
+        )
+
+    def only(self, urls: Iterable[str]) -> Location:
+        """The same without pods that have none of these URLs."""
+        kept = set(urls)
+        found = [one for one in itertools.zip_longest(self.urls, self.ordinals) if one[0] in kept]
+        ordinals = tuple(number for _, number in found) if self.ordinals else ()
+        urls = tuple(url for url, _ in found)
+        return Location(urls, self.token, ordinals, is_distributed=self.is_distributed)
+
+    def of(self, ordinal: int) -> Location:
+        """Where one pod of the service is: without a URL when it is not ready."""
+        numbered = zip(self.urls, self.ordinals, strict=False)
+        here = tuple(url for url, number in numbered if number == ordinal)
+        return Location(here[:1], self.token, (ordinal,), None, self.pods, self.reason)
+
+    def absent(self, ordinal: int | None) -> AbsentError:
+        """The error that a pod, or any, is not ready, with the reason of each."""
+        found = [p for p in self.pods.values() if not p.is_ready and ordinal in (None, p.ordinal)]
+        said = [f"pod {pod.name}: {_why_away(pod)}" for pod in found[-_SHOWN:]]
+        if self.reason:
+            said.append(self.reason)
+        return AbsentError("; ".join(said) or "none is ready", found[-1].name if found else None)
+
+
+def _known_pods(view: WorkloadView) -> dict[str, PodView]:
+    """The pods of a service by name, with why those ended that are gone or lost of its world."""
+    # Whoever has a view has loaded both.
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    from kubetorch.wire.messages import Ending  # noqa: PLC0415
+
+    found = {pod.name: pod for pod in (*view.lost, *view.pods)}
+    for one in () if view.world is None else view.world.lost:
+        seen = found.get(one.member.pod)
+        if seen is not None and seen.ended is None:
+            ended = Ending(reason=one.reason, message=one.message)
+            found[seen.name] = replace(seen, ended=ended)
+    return found
+
+
+#: Asks the controller where a service is; raises `ServiceNotFoundError` when it is gone.
+Resolver = Callable[[], Location]
+
+
+class UnavailableError(Exception):
+    """Not now, perhaps later."""
+
+
+class AbsentError(UnavailableError):
+    """The controller says that a pod is not ready; the text says why."""
+
+    def __init__(self, text: str, pod_name: str | None) -> None:
+        super().__init__(text)
+        self.pod_name = pod_name
+
+
+def _why_away(pod: PodView) -> str:
+    if pod.ended is None:
+        return pod.reason or pod.phase
+    return f"{pod.ended.reason} ({pod.ended.message})" if pod.ended.message else pod.ended.reason
+
+
+#: As `PING_AFTER`, of distributed services: a pod that is silent is known to be lost by then. A
+#: kubelet closes what it forwards to a pod 1 s after the pod has closed it.
+RANK_PING, FORWARDED_RANK_PING = 1.25, 0.4
+#: What no further attempt can help; some of them are an `OSError` too.
+FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
+#: What the user has to mend: rights, credentials, settings. A cluster that restarts may say so too.
+MISTAKES = (KubernetesForbiddenError, ConfigError)
+#: What an attempt fails with when the next one may succeed.
+TRANSIENT = (OSError, websocket_protocol.WebSocketError, UnavailableError)
+
+
+def mistake_in(error: Exception) -> Exception | None:
+    """What of an attempt's failure the user has to mend, if anything."""
+    found = (one for one in (error, error.__cause__) if isinstance(one, MISTAKES))
+    return next(found, None)
+
+
+class Backoff:
+    """The pauses between attempts, up to a deadline."""
+
+    def __init__(self, patience: float, *, longest: float = _LONGEST_DELAY) -> None:
+        self._longest = longest
+        self._begun = time.monotonic()
+        self.deadline = self._begun + patience
+        self.failed: Exception | None = None
+        self.is_spent = False
+        self._absent_since: float | None = None
+        self._delay = _FIRST_DELAY
+
+    def extend(self, deadline: float) -> None:
+        """Go on until then, if that is later."""
+        self.deadline = max(self.deadline, deadline)
+
+    @property
+    def patience(self) -> float:
+        """Seconds from its beginning to the deadline."""
+        return self.deadline - self._begun
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what was said again and again is no passing trouble."""
+        return time.monotonic() - self._begun > _DOUBT
+
+    def gives_up_on(self, error: Exception) -> bool:
+        """Whether an attempt failed as it has for so long that the next one is not worth it.
+
+        Whoever cannot be reached may be back any moment; a pod that is not there had its time.
+        """
+        now = time.monotonic()
+        if not isinstance(error, AbsentError):
+            self._absent_since = None
+            return False
+        self._absent_since = self._absent_since or now
+        return now - self._absent_since >= PATIENCE
+
+    @property
+    def attempt(self) -> float:
+        """Seconds that the next attempt may take."""
+        return max(min(_ATTEMPT, self.left), 0.1)
+
+    def pause(self, interrupted: threading.Event) -> bool:
+        """Wait before the next attempt; false when there is none."""
+        left = self.left
+        if left <= 0:
+            self.is_spent = True
+        if self.is_spent or interrupted.wait(min(self._delay, left)):
+            return False
+        self._delay = min(self._delay * 2, self._longest)
+        return True
+
+
+class Connector:
+    """Gets streams their connections: the first one, and those that follow when it breaks."""
+
+    def __init__(
+        self, service: str, resolve: Resolver, transport: PodTransport, closed: threading.Event
+    ) -> None:
+        self.transport = transport
+        #: Ends every pause.
+        self.closed = closed
+        self._service = service
+        self._resolve = resolve
+        # Whether a pod was reached once.
+        self._was_there = False
+
+    def ask(self) -> Location:
+        """Where the service is."""
+        try:
+            location = Location(*self._resolve())
+        except ServiceNotFoundError as gone:
+            raise self.torn_down() if self._was_there else gone from gone.__cause__
+        except FINAL:
+            raise
+        except (ControllerError, KubernetesError, ConfigError) as error:
+            raise UnavailableError(str(error)) from error
+        if location.is_torn_down:
+            raise self.torn_down()
+        return location
+
+    def torn_down(self) -> ServiceNotFoundError:
+        """The error that the service is gone, although it was there."""
+        return ServiceNotFoundError(
+            f"the service {self._service} was torn down while it was called",
+            hint="deploy it again with .to(kt.Compute(...))",
+        )
+
+    def begin(self, stream: Stream, url: str, token: str, *, timeout: float) -> None:
+        """Connect a stream for the first time; a token that has ended is replaced once."""
+        try:
+            try:
+                self._attempt(stream, url, token, timeout)
+            except UnauthorizedError:
+                self._attempt(stream, url, self.ask().token, timeout)
+        except BaseException:  # Ctrl-C too: nobody else has the stream, to close it
+            stream.close()
+            raise
+        self._was_there = True
+
+    def _attempt(self, stream: Stream, url: str, token: str, timeout: float) -> None:
+        headers = {
+            routes.AUTHORIZATION: f"Bearer {token}",
+            routes.PROTOCOL: str(versions.PROTOCOL),
+            routes.CLIENT: stream.id,
+        }
+        if stream.incarnation:
+            headers[routes.RESUME] = f"{stream.incarnation}:{stream.received}"
+        try:
+            opened, rest = connection.dial(
+                url, routes.STREAM, headers, timeout=timeout, transport=self.transport
+            )
+        except UpgradeRefusedError as refused:
+            raise _refusal(refused) from None
+        stream.open(opened, rest, timeout=timeout)
+
+    def resume(self, stream: Stream, url: str, location: Location | None) -> None:
+        """Connect a stream again whose connection broke; runs in the stream's own thread.
+
+        Afterwards the stream has a connection, or has ended and its pending calls with it.
+        """
+        # Who asks first and often learns of a loss when it is known, not when nobody answers.
+        is_asked = is_distributed = location is not None and location.is_distributed
+        longest, delay = _RANK_ATTEMPT if is_distributed else (_ATTEMPT, _LONGEST_DELAY)
+        backoff = Backoff(self.transport.patience, longest=delay)
+        token = location.token if location is not None else ""
+        is_fresh = False
+        missing_since: float | None = None
+        error: Exception | None = ConnectionResetError("the agent closed the connection")
+        while stream.calls and not stream.has_ended:
+            if not is_asked:
+                error = self._try(stream, url, token, min(backoff.attempt, longest))
+            if error is None:
+                return
+            is_asked = False
+            if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
+                break
+            mistake = mistake_in(error)
+            if mistake is not None and backoff.is_sure:
+                error = mistake
+                break
+            try:
+                found = self.ask()
+            except UnavailableError:
+                found = None
+            except FINAL as final:
+                error = final
+                break
+            if found is not None:
+                token, is_fresh = found.token, True
+                now = time.monotonic()
+                missing_since = None if url in found.urls else missing_since or now
+                missing = None if missing_since is None else now - missing_since
+                end = _end(found.pods.get(stream.pod), stream.pod, error, missing)
+                if end is not None:
+                    error = end
+                    break
+                if missing is not None and missing > _MISSING:
+                    break
+            if not isinstance(error, UnauthorizedError) and not backoff.pause(self.closed):
+                break
+        stream.end(_why_lost(stream.pod, error))
+
+    def _try(self, stream: Stream, url: str, token: str, timeout: float) -> Exception | None:
+        try:
+            self._attempt(stream, url, token, timeout)
+        except (*TRANSIENT, KubetorchError) as error:
+            return error
+        return None
+
+
+def _refusal(refused: UpgradeRefusedError) -> Exception:
+    error = exceptions.rebuild(exceptions.parse_json(refused.body))
+    for known in (UnauthorizedError, VersionMismatchError):
+        if isinstance(error, known):
+            return error
+        if refused.status == known.status:
+            return known(str(error))
+    return UnavailableError(f"the agent answered with status {refused.status}: {error}")
+
+
+def _end(
+    seen: PodView | None, pod: str, error: Exception, missing: float | None
+) -> KubetorchError | None:
+    """Why nobody is in a pod any more, if that is so.
+
+    `missing`: for how many seconds calls have been going elsewhere, if they are.
+    """
+    if seen is not None and seen.ended is not None:
+        return seen.ended.error(pod)
+    if missing is None or not isinstance(error, ConnectionRefusedError):
+        return None
+    # A kubelet says a second later why it ended; of a process on this machine nobody says more.
+    is_unsaid = seen is not None and seen.phase == "Unknown" and seen.pid is None
+    return None if is_unsaid and missing < _UNSAID else AgentDiedError(pod, "AgentDied")
+
+
+def _why_lost(pod: str, error: Exception | None) -> Exception:
+    # The API server's error about a pod that it cannot reach says how the pod is reached, not what
+    # happened to the call.
+    is_about_transport = isinstance(error, KubernetesError) and not isinstance(error, MISTAKES)
+    if isinstance(error, KubetorchError) and not is_about_transport:
+        return error
+    lost = CallLostError(
+        f"the connection to pod {pod} broke and could not be made again: {error}",
+        hint="the effect of the call is unknown; kt logs shows its output",
+    )
+    lost.__cause__ = error
+    return lost
+
+
+#: Seconds that a scaler may hold a connection before the controller is asked what is wrong.
+HELD = 10.0
+
+
+class Scaled:
+    """The connections of calls that run."""
+
+    def __init__(self, service: str, connector: Connector, ping_after: float) -> None:
+        self._service = service
+        self._connector = connector
+        self._ping_after = ping_after
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = []
+
+    def connect(self, location: Location, scaler: Scaler, backoff: Backoff) -> Stream:
+        """A stream for one call."""
+        if scaler.failure and backoff.is_sure:
+            raise CallRefusedError(
+                f"no pod of {self._service} can start: {scaler.failure}",
+                hint=f"kt describe {self._service}",
+            )
+        stream = Stream(self._resume, ping_after=self._ping_after, is_single=True)
+        with self._lock:
+            self._streams = [one for one in self._streams if not one.has_ended]
+            self._streams.append(stream)
+        timeout = max(min(HELD, backoff.left), 0.1)
+        self._connector.begin(stream, scaler.url, location.token, timeout=timeout)
+        return stream
+
+    def drop(self) -> list[Stream]:
+        """All of them, which are forgotten here."""
+        self._lock = threading.Lock()  # a forked child may have found it held
+        streams, self._streams = self._streams, []
+        return streams
+
+    def _resume(self, stream: Stream) -> None:
+        """Connect a stream to the pod that its call runs in."""
+        usual = self._connector
+
+        def resolve() -> Location:
+            found = usual.ask()
+            pods = {} if found.scaler is None else found.scaler.pods
+            url = pods.get(stream.pod)
+            return Location(() if url is None else (url,), found.token, pods=found.pods)
+
+        connector = Connector(self._service, resolve, usual.transport, usual.closed)
+        backoff = Backoff(usual.transport.patience)
+        while stream.calls and not stream.has_ended:
+            try:
+                location = connector.ask()
+            except UnavailableError as error:
+                if not backoff.pause(usual.closed):
+                    stream.end(
+                        PodTerminatedError(
+                            stream.pod, f"the address of the pod is unknown: {error}"
+                        )
+                    )
+                continue
+            except FINAL as error:
+                stream.end(error)
+                return
+            seen = location.pods.get(stream.pod)
+            if seen is not None and seen.ended is not None:
+                stream.end(seen.ended.error(stream.pod))
+                return
+            if not location.urls:
+                hint = (
+                    "autoscaled services lose pods when there is little to do; retries=1 makes a "
+                    "call again, and min_scale keeps pods"
+                )
+                stream.end(PodTerminatedError(stream.pod, "Gone", hint=hint))
+                return
+            connector.resume(stream, location.urls[0], location)
+            return
+
+
+class Connected(NamedTuple):
+    """What came of a `Request`: a stream for it alone, one that all share, or an error."""
+
+    stream: Stream | None
+    error: BaseException | None
+    #: Whether the error is that the time was over of those who asked.
+    is_spent: bool
+
+
+class _Attempt:
+    """To connect, for all that wait for it: each waits as long as it may itself."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self.backoff = backoff
+        self.requests: dict[Request, None] = {}
+
+    def join(self, request: Request) -> None:
+        """One more waits."""
+        request.attempt = self
+        self.requests[request] = None
+        self.backoff.extend(request.deadline)
+
+
+class Request:
+    """A call waits for a connection; `deliver` is called by the thread that connects."""
+
+    attempt: _Attempt
+
+    def __init__(
+        self, route: Route, patience: float, deliver: Callable[[Connected], object]
+    ) -> None:
+        self.deliver = deliver
+        self.deadline = time.monotonic() + patience
+        self._route = route
+        self._patience = patience
+
+    def cancel(self) -> None:
+        """The call does not wait any more."""
+        self.attempt.requests.pop(self, None)
+
+    def refusal(self) -> CallRefusedError:
+        """The error when it has waited long enough."""
+        return self._route.refusal(self._patience, self.attempt.backoff.failed)
 
 
 class Route:
     """The way to the pods of one service.
 
     Its streams are closed at exit, and let go of in forked children.
-
-    Args:
-        service: Name of the service, for messages.
-        resolve: Asks where it is. Called from any thread.
-        location: Where it is, if that is known already.
-        ping_after: See `Stream`.
-        ordinal: Number of the pod, if it is the way to one pod alone.
-        way: Makes the connections.
     """
 
     def __init__(
@@ -68,14 +548,15 @@ class Route:
         *,
         ping_after: float = PING_AFTER,
         ordinal: int | None = None,
-        way: Way = DIRECT,
+        transport: PodTransport = DIRECT,
     ) -> None:
-        self._way = way
+        self._connector = Connector(service, resolve, transport, threading.Event())
         #: The session with the controller of the service, if it has one of its own.
         self.session: Session | None = None
+        #: The instance of a class that answered last, where all calls go to one pod.
+        self.instance: str | None = None
         self.service = service
         self.ordinal = ordinal
-        self._resolve = resolve
         #: Where lines from its pods go.
         self.screen = Screen()
         # Those to single pods, by ordinal.
@@ -85,20 +566,21 @@ class Route:
         self._streams: dict[str, Stream] = {}
         # Those that take no more calls, but may have some that run.
         self._leaving: list[Stream] = []
-        self._scaled = Scaled(service, resolve, way, ping_after)
+        self._scaled = Scaled(service, self._connector, ping_after)
+        # Whether this program tore it down.
+        self._is_torn_down = False
         self._turn = 0
         self._connecting = threading.Lock()
-        self._closed = threading.Event()
-        self._connects: dict[asyncio.AbstractEventLoop, _Attempt] = {}
-        reference = weakref.ref(self)
-        atexit.register(_close, reference)
-        os.register_at_fork(after_in_child=lambda: _abandon(reference))
+        self._requesting = threading.Lock()
+        self._attempt: _Attempt | None = None
+        processes.at_exit(self.close)
+        processes.at_fork(self.abandon)
 
     @property
     def patience(self) -> float:
         """Seconds that a call waits for a pod that takes it."""
-        scaler = self._scaler
-        return self._way.patience if scaler is None else max(self._way.patience, scaler.patience)
+        usual, scaler = self._connector.transport.patience, self._scaler
+        return usual if scaler is None else max(usual, scaler.patience)
 
     @property
     def _scaler(self) -> Scaler | None:
@@ -123,51 +605,31 @@ class Route:
         return self._least_busy(urls)
 
     def connect(self, patience: float | None = None) -> Stream:
-        """A stream that takes calls, waiting for a pod that can be reached.
+        """A stream that takes calls, waiting for a pod that can be reached."""
+        patience = self.patience if patience is None else patience
+        return self._connect_within(Backoff(patience), lambda: True)
 
-        Raises:
-            ServiceNotFoundError: The service is gone.
-            UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
-            CallRefusedError: No pod could be reached in time.
-        """
-        return self._connect_within(Backoff(self.patience if patience is None else patience))
-
-    async def connect_async(self, patience: float | None = None) -> Stream:
-        """A stream that takes calls, waiting for a pod that can be reached.
-
-        Raises:
-            ServiceNotFoundError: The service is gone.
-            UnauthorizedError, VersionMismatchError: It does not want to speak with this client.
-            CallRefusedError: No pod could be reached in time.
-        """
-        import asyncio  # noqa: PLC0415  # a blocking caller does not need it
-
-        loop = asyncio.get_running_loop()
-        own = Backoff(self.patience if patience is None else patience)
-        while True:
-            stream = self.stream()
-            if stream is not None:
-                return stream
-            if not self.shares_streams:
-                return await self._begin(loop, own)
-            shared = self._connects.get(loop)
-            if shared is None or shared.future.done():
-                # A thread for all coroutines of the loop, for as long as one of them waits.
-                backoff = Backoff(own.left)
-                shared = self._connects[loop] = _Attempt(self._begin(loop, backoff), backoff)
-                shared.future.add_done_callback(lambda done: self._forget_attempt(loop, done))
-            shared.backoff.extend(own.deadline)
-            await asyncio.wait((shared.future,), timeout=max(own.left, 0.0))
-            if not shared.future.done():
-                raise self._refused(own, shared.backoff.failed)
+    def request(self, patience: float, deliver: Callable[[Connected], object]) -> Request:
+        """Have a thread connect: all that wait at the same time share it."""
+        request = Request(self, patience, deliver)
+        with self._requesting:
+            attempt = self._attempt
+            if attempt is not None and self.shares_streams:
+                attempt.join(request)
+                return request
+            attempt = _Attempt(Backoff(patience))
+            attempt.join(request)
+            if self.shares_streams:
+                self._attempt = attempt
+            thread = threading.Thread(
+                target=self._connect_for, args=(attempt,), name="kubetorch-connect", daemon=True
+            )
             try:
-                stream = shared.future.result()
-            except CallRefusedError:
-                if own.left <= 0 or not shared.backoff.is_spent:
-                    raise
-                continue  # the others' patience was over, just as this one came
-            if stream.is_single and not stream.calls:
-                stream.close()  # nobody knew yet that they are not shared
+                thread.start()
+            except BaseException:  # Ctrl-C too: calls would join an attempt that nobody makes
+                self._attempt = None
+                raise
+        return request
 
     def pod(self, ordinal: int) -> Route:
         """The way to one pod of the service, whichever it is at the time of a call."""
@@ -176,11 +638,11 @@ class Route:
             location = self._location
             made = Route(
                 self.service,
-                lambda: Location(*self._resolve()).of(ordinal),
+                lambda: self._connector.ask().of(ordinal),
                 None if location is None else _if_there(location.of(ordinal)),
                 ping_after=self._ping_after,
                 ordinal=ordinal,
-                way=self._way,
+                transport=self._connector.transport,
             )
             made.screen = self.screen
             made.session = self.session
@@ -193,28 +655,50 @@ class Route:
         for ordinal, pod in self._pods.items():
             pod.locate(None if location is None else _if_there(location.of(ordinal)))
 
+    def accept(self, view: WorkloadView) -> None:
+        """Take the service to be where the controller described it."""
+        assert self.session is not None
+        self.locate(Location.of_service(self.session, view))
+
+    def answered(self, instance: str | None) -> None:
+        """An instance of a class answered."""
+        location = self._location
+        if location is None or (location.scaler is None and len(location.urls) == 1):
+            self.instance = instance
+
+    def log(self, line: frames.Log, lines: CallLines) -> None:
+        """A call wrote a line, or the line says of its instance what the program may know."""
+        instance = line.instance
+        if instance is None or instance != self.instance:
+            lines.log(line)
+        if instance is not None:
+            self.answered(instance)
+
     def pause(self, delay: float) -> None:
         """Wait before the next attempt of a call."""
-        self._closed.wait(delay)
+        self._connector.closed.wait(delay)
 
     @property
     def is_closed(self) -> bool:
         """Whether nothing is to be sent on it any more."""
-        return self._closed.is_set()
+        return self._connector.closed.is_set()
 
-    def close(self) -> None:
+    def close(self, *, is_torn_down: bool = False) -> None:
         """Close all streams: plain calls that run are cancelled."""
-        self._closed.set()
+        self._is_torn_down = is_torn_down
+        self._connector.closed.set()
         for pod in self._drop_pods():
-            pod.close()
+            pod.close(is_torn_down=is_torn_down)
+        error = self._connector.torn_down() if is_torn_down else None
         for stream in self._drop_streams():
-            stream.close()
+            stream.close(error)
 
     def abandon(self) -> None:
         """Let go of everything, in a forked child."""
         self._connecting = threading.Lock()
-        self._closed = threading.Event()
-        self._connects.clear()
+        self._connector.closed = threading.Event()
+        self._requesting = threading.Lock()
+        self._attempt = None
         for pod in self._drop_pods():
             pod.abandon()
         for stream in self._drop_streams():
@@ -231,14 +715,9 @@ class Route:
         self._leaving.clear()
         return streams
 
-    @property
-    def _no_pod(self) -> str:
-        where = "" if self.ordinal is None else f"with the number {self.ordinal} "
-        return f"no pod {where}of {self.service}"
-
     # ---------------------------------------------------------------------------- connecting
 
-    def _connect_within(self, backoff: Backoff) -> Stream:
+    def _connect_within(self, backoff: Backoff, is_wanted: Callable[[], bool]) -> Stream:
         while True:
             try:
                 return self._take(backoff)
@@ -246,18 +725,26 @@ class Route:
                 raise
             except TRANSIENT as failed:
                 backoff.failed = error = failed
-                mistake = connecting.mistake_in(failed)
+                mistake = mistake_in(failed)
                 if mistake is not None and backoff.is_sure:
                     raise mistake from None
-            if not backoff.pause(self._closed):
-                raise self._refused(backoff, error) from error
+                if backoff.gives_up_on(failed):
+                    raise self.refusal(PATIENCE, failed) from failed
+            if not is_wanted() or not backoff.pause(self._connector.closed):
+                refusal = self.refusal(backoff.patience, error)
+                raise self._connector.torn_down() if self._is_torn_down else refusal from error
 
-    def _refused(self, backoff: Backoff, error: Exception | None) -> CallRefusedError:
+    def refusal(self, patience: float, error: Exception | None) -> CallRefusedError:
+        """The error when no pod was reached in time."""
+        where = "" if self.ordinal is None else f"with the number {self.ordinal} "
         why = "" if error is None else f": {error}"
-        return CallRefusedError(
-            f"{self._no_pod} could be reached within {backoff.patience:g} s{why}",
+        refused = CallRefusedError(
+            f"no pod {where}of {self.service} could be reached within {patience:g} s{why}",
             hint=f"kt status {self.service}",
         )
+        if isinstance(error, AbsentError):
+            refused.pod_name = error.pod_name
+        return refused
 
     def _least_busy(self, urls: tuple[str, ...]) -> Stream | None:
         best: Stream | None = None
@@ -276,21 +763,21 @@ class Route:
             stream = self.stream()
             if stream is not None:
                 return stream
-            location = self._location or connecting.ask(self._resolve)
+            location = self._location or self._connector.ask()
             scaler = location.scaler
             if scaler is None:
                 return self._connect(location, backoff)
             self._location = location
         try:
-            return self._scaled.connect(location, scaler, backoff, self._closed)
-        except BaseException:
+            return self._scaled.connect(location, scaler, backoff)
+        except BaseException:  # Ctrl-C too: the scaler may be what was wrong
             self._location = None
             raise
 
     def _connect(self, location: Location, backoff: Backoff) -> Stream:
         """Connect to every pod that there is no stream to; one of the streams."""
         reached: dict[str, Stream] = {}
-        error: Exception = UnavailableError("none is ready")
+        error: Exception = location.absent(self.ordinal)
         for url in location.urls:
             stream = self._streams.get(url)
             if stream is not None and stream.accepts_calls:
@@ -312,79 +799,37 @@ class Route:
         return next(iter(reached.values()))
 
     def _open(self, url: str, location: Location, backoff: Backoff) -> Stream:
-        stream = Stream(lambda broken: self._resume(broken, url), ping_after=self._ping_after)
-        connecting.begin(
-            stream, url, location.token, self._resolve, timeout=backoff.attempt, way=self._way
-        )
+        ping_after = self._ping_after
+        if location.is_distributed:
+            is_direct = self._connector.transport is DIRECT
+            ping_after = min(ping_after, RANK_PING if is_direct else FORWARDED_RANK_PING)
+        stream = Stream(lambda broken: self._resume(broken, url), ping_after=ping_after)
+        self._connector.begin(stream, url, location.token, timeout=backoff.attempt)
         return stream
 
     def _resume(self, stream: Stream, url: str) -> None:
-        connecting.resume(stream, url, self._location, self._resolve, self._closed, self._way)
+        self._connector.resume(stream, url, self._location)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, backoff: Backoff) -> asyncio.Future[Stream]:
-        """Connect in a thread."""
-        future: asyncio.Future[Stream] = loop.create_future()
-        threading.Thread(
-            target=self._connect_for,
-            args=(loop, future, backoff),
-            name="kubetorch-connect",
-            daemon=True,
-        ).start()
-        return future
-
-    def _forget_attempt(
-        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Stream]
-    ) -> None:
-        attempt = self._connects.get(loop)
-        if attempt is not None and attempt.future is done:
-            del self._connects[loop]
-
-    def _connect_for(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        future: asyncio.Future[Stream],
-        backoff: Backoff,
-    ) -> None:
+    def _connect_for(self, attempt: _Attempt) -> None:
         stream: Stream | None = None
         error: BaseException | None = None
         try:
-            stream = self._connect_within(backoff)
-        except BaseException as failed:  # noqa: BLE001  # it is raised in the loop
+            stream = self._connect_within(attempt.backoff, lambda: bool(attempt.requests))
+        except BaseException as failed:  # noqa: BLE001  # it is raised where the calls are made
             error = failed
-
-        def settle() -> None:
-            if future.cancelled():
-                _let_go(stream)
-            elif stream is not None:
-                future.set_result(stream)
-            elif error is not None:
-                future.set_exception(error)
-                future.exception()  # retrieved: those who waited may be gone
-
-        try:
-            loop.call_soon_threadsafe(settle)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            _let_go(stream)
-
-
-def _let_go(stream: Stream | None) -> None:
-    """Nobody wants a stream any more that was connected; others may share it."""
-    if stream is not None and stream.is_single:
-        stream.close()
+        with self._requesting:
+            if self._attempt is attempt:
+                self._attempt = None
+            requests, attempt.requests = attempt.requests, {}
+        # The stream of an autoscaled service is for one call; the others ask for their own.
+        own = stream if stream is not None and stream.is_single else None
+        for request in requests:
+            request.deliver(Connected(own, error, attempt.backoff.is_spent))
+            own = None
+        if own is not None:
+            own.close()
 
 
 def _if_there(location: Location) -> Location | None:
     """A location that has a URL; without one the controller is to be asked."""
     return location if location.urls else None
-
-
-def _close(reference: weakref.ref[Route]) -> None:
-    route = reference()
-    if route is not None:
-        route.close()
-
-
-def _abandon(reference: weakref.ref[Route]) -> None:
-    route = reference()
-    if route is not None:
-        route.abandon()

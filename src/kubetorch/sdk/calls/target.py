@@ -8,12 +8,12 @@ from types import FunctionType
 from typing import Literal
 
 from kubetorch.sdk.calls import options
-from kubetorch.sdk.calls.invocation import Target
+from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures
+from kubetorch.wire import exceptions
 from kubetorch.wire.messages import WorkloadView
 
 # Of a function's code, as `inspect` has them, whose import costs 10 ms.
@@ -23,14 +23,7 @@ _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 def describe(
     spec: WorkloadSpec, method: str | None, source: Source | None, logging: LoggingConfig
 ) -> Target:
-    """What calls of a service, or of a method of its class, go to.
-
-    Args:
-        spec: What is deployed.
-        method: Method of a class.
-        source: The callable, if this program has it.
-        logging: What is shown of its logs.
-    """
+    """What calls of a service, or of a method of its class, go to."""
     own = None if source is None else source.callable_object
     function: object = own
     if own is not None and spec.callable.kind == "cls":
@@ -48,6 +41,7 @@ def describe(
         allowed=spec.compute.allowed_serialization,
         logging=logging,
         broadcast=spec.compute.broadcast,
+        is_distributed=spec.compute.distribution is not None,
     )
 
 
@@ -82,4 +76,4 @@ def failure_of(view: WorkloadView, source: Source | None) -> Exception:
     """Why a service serves no calls, as its deploy said it."""
     is_script = source is not None and source.is_script
     modules = local_modules(view.spec.callable, is_script=is_script)
-    return failures.rebuild(failures.parse(view.failure or {}), modules=modules)
+    return exceptions.rebuild(exceptions.parse(view.failure or {}), modules=modules)

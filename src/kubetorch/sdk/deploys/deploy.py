@@ -8,49 +8,54 @@ A controller that ends in the middle, as a local service that is killed, is reac
 the same deploy, by its id. The flow is blocking; `run_async` runs it in a thread. Written as
 coroutines for an event loop in the background, it would cost every program that deploys and calls
 from plain threads the import of asyncio, which takes longer than a deploy without changes.
+
+Beside the code a deploy names the installed modules that it imports, for the zygote's preload
+(`find_imports`). From the deployed module through the project's own files, only imports count that
+surely run when the module is imported: those at the top level, in `try` and `with` blocks and class
+bodies, not those in functions, in handlers, or under any `if`. A module is named if it is installed
+(it lies in a `site-packages` folder): the standard library costs little, and what lies elsewhere
+may be code that the user edits, which the zygote must never have loaded. Nothing is imported here.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.machinery
+import importlib.util
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
-from kubetorch.datastore import ignoring, transfer
+from kubetorch.datastore import ignore_rules, transfer
 from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
-from kubetorch.errors import ControllerError, ControllerUnavailableError
-from kubetorch.lib import backoff
-from kubetorch.lib.records import record
-from kubetorch.sdk import services
+from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
+from kubetorch.lib import backoff, files
+from kubetorch.sdk import logs, services
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
-from kubetorch.sdk.deploys import imports, launchable, runtime
-from kubetorch.sdk.deploys.launch import LaunchLines
+from kubetorch.sdk.deploys import attachments, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
-from kubetorch.sdk.session import Session
+from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.transport.session import Session
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import codecs, failures, versions
-from kubetorch.wire.messages import (
-    Deploy,
-    DeployLog,
-    Failed,
-    Missing,
-    Ready,
-    Stage,
-    WorkloadView,
-)
-
-if TYPE_CHECKING:
-    from kubetorch.sdk.secrets.secret import Secret
+from kubetorch.wire import codecs, exceptions, versions
+from kubetorch.wire.messages import Deploy, DeployLog, Failed, Missing, Ready, Stage, WorkloadView
 
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
@@ -60,18 +65,9 @@ _PAUSES = (0.1, 2.0)
 MARGIN = 30.0
 
 
-@record
+@dataclass(frozen=True)
 class Order:
-    """What is deployed.
-
-    Attributes:
-        source: The callable.
-        spec: The workload, but for what the deploy finds out: tree, runtime, init args.
-        init_args: Arguments of a class's constructor.
-        stream_logs: Whether lines that the code prints while it is loaded are shown.
-        existing: Names of services one of which is taken instead, if it is there.
-        secrets: Secrets of its compute.
-    """
+    """What is deployed."""
 
     source: Source
     spec: WorkloadSpec
@@ -81,15 +77,9 @@ class Order:
     secrets: Sequence[Secret] = ()
 
 
-@record
+@dataclass(frozen=True)
 class _Bundle:
-    """A complete spec, and the blobs that it names.
-
-    Attributes:
-        spec: The spec.
-        scans: What travels: the project, and what its image copies.
-        init_args: JSON of the constructor's arguments.
-    """
+    """A complete spec, and the blobs that it names."""
 
     spec: WorkloadSpec
     scans: tuple[Scan, ...]
@@ -101,11 +91,7 @@ class _Bundle:
         return [*own, *(digest for scan in self.scans for digest in scan.fresh)]
 
     def packed(self, digests: Iterable[str]) -> Iterator[bytes]:
-        """Blobs as they travel.
-
-        Raises:
-            FileChangedError: A file has another content by now.
-        """
+        """Blobs as they travel."""
         return transfer.compressed(dict.fromkeys(digests), self._stream)
 
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
@@ -118,13 +104,9 @@ class _Bundle:
 
 
 def begin(order: Order, session: Session) -> Deployment:
-    """A deploy to a controller.
-
-    Raises:
-        SpecError: The service cannot be launched.
-    """
+    """A deploy to a controller."""
     spec = order.spec
-    launchable.check(spec.name, spec.compute)
+    check_launchable(spec.name, spec.compute)
     if spec.compute.freeze:
         order = _frozen(order)
     screen = services.route(session, spec.namespace, spec.name).screen
@@ -149,13 +131,7 @@ def _frozen(order: Order) -> Order:
 
 
 class Deployment:
-    """One deploy, under way.
-
-    Args:
-        order: What is deployed.
-        session: The way to the controller.
-        screen: Where lines go.
-    """
+    """One deploy, under way."""
 
     def __init__(self, order: Order, session: Session, screen: Screen) -> None:
         spec = order.spec
@@ -167,19 +143,16 @@ class Deployment:
         self._id = os.urandom(16).hex()
         #: For a controller that is away, or cannot be reached; one of this machine is begun again.
         self._patience = backoff.Patience(
-            0.0 if session.is_local else session.way.patience, first=_PAUSES[0], limit=_PAUSES[1]
+            0.0 if session.is_local else session.transport.patience,
+            first=_PAUSES[0],
+            limit=_PAUSES[1],
         )
         self._lock = threading.Lock()
         self._events: EventStream | None = None
         self._is_cancelled = False
 
     async def run_async(self) -> WorkloadView:
-        """Deploy, and wait for the end.
-
-        Raises:
-            KubetorchError: It failed.
-            Exception: What the user's code raised while it was loaded.
-        """
+        """Awaitable form of `run`."""
         import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
 
         try:
@@ -196,12 +169,7 @@ class Deployment:
                 self._events.abort()
 
     def run(self) -> WorkloadView:
-        """Deploy, and wait for the end.
-
-        Raises:
-            KubetorchError: It failed.
-            Exception: What the user's code raised while it was loaded.
-        """
+        """Deploy, and wait for the end."""
         found = self._find_existing()
         if found is not None:
             return found
@@ -251,10 +219,8 @@ class Deployment:
         """Have the secrets and volumes that the workload is to see."""
         order = self._order
         if order.secrets or order.spec.compute.volumes:
-            from kubetorch.sdk.deploys import provisioning  # noqa: PLC0415  # few workloads have some
-
             spec = self._session.ask(
-                lambda asked: provisioning.provide(asked, order.spec, order.secrets)
+                lambda asked: attachments.provide(asked, order.spec, order.secrets)
             )
             self._order = replace(order, spec=spec)
 
@@ -262,22 +228,30 @@ class Deployment:
         order = self._order
         order.source.write()
         where, cache = order.source.locate(), environment.cache_dir()
+        compute = order.spec.compute
+        named = () if compute.image is None else attachments.copied_paths(compute.image)
         scans: list[Scan] = []
         preload: tuple[str, ...] = ()
         if where.folder is not None:
             given = environment.rsync_filters()
-            filters = None if given is None else ignoring.parse_filters(given)
-            options = scanning.Options(only=where.only, cache=cache, filters=filters)
+            filters = None if given is None else ignore_rules.parse_filters(given)
+            if where.source_file is not None:
+                named += (str(where.folder / where.source_file),)
+            options = scanning.Options(
+                only=where.only,
+                cache=cache,
+                filters=filters,
+                named=named,
+                own=environment.own_folders(),
+            )
             scans.append(scanning.scan(where.folder, options))
             if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
-                preload = imports.find(entry, [where.folder / root for root in roots], cache=cache)
-        compute, tree = order.spec.compute, scans[0].digest if scans else None
+                preload = find_imports(entry, [where.folder / root for root in roots], cache=cache)
+        tree = scans[0].digest if scans else None
         if compute.image is not None and compute.image.steps:
-            from kubetorch.sdk.deploys import copies  # noqa: PLC0415  # few programs have any
-
-            image, copied = copies.scan(compute.image, cache=cache)
+            image, copied = attachments.scan_copies(compute.image, cache=cache)
             compute = replace(compute, image=image)
             scans += copied
         for scan in scans:
@@ -292,7 +266,7 @@ class Deployment:
             compute=compute,
             tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
-            runtime=runtime.describe(where.folder, preload, is_local=self._session.is_local),
+            runtime=source.describe_runtime(where.folder, preload, is_local=self._session.is_local),
             instance=self._id if _is_always_new(order.spec) else None,
         )
         return _Bundle(spec, tuple(scans), init_args)
@@ -316,7 +290,7 @@ class Deployment:
                     events.abort()
             try:
                 # What the first call needs, while there is nothing to do but wait.
-                importlib.import_module("kubetorch.sdk.calls.invoke")
+                importlib.import_module("kubetorch.sdk.calls.caller")
                 return self._follow(events, bundle)
             finally:
                 with self._lock:
@@ -333,11 +307,9 @@ class Deployment:
                 self._lines.stage(event)
             elif isinstance(event, Failed):
                 modules = local_modules(bundle.spec.callable, is_script=True)
-                error = failures.rebuild(failures.parse(event.failure), modules=modules)
+                error = exceptions.rebuild(exceptions.parse(event.failure), modules=modules)
                 if isinstance(error, ModuleNotFoundError):
-                    from kubetorch.sdk.deploys import unsent  # noqa: PLC0415  # for mistakes only
-
-                    unsent.explain(error, self._order.source.locate())
+                    source.explain_unsent(error, self._order.source.locate())
                 raise error
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"
@@ -348,3 +320,315 @@ def _is_always_new(spec: WorkloadSpec) -> bool:
     """Whether each deploy is one of its own: an instance, a run, or forced steps."""
     steps = spec.compute.image.steps if spec.compute.image is not None else ()
     return spec.callable.kind != "fn" or any(step.force for step in steps)
+
+
+# -------------------------------------------------------------- what cannot be launched
+
+
+def check_launchable(name: str, compute: ComputeSpec) -> None:
+    """Refuse a service that would not run as it is declared."""
+    endpoint = None if compute.endpoint is None else compute.endpoint.base_url
+    if endpoint is not None and not endpoint.startswith("http://"):
+        raise SpecError(
+            f"{name} cannot be launched: the url of its endpoint is {endpoint!r}, and calls go to "
+            "http:// alone",
+            hint="give the endpoint the address that the pods have inside the cluster",
+        )
+
+
+# ------------------------------------------------------------------- what a deploy shows
+
+#: Levels that leave out events which are no warnings.
+_QUIET = ("warning", "error", "critical")
+
+
+class LaunchLines:
+    """The lines of one deploy. Each is shown once, also when the events are told again."""
+
+    def __init__(
+        self, screen: Screen, service: str, config: LoggingConfig, *, stream_logs: bool
+    ) -> None:
+        self._screen = screen
+        self._service = service
+        self._config = config
+        self._stream_logs = stream_logs
+        self._shown: set[DeployLog | Stage] = set()
+
+    def log(self, line: DeployLog) -> None:
+        """The user's code wrote a line while it was loaded."""
+        is_wanted = line.source != "logger" or logs.is_wanted(line.level, self._config.level)
+        if self._stream_logs and is_wanted and self._is_new(line):
+            level = line.level if line.source == "logger" else None
+            self._launch(line.text, level, line.time)
+
+    def stage(self, stage: Stage) -> None:
+        """The deploy has come so far."""
+        if stage.stage == "event":
+            is_wanted = self._config.include_events and self._config.level not in _QUIET
+            if self._stream_logs and (stage.warning or is_wanted) and self._is_new(stage):
+                text = logs.of_event(self._service, stage.pod or "pod", stage.message, time.time())
+                self._screen.event(text, warning=stage.warning)
+        elif stage.warning and self._is_new(stage):
+            self.warn(stage.message)
+
+    def warn(self, message: str) -> None:
+        """Show a warning, in any case."""
+        self._launch(message, "WARNING", time.time())
+
+    def _launch(self, text: str, level: str | None, at: float) -> None:
+        include_name = self._config.include_name
+        self._screen.line(
+            logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
+        )
+
+    def _is_new(self, event: DeployLog | Stage) -> bool:
+        is_new = event not in self._shown
+        self._shown.add(event)
+        return is_new
+
+
+# --------------------------------------------------------------- what a project imports
+
+#: Libraries that read the variables of one rank (RANK, LOCAL_RANK, those of MPI or a cluster's job)
+#: when they are imported, so that a fork would inherit another rank's, …
+_READ_RANK = (
+    "bagua",
+    "byteps",
+    "colossalai",
+    "deepspeed",
+    "habana_frameworks",
+    "horovod",
+    "lightning",
+    "lightning_fabric",
+    "mpi4jax",
+    "mpi4py",
+    "nemo",
+    "neuronx_distributed",
+    "petsc4py",
+    "pytorch_lightning",
+    "slepc4py",
+    "smdistributed",
+    "torch_neuronx",
+    "torch_xla",
+    "torchmetrics",
+)
+#: … and those that make a CUDA context, which does not survive a fork.
+_MAKE_CONTEXT = ("bitsandbytes", "cudf", "cugraph", "cuml", "rmm", "unsloth")
+NOT_PRELOADED = frozenset((*_READ_RANK, *_MAKE_CONTEXT, "kubetorch"))
+
+#: Files that are read at most: what a deployed module imports beyond them is not preloaded.
+FILE_LIMIT = 2000
+
+#: Python 3.11 has one count of the depth for all threads: parsing at once is a SystemError.
+_parsing = threading.Lock()
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class _Import(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One import statement: `from <dots><module> import <names>`, or `import <module>`."""
+
+    module: str
+    level: int = 0
+    names: list[str] = []
+
+
+class _Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A file as it was read, and its imports."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    imports: list[_Import]
+
+
+_decoder = msgspec.msgpack.Decoder(dict[str, _Source])
+
+
+def find_imports(
+    entry: Path, roots: Sequence[Path], *, cache: Path | None = None
+) -> tuple[str, ...]:
+    """Names of installed modules that importing a file imports, sorted."""
+    search = _Search([os.fspath(root) for root in roots], cache, os.fspath(entry))
+    return search.run(os.fspath(entry))
+
+
+class _Search:
+    def __init__(self, roots: list[str], cache: Path | None, key: str) -> None:
+        self._roots = roots
+        self._cache = cache and cache / f"{digest_of(key.encode())[:32]}.imports"
+        self._known = self._load()
+        self._read: dict[str, _Source] = {}
+        self._queue: list[str] = []
+        self._found: set[str] = set()
+        self._places: dict[str, list[str] | None] = {}
+
+    def run(self, entry: str) -> tuple[str, ...]:
+        self._queue.append(entry)
+        self._enqueue_packages(entry)
+        while self._queue and len(self._read) < FILE_LIMIT:
+            path = self._queue.pop()
+            if path in self._read:
+                continue
+            source = self._source(path)
+            if source is not None:
+                self._read[path] = source
+                for item in source.imports:
+                    self._follow(item, path)
+        if self._read != self._known:
+            self._save()
+        return tuple(sorted(self._found))
+
+    # ---------------------------------------------------------------------------------- following
+
+    def _enqueue_packages(self, entry: str) -> None:
+        """Queue the `__init__.py` files that run before a module of a package."""
+        for root in self._roots:
+            if entry.startswith(f"{root}/"):
+                folder = root
+                for part in entry[len(root) + 1 :].split("/")[:-1]:
+                    folder = f"{folder}/{part}"
+                    self._enqueue(folder)
+                return
+
+    def _follow(self, item: _Import, path: str) -> None:
+        parts = item.module.split(".") if item.module else []
+        if item.level:
+            folder = path
+            for _ in range(item.level):
+                folder = os.path.dirname(folder)  # noqa: PTH120  # text is quicker
+            self._follow_own(folder, parts, item.names)
+        elif parts[0] not in sys.stdlib_module_names:
+            root = self._own_root(parts[0])
+            if root is not None:
+                self._follow_own(root, parts, item.names)
+            elif parts[0] not in NOT_PRELOADED:
+                self._name(item, parts)
+
+    def _own_root(self, top: str) -> str | None:
+        """The root that has this module; a mere folder is one only if nothing else has the name."""
+        for root in self._roots:
+            if _is_module(f"{root}/{top}"):
+                return root
+        for root in self._roots:
+            if os.path.isdir(f"{root}/{top}") and self._place(top) is None:  # noqa: PTH112
+                return root
+        return None
+
+    def _follow_own(self, folder: str, parts: list[str], names: Iterable[str]) -> None:
+        """Queue the project's files that an import of `parts` in `folder` runs."""
+        for part in parts:
+            folder = f"{folder}/{part}"
+            self._enqueue(folder)
+        for name in names:
+            self._enqueue(f"{folder}/{name}")
+
+    def _enqueue(self, module: str) -> None:
+        for path in (f"{module}/__init__.py", f"{module}.py"):
+            if path in self._read or os.path.isfile(path):  # noqa: PTH113  # text is quicker
+                self._queue.append(path)
+                return
+
+    # ------------------------------------------------------------------------------------- naming
+
+    def _name(self, item: _Import, parts: list[str]) -> None:
+        places = self._place(parts[0])
+        if places is None:
+            return
+        self._found.add(item.module)
+        # `from sklearn import linear_model` imports a module, `from math import sqrt` does not.
+        for place in places:
+            folder = "/".join((place, *parts[1:]))
+            for name in item.names:
+                if _is_module(f"{folder}/{name}"):
+                    self._found.add(f"{item.module}.{name}")
+
+    def _place(self, top: str) -> list[str] | None:
+        """The folders of an installed package; `None` if it is not installed."""
+        if top not in self._places:
+            self._places[top] = _installed(top)
+        return self._places[top]
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def _source(self, path: str) -> _Source | None:
+        try:
+            facts = os.stat(path)  # noqa: PTH116  # text is quicker
+            known = self._known.get(path)
+            stamp = (facts.st_size, facts.st_mtime_ns, facts.st_ino)
+            if known is not None and (known.size, known.mtime_ns, known.inode) == stamp:
+                return known
+            content = Path(path).read_bytes()
+        except OSError:
+            return None
+        return _Source(*stamp, imports=list(parse_imports(content)))
+
+    def _load(self) -> dict[str, _Source]:
+        if self._cache is None:
+            return {}
+        try:
+            return _decoder.decode(self._cache.read_bytes())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return {}
+
+    def _save(self) -> None:
+        if self._cache is None:
+            return
+        with suppress(OSError):
+            self._cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.write_atomically(self._cache, msgspec.msgpack.encode(self._read), mode=0o666)
+
+
+def _installed(top: str) -> list[str] | None:
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    places = folders or [spec.origin or ""]
+    if not all(any(f"/{name}/" in f"{place}/" for name in _INSTALLED) for place in places):
+        return None
+    return folders
+
+
+def _is_module(path: str) -> bool:
+    """Whether there is a module or package of this name."""
+    endings = ("/__init__.py", ".py", *importlib.machinery.EXTENSION_SUFFIXES)
+    return any(os.path.isfile(path + ending) for ending in endings)  # noqa: PTH113
+
+
+# ------------------------------------------------------------------------------------ one source
+
+
+def parse_imports(content: bytes) -> Iterator[_Import]:
+    """The imports that run when this source is imported; none if it has a syntax error."""
+    try:
+        with _parsing:
+            body = ast.parse(content).body
+    except (SyntaxError, ValueError, RecursionError, SystemError):
+        return
+    yield from _imports(body)
+
+
+def _imports(body: Iterable[ast.stmt]) -> Iterator[_Import]:
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from (_Import(alias.name) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            names = [alias.name for alias in statement.names if alias.name != "*"]
+            yield _Import(statement.module or "", statement.level, names)
+        elif isinstance(statement, ast.Try):
+            yield from _imports((*statement.body, *statement.finalbody))
+        elif isinstance(statement, (ast.With, ast.ClassDef)):
+            yield from _imports(statement.body)
+        elif isinstance(statement, ast.If) and _is_never(statement.test):
+            yield from _imports(statement.orelse)
+
+
+def _is_never(test: ast.expr) -> bool:
+    """Whether a condition is false while a module is imported: TYPE_CHECKING, or being a script."""
+    if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name):
+        return test.left.id == "__name__"
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"

@@ -31,15 +31,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def write_module(callable_object: Callable[..., Any], path: Path) -> None:
-    """Write a module with the definition of an interactively defined callable.
-
-    Args:
-        callable_object: A function or class at the top level of the session.
-        path: The module's file.
-
-    Raises:
-        NotebookError: The source cannot be found, or a file that is not ours has the name.
-    """
+    """Write a module with the definition of an interactively defined callable."""
     name = callable_object.__name__
     _check_is_ours(path)
     definition, lines = _find(callable_object)

@@ -1,21 +1,279 @@
-"""The source of a callable: the object, if this program has it, and where a pod imports it from."""
+"""The source of a callable: the object, if this program has it, and where a pod imports it from.
+
+/home/me/shop/                 the project: it has a marker, and travels
+/home/me/shop/src/             the root: the entry of `sys.path`
+/home/me/shop/src/ml/train.py  the module `ml.train`
+
+`describe_runtime` adds the interpreter that this program runs in, which pods of the local backend
+use too. Pods of a cluster have their own, so nothing of this machine is part of what is deployed
+there: the same code from two machines is one generation.
+"""
 
 from __future__ import annotations
 
 import os
+import site
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
-from kubetorch.lib.records import record
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
-from kubetorch.sdk.deploys import project, runtime
-from kubetorch.sdk.deploys.project import ProjectRef
 from kubetorch.specs.callable import CallableKind, CallableRef
+from kubetorch.specs.workload import RuntimeSpec
+
+#: What makes a folder the top of a project.
+MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class ProjectRef:
+    """What travels, and how the callable's module is imported there."""
+
+    import_path: str
+    folder: Path | None = None
+    only: str | None = None
+    name: str | None = None
+    root: str = ""
+    source_file: str | None = None
+    remote_dir: str | None = None
+
+
+def locate(
+    file: str | None,
+    module: str | None,
+    *,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+) -> ProjectRef:
+    if sync_dir and remote_dir:
+        raise SpecError(
+            f"sync_dir={str(sync_dir)!r} and remote_dir={remote_dir!r} exclude each other",
+            hint="sync_dir sends code, remote_dir says where the container has it already",
+        )
+    if remote_import_path and not remote_dir:
+        raise SpecError(f"remote_import_path={remote_import_path!r} needs a remote_dir")
+    if file is None:
+        if module in (None, "__main__"):
+            raise SpecError("the callable has no source file, so it cannot be sent to a pod")
+        assert module is not None
+        return ProjectRef(remote_import_path or module, remote_dir=remote_dir)
+    # Links stay as they are: one in a project may lead out of it, and is followed as it is named.
+    path = Path(os.path.abspath(file))  # noqa: PTH100  # Path.resolve() would follow links
+    root, import_path = pointers(path, module)
+    if (
+        remote_dir
+        or sync_dir is False
+        or (not isinstance(sync_dir, (str, Path)) and _is_installed(path))
+    ):
+        return ProjectRef(remote_import_path or import_path, remote_dir=remote_dir or None)
+    archive = next((each for each in path.parents if each.is_file()), None)
+    if archive is not None:
+        raise SpecError(
+            f"{path.name} lies in the archive {archive}, which pods cannot import a callable from",
+            hint="deploy a function of a file of the project that calls it, or unpack the archive",
+        )
+    if isinstance(sync_dir, (str, Path)):
+        return _in_folder(path, root, import_path, sync_dir)
+    folder = find_project(root)
+    if folder is None:
+        only = path.relative_to(root).as_posix()
+        return ProjectRef(import_path, folder=root, only=only, name=_name(root), source_file=only)
+    return _whole(folder, path, root, import_path)
+
+
+def find_project(start: Path) -> Path | None:
+    """The nearest folder, from `start` up, that has a marker; not the home folder, nor `/`."""
+    home = Path.home()
+    for folder in (start, *start.parents):
+        if folder in (home, home.resolve(), folder.parent):
+            return None
+        if any((folder / marker).exists() for marker in MARKERS):
+            return folder
+    return None
+
+
+def pointers(path: Path, module: str | None) -> tuple[Path, str]:
+    """The entry of `sys.path` that a module was imported from, and its dotted name from there."""
+    if module not in (None, "__main__"):
+        assert module is not None
+        parts = module.split(".")
+        inner = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        if tuple(inner.parts[-len(parts) :]) == tuple(parts):
+            return inner.parents[len(parts) - 1], module
+    return path.parent, path.stem
+
+
+def _in_folder(path: Path, root: Path, import_path: str, sync_dir: str | Path) -> ProjectRef:
+    folder = Path(os.path.abspath(Path(sync_dir).expanduser()))  # noqa: PTH100  # as for the file
+    if not folder.is_dir():
+        raise SpecError(f"sync_dir={str(sync_dir)!r} is no folder")
+    if not path.is_relative_to(folder):  # one of the two may have been given through a link
+        real = folder.resolve()
+        path, root, folder = (
+            (path.resolve(), root.resolve(), real)
+            if path.resolve().is_relative_to(real)
+            else (path, root, folder)
+        )
+    if not path.is_relative_to(folder):
+        raise SpecError(
+            f"sync_dir={str(sync_dir)!r} does not have {path}, the file of the callable",
+            hint=f"give a folder above it, such as sync_dir={str(path.parent)!r}",
+        )
+    if root.is_relative_to(folder):
+        return _whole(folder, path, root, import_path)
+    inner = path.relative_to(folder).with_suffix("")
+    parts = inner.parts[:-1] if inner.name == "__init__" else inner.parts
+    if not parts:
+        raise SpecError(
+            f"sync_dir={str(sync_dir)!r} is the package {import_path} itself, which could not be "
+            "imported from there",
+            hint=f"sync_dir={str(folder.parent)!r}",
+        )
+    return _whole(folder, path, folder, ".".join(parts))
+
+
+def _whole(folder: Path, path: Path, root: Path, import_path: str) -> ProjectRef:
+    inner = root.relative_to(folder).as_posix()
+    return ProjectRef(
+        import_path,
+        folder=folder,
+        name=_name(folder),
+        root="" if inner == "." else inner,
+        source_file=path.relative_to(folder).as_posix(),
+    )
+
+
+def _name(folder: Path) -> str:
+    return folder.name or "project"
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file is a part of Python or of an installed distribution."""
+    standard = Path(os.__file__).parent
+    return any(part in _INSTALLED for part in path.parts) or path.is_relative_to(standard)
+
+
+def explain_unsent(error: ModuleNotFoundError, where: ProjectRef) -> None:
+    """Add to an error from a pod what was sent, and what to do."""
+    reason = None if error.name is None else reason_of(error.name, where)
+    if reason is not None:
+        error.msg = f"{error.msg}\n{reason}"
+        error.args = (error.msg,)
+
+
+def reason_of(module: str, where: ProjectRef) -> str | None:
+    """Why a module may not be in a pod; `None` if nothing here tells."""
+    if where.folder is None:
+        if where.remote_dir is not None:
+            return f"no code was sent: with remote_dir={where.remote_dir!r} it must lie there"
+        return "no code was sent: its own modules must be installed in the pods"
+    root = where.folder / where.root
+    here = _file_of(module, root)
+    if where.only is None:
+        if here is None:
+            return None
+        return (
+            f"{here} is here, and was not sent: .ktignore, .gitignore or KT_RSYNC_FILTERS leave it "
+            "out, or it is a link that leads out of the project"
+        )
+    found = "" if here is None else f", and not {here}"
+    markers = f"{', '.join(MARKERS[:-1])} or {MARKERS[-1]}"
+    advice = f"make one of them there, or give sync_dir={str(root)!r}"
+    if root.resolve() == Path.home().resolve():
+        advice = "move the files into a folder of their own that has one of them"
+    return (
+        f"only {where.only} was sent{found}: neither {root} nor a folder above it is a project, "
+        f"which has {markers}; {advice}"
+    )
+
+
+def _file_of(module: str, root: Path) -> Path | None:
+    """The file or folder that a module would be imported from, if it is on this machine."""
+    path = root.joinpath(*module.split("."))
+    source = path.with_name(f"{path.name}.py")
+    if source.is_file():
+        return source.relative_to(root)
+    return path.relative_to(root) if path.is_dir() else None
+
+
+# -------------------------------------------------------------------------------------- git
+
+
+def checked_out_branch(folder: Path) -> str | None:
+    """The branch of the git repository that `folder` lies in; none on a detached head."""
+    for parent in (folder, *folder.parents):
+        entry = parent / ".git"
+        if entry.exists():
+            return _branch_of(entry)
+    return None
+
+
+def _branch_of(entry: Path) -> str | None:
+    try:
+        if entry.is_file():  # a work tree or a submodule: "gitdir: <path>"
+            target = entry.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+            entry = entry.parent / target
+        head = (entry / "HEAD").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    prefix = "ref: refs/heads/"
+    return head[len(prefix) :] if head.startswith(prefix) else None
+
+
+def describe_runtime(
+    project: Path | None, preload: Iterable[str], *, is_local: bool
+) -> RuntimeSpec:
+    """What of this process the pods need."""
+    if not is_local:
+        return RuntimeSpec(preload=tuple(preload))
+    own = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]  # noqa: PTH120
+    return RuntimeSpec(
+        python=sys.executable or None,
+        version=".".join(map(str, sys.version_info[:3])),
+        # The first is the folder of the program.
+        path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
+        preload=tuple(preload),
+        site=_site(),
+        package_managers=config.package_managers,
+    )
+
+
+def _site() -> tuple[str, ...]:
+    """The folders that packages of this interpreter are installed in."""
+    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return tuple(path for path in (*own, *site.getsitepackages()) if os.path.isdir(path))  # noqa: PTH112
+
+
+def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """The folders and archives among `entries` that lie below `folder`, relative to it.
+
+    Those of a virtual environment in the folder are the interpreter's.
+    """
+    above = f"{os.path.realpath(folder)}{os.sep}"
+    real = dict.fromkeys(os.path.realpath(entry) for entry in entries if entry)
+    below = [path for path in real if path.startswith(above) and os.path.exists(path)]  # noqa: PTH110
+    own = {os.path.realpath(path) for path in site.getsitepackages()}
+    return tuple(path[len(above) :] for path in below if path not in own)
+
+
+def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
+    """The folders and archives among `entries` that lie in none of the folders `own`."""
+    known = [os.path.realpath(folder) for folder in own]
+    existing = (os.path.realpath(entry) for entry in entries if entry and os.path.exists(entry))  # noqa: PTH110
+    return tuple(
+        path
+        for path in dict.fromkeys(existing)
+        if not any(path == folder or path.startswith(folder + os.sep) for folder in known)
+    )
+
 
 #: Folder to import from, dotted module, qualified name.
 Pointers = tuple[str, str, str]
@@ -24,9 +282,9 @@ Pointers = tuple[str, str, str]
 CallableT = TypeVar("CallableT")
 
 
-@record
+@dataclass(frozen=True)
 class Placement:
-    """What travels with a callable; see `kubetorch.sdk.deploys.project.locate`."""
+    """What travels with a callable; see `kubetorch.sdk.deploys.source.locate`."""
 
     sync_dir: str | Path | bool | None = None
     remote_dir: str | None = None
@@ -50,21 +308,7 @@ class Placement:
 
 
 class Source:
-    """A callable of this program, and what of its surroundings travels.
-
-    Args:
-        kind: A function or a class.
-        callable_object: The callable.
-        placement: What travels.
-        pointers: Where the callable is, when the object is not here.
-
-    Attributes:
-        callable_object, placement: As given.
-        qualname: Qualified name of the callable.
-
-    Raises:
-        SpecError: A pod could not import it, or the placement contradicts itself.
-    """
+    """A callable of this program, and what of its surroundings travels."""
 
     def __init__(
         self,
@@ -84,20 +328,12 @@ class Source:
             self.locate()
 
     def with_placement(self, given: Placement) -> Source:
-        """The same callable, where what travels is changed by what is given.
-
-        Raises:
-            SpecError: The placement contradicts itself.
-        """
+        """The same callable, where what travels is changed by what is given."""
         placement = self.placement.with_given(given)
         return Source(self._kind, self.callable_object, placement, self._pointers)
 
     def frozen(self) -> Source:
-        """The same callable, of which nothing travels, for a compute with `freeze`.
-
-        Raises:
-            SpecError: A folder was named that is to travel.
-        """
+        """The same callable, of which nothing travels, for a compute with `freeze`."""
         sync_dir = self.placement.sync_dir
         if sync_dir:
             raise SpecError(
@@ -107,14 +343,10 @@ class Source:
         return self.with_placement(Placement(sync_dir=False))
 
     def locate(self) -> ProjectRef:
-        """Where the callable lies.
-
-        Raises:
-            SpecError: It cannot be imported by a pod, or the settings contradict each other.
-        """
+        """Where the callable lies."""
         if self._location is None:
             file, module = self._module()
-            self._location = project.locate(
+            self._location = locate(
                 file,
                 module,
                 sync_dir=self.placement.sync_dir,
@@ -124,11 +356,7 @@ class Source:
         return self._location
 
     def ref(self) -> CallableRef:
-        """Where a pod finds the callable.
-
-        Raises:
-            SpecError: It cannot be imported by a pod.
-        """
+        """Where a pod finds the callable."""
         where = self.locate()
         return CallableRef(
             kind=self._kind,
@@ -163,7 +391,7 @@ class Source:
     def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
         if where.folder is None or where.only is not None or inpod.is_worker():
             return ()
-        found = runtime.entries_below(sys.path, where.folder)
+        found = entries_below(sys.path, where.folder)
         return tuple(path for path in found if path != where.root)
 
     @property
@@ -174,14 +402,10 @@ class Source:
     @property
     def is_interactive(self) -> bool:
         """Whether it was typed into an interpreter or a notebook, so that no file has it yet."""
-        return self.is_script and _main_file() is None
+        return self.is_script and self._main_file() is None
 
     def write(self) -> None:
-        """Write the file of an interactively defined callable; others have one.
-
-        Raises:
-            NotebookError: Its source cannot be found.
-        """
+        """Write the file of an interactively defined callable; others have one."""
         if self.is_interactive and self.callable_object is not None:
             from kubetorch.sdk.deploys import notebook  # noqa: PLC0415  # for interactive sessions only
 
@@ -196,7 +420,7 @@ class Source:
             return str(self._interactive_file()), None
         name = getattr(self.callable_object, "__module__", None)
         if name == "__main__":
-            return self._script(), _main_name()
+            return self._script(), self._main_name()
         return getattr(sys.modules.get(name or ""), "__file__", None), name
 
     def _script(self) -> str | None:
@@ -204,13 +428,35 @@ class Source:
 
         `python -m` does not follow it, and a `sync_dir` may have either of the two.
         """
-        file = _main_file()
-        if file is None or _main_name() or isinstance(self.placement.sync_dir, (str, Path)):
+        file = self._main_file()
+        if file is None or self._main_name() or isinstance(self.placement.sync_dir, (str, Path)):
             return file
         # Folders that are links stay: their names are those of the user.
         while os.path.islink(file):  # noqa: PTH114  # Path.resolve() would follow those, too
             file = os.path.join(os.path.dirname(file), os.readlink(file))  # noqa: PTH115, PTH118, PTH120
         return file
+
+    def _main(self) -> Mapping[str, Any]:
+        """The names of the program, which `runpy` may run beside the one that was started."""
+        found = self.callable_object
+        for one in (found, *(vars(found).values() if isinstance(found, type) else ())):
+            names = getattr(getattr(one, "__wrapped__", one), "__globals__", {})
+            if names.get("__name__") == "__main__":
+                return cast("Mapping[str, Any]", names)
+        return vars(sys.modules["__main__"])
+
+    def _main_file(self) -> str | None:
+        """The file that this program runs; none in an interpreter or a notebook."""
+        file = self._main().get("__file__")
+        if file is None or file.endswith(".ipynb") or not Path(file).is_file():
+            return None
+        return str(file)
+
+    def _main_name(self) -> str | None:
+        """The dotted name that this program was started by, as with `python -m`."""
+        main = self._main()
+        spec = main.get("__spec__")
+        return spec.name if spec is not None and spec.origin == main.get("__file__") else None
 
     def _interactive_file(self) -> Path:
         ending = "cls" if self._kind == "cls" else "fn"
@@ -222,21 +468,6 @@ def unwrapped(found: CallableT) -> CallableT:
     while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     return found
-
-
-def _main_file() -> str | None:
-    """The file that this program runs; none in an interpreter or a notebook."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if file is None or file.endswith(".ipynb") or not Path(file).is_file():
-        return None
-    return str(file)
-
-
-def _main_name() -> str | None:
-    """The dotted name that this program was started by, as with `python -m`."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return spec.name if spec is not None and spec.origin == main.__file__ else None
 
 
 def _checked(pointers: object) -> Pointers:

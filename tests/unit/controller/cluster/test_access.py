@@ -17,7 +17,7 @@ from kubetorch.controller.access import (
     Principal,
     User,
 )
-from kubetorch.controller.backends.stores import Stores
+from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.cluster.access import Clocks, ClusterAccess
 from kubetorch.controller.cluster.reviews import ALLOWED_SECONDS, DENIED_SECONDS, Reviews, Verdict
 from kubetorch.errors import (
@@ -28,7 +28,6 @@ from kubetorch.errors import (
     UnauthorizedError,
 )
 from kubetorch.k8s.resources import Resource
-from kubetorch.lib.clock import ManualClock
 from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.callable import CallableRef
@@ -39,6 +38,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.secrets import SecretView
 from kubetorch.wire.volumes import VolumeView
+from manual_clock import ManualClock
 from tests.unit.controller.cluster.test_reviews import jwt
 
 ANN = User("ann", groups=("devs",))
@@ -97,7 +97,7 @@ class World:
         self.access = ClusterAccess(
             self.server,
             pods=self,
-            tokens_of_namespaces=self,
+            pod_tokens=self,
             stores=Stores(self, Claims()),  # type: ignore[arg-type]  # only what is asked here
             secret=SECRET,
             clocks=Clocks(self.clock.time, self.clock.time),

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller.cluster import resource
 from kubetorch.controller.cluster.resource import Content
-from kubetorch.controller.state import Generation, WorkloadRecord
-from kubetorch.controller.summary import Summary
+from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec

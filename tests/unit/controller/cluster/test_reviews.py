@@ -1,17 +1,25 @@
-"""What a token says of itself, what everywhere means, and which command grants a right."""
-
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
 
 from kubetorch.controller.access import Need, User
-from kubetorch.controller.cluster.reviews import Claims, Reviews, claims, grant
+from kubetorch.controller.cluster.reviews import (
+    Answer,
+    AnswerCache,
+    Claims,
+    Reviews,
+    grant,
+    token_claims,
+)
+from kubetorch.errors import ControllerUnavailableError
 from kubetorch.k8s.client import Client
+from manual_clock import ManualClock
 
 
 def jwt(payload: object) -> str:
@@ -35,7 +43,7 @@ def jwt(payload: object) -> str:
     ],
 )
 def test_what_a_token_says_of_itself_is_read_whatever_it_is(token: str, expected: Claims) -> None:
-    assert claims(token) == expected
+    assert token_claims(token) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,3 +97,121 @@ def test_everywhere_is_where_the_controller_works(
     assert verdict.is_allowed is expected
     if watched and not expected:
         assert verdict.reason == "of b"
+
+
+class Oracle:
+    """Answers, and notes what it was asked."""
+
+    def __init__(self, *, is_yes: bool = True, seconds: float = 10.0) -> None:
+        self.asked: list[str] = []
+        self.is_yes = is_yes
+        self.seconds = seconds
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    def about(self, key: str) -> Callable[[], Awaitable[Answer[str]]]:
+        async def ask() -> Answer[str]:
+            self.asked.append(key)
+            await self.go_on.wait()
+            return Answer(f"{key}!", self.is_yes, self.seconds)
+
+        return ask
+
+
+async def _get(known: AnswerCache[str, str], oracle: Oracle, *keys: str) -> list[str]:
+    return [await known.get(key, oracle.about(key)) for key in keys]
+
+
+def test_an_answer_is_remembered_for_as_long_as_it_holds() -> None:
+    async def main() -> None:
+        clock, oracle = ManualClock(), Oracle()
+        known: AnswerCache[str, str] = AnswerCache(clock.time)
+        assert await _get(known, oracle, "a", "a") == ["a!", "a!"]
+        assert oracle.asked == ["a"]
+        clock.advance(10.0)
+        await _get(known, oracle, "a")
+        assert oracle.asked == ["a", "a"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0])
+def test_what_is_over_already_is_not_remembered(seconds: float) -> None:
+    async def main() -> None:
+        oracle = Oracle(seconds=seconds)
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        await _get(known, oracle, "a", "a")
+        assert (oracle.asked, len(known)) == (["a", "a"], 0)
+
+    asyncio.run(main())
+
+
+def test_refusals_push_out_no_answers_that_were_yes() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        known: AnswerCache[str, str] = AnswerCache(clock.time, size=4)
+        yes, no = Oracle(), Oracle(is_yes=False)
+        await _get(known, yes, "friend")
+        await _get(known, no, *(f"stranger {number}" for number in range(100)))
+        await _get(known, yes, "friend")
+        assert (yes.asked, len(known)) == (["friend"], 5)
+
+    asyncio.run(main())
+
+
+def test_equal_questions_at_one_time_are_asked_once() -> None:
+    async def main() -> None:
+        oracle = Oracle()
+        oracle.go_on.clear()
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        waiting = [asyncio.ensure_future(_get(known, oracle, "a")) for _ in range(10)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()  # who asked first does not take the answer away from the others
+        await asyncio.sleep(0)
+        oracle.go_on.set()
+        assert await asyncio.gather(*waiting[1:]) == [["a!"]] * 9
+        assert oracle.asked == ["a"]
+
+    asyncio.run(main())
+
+
+def test_an_error_reaches_all_who_wait_and_is_not_remembered() -> None:
+    async def fail() -> Answer[str]:
+        raise ControllerUnavailableError("away")
+
+    async def main() -> None:
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        found = await asyncio.gather(
+            known.get("a", fail), known.get("a", fail), return_exceptions=True
+        )
+        assert [type(one) for one in found] == [ControllerUnavailableError] * 2
+        assert await known.get("a", Oracle().about("a")) == "a!"
+
+    asyncio.run(main())
+
+
+def test_too_many_questions_at_one_time_are_refused() -> None:
+    async def main() -> None:
+        oracle = Oracle()
+        oracle.go_on.clear()
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, under_way=2)
+        waiting = [asyncio.ensure_future(_get(known, oracle, key)) for key in "ab"]
+        await asyncio.sleep(0)
+        with pytest.raises(ControllerUnavailableError, match="too many"):
+            await _get(known, oracle, "c")
+        oracle.go_on.set()
+        await asyncio.gather(*waiting)
+        assert await _get(known, oracle, "c") == ["c!"]
+
+    asyncio.run(main())
+
+
+def test_a_question_has_its_time() -> None:
+    async def main() -> None:
+        oracle = Oracle()
+        oracle.go_on.clear()
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, patience=0.0)
+        with pytest.raises(ControllerUnavailableError, match="has not said"):
+            await _get(known, oracle, "a")
+
+    asyncio.run(main())

@@ -24,14 +24,14 @@ from kubetorch.wire import codecs
     ],
 )
 def test_arguments_are_passed_on_as_they_stand(body, args, kwargs):
-    found = json.loads(calling.parse_arguments(body, "json"))
+    found = json.loads(calling.parse_arguments(body, "json").encoded)
     assert found == {"args": args, "kwargs": kwargs}
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists)), st.text())
 def test_any_json_arguments_survive(args, key):
     body = json.dumps({"args": args, "kwargs": {key: args}}).encode()
-    found = json.loads(calling.parse_arguments(body, "json"))
+    found = json.loads(calling.parse_arguments(body, "json").encoded)
     assert found == {"args": args, "kwargs": {key: args}}
 
 
@@ -42,7 +42,7 @@ def test_any_body_becomes_arguments_or_a_protocol_error(body, codec):
     except ProtocolError:
         return
     if codec != "pickle":
-        assert set(json.loads(found)) == {"args", "kwargs"}
+        assert set(json.loads(found.encoded)) == {"args", "kwargs"}
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,32 @@ def test_bodies_of_another_form_are_refused(body):
         calling.parse_arguments(body, "json")
 
 
+@pytest.mark.parametrize(
+    ("body", "workers", "restart_procs"),
+    [
+        ({"args": [1]}, None, False),
+        ({"workers": "any"}, "any", False),
+        ({"workers": [0, "1", "10.0.0.7"], "restart_procs": True}, (0, "1", "10.0.0.7"), True),
+        ({"workers": None, "restart_procs": None, "data": "cGlja2xlZA=="}, None, False),
+    ],
+)
+def test_workers_and_restart_procs_are_keys_of_the_body(body, workers, restart_procs):
+    for codec in ("json", "pickle") if "data" in body else ("json",):
+        found = calling.parse_arguments(json.dumps(body).encode(), codec)
+        assert found[1:] == (workers, restart_procs)
+
+
+@pytest.mark.parametrize("workers", [2.5, 0, True, {}, [None], [[0]]])
+def test_workers_of_another_form_are_refused(workers):
+    with pytest.raises(ProtocolError, match="workers"):
+        calling.parse_arguments(json.dumps({"workers": workers}).encode(), "json")
+
+
 def test_pickled_arguments_are_taken_from_the_object_or_the_bare_string():
     data = base64.b64encode(b"pickled").decode()
     for body in ({"data": data}, data):
-        assert calling.parse_arguments(json.dumps(body).encode(), "pickle") == b"pickled"
+        found = calling.parse_arguments(json.dumps(body).encode(), "pickle")
+        assert found == (b"pickled", None, False)
     with pytest.raises(ProtocolError, match="base64"):
         calling.parse_arguments(b'{"data": "!"}', "pickle")
     with pytest.raises(ProtocolError, match="data"):

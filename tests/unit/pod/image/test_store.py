@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from kubetorch.pod.image.store import Store
+from kubetorch.pod.image.venvs import SharedVenvs
 
 
 def made(store, text="x"):
@@ -15,7 +15,7 @@ def made(store, text="x"):
 
 @pytest.fixture
 def store(tmp_path):
-    store = Store(tmp_path / "environments")
+    store = SharedVenvs(tmp_path / "environments")
     yield store
     store.close()
 
@@ -43,7 +43,7 @@ def test_what_nobody_uses_goes_when_it_is_old(store):
     for digest in ("old", "new", "used"):
         store.publish(made(store), digest)
     store.close()
-    other = Store(store.folder)
+    other = SharedVenvs(store.folder)
     other.use("used")
     for digest, seconds in (("old", 100), ("used", 100), ("new", 0)):
         age(store, digest, seconds)

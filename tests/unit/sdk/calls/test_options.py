@@ -82,7 +82,7 @@ def test_a_keyword_that_the_user_declares_is_the_users() -> None:
     assert options == CallOptions()
 
 
-@pytest.mark.parametrize("name", ["workers", "restart_procs", "debug", "pdb", "stream_metrics"])
+@pytest.mark.parametrize("name", ["debug", "pdb", "stream_metrics"])
 def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str) -> None:
     with pytest.raises(SpecError, match=f"{name}= belongs to"):
         CallOptions().take_from({name: True}, frozenset())
@@ -90,7 +90,7 @@ def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str)
         CallOptions().with_changes({name: True})
 
 
-@pytest.mark.parametrize("name", ["workers", "restart_procs", "debug", "pdb", "stream_metrics"])
+@pytest.mark.parametrize("name", ["debug", "pdb", "stream_metrics"])
 @pytest.mark.parametrize("off", [None, False])
 def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
     name: str, off: bool | None
@@ -99,6 +99,29 @@ def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
     own = CallOptions().take_from({name: off}, frozenset({name}))[1]
     assert own == {name: off}
     assert CallOptions().with_changes({name: off, "retries": 1}) == CallOptions(retries=1)
+
+
+@pytest.mark.parametrize("workers", ["any", "10.0", [0], ["1", "10.0.0.7"], (0, 1), range(2)])
+def test_ranks_nodes_are_named_by_numbers_and_text(workers: object) -> None:
+    options, own = CallOptions().take_from({"workers": workers, "restart_procs": True}, frozenset())
+    assert own == {}
+    assert options.restart_procs is True
+    assert options.wire_workers == (workers if isinstance(workers, str) else tuple(workers))
+
+
+@pytest.mark.parametrize("workers", [2.5, 0, -1, "", [], [-1], [2.5], [True], True, [None], {}])
+def test_ranks_nodes_that_cannot_be_are_refused(workers: object) -> None:
+    with pytest.raises(SpecError, match="Invalid worker specification"):
+        CallOptions().with_changes({"workers": workers}).check_ranks("f", is_distributed=True)
+
+
+@pytest.mark.parametrize("given", [{"workers": "any"}, {"restart_procs": True}])
+def test_ranks_options_of_a_service_that_is_not_distributed_are_refused(
+    given: dict[str, object],
+) -> None:
+    CallOptions(restart_procs=False).check_ranks("train", is_distributed=False)
+    with pytest.raises(SpecError, match="belongs to distributed services, and train is none"):
+        CallOptions().with_changes(given).check_ranks("train", is_distributed=False)
 
 
 def test_the_callers_keywords_are_not_changed() -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
+import select
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kubetorch.sdk.deploys import imports
-from kubetorch.sdk.deploys.imports import NOT_PRELOADED, find
+from kubetorch.sdk.deploys import deploy
+from kubetorch.sdk.deploys.deploy import NOT_PRELOADED, find_imports
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +48,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 def found(root: Path, source: str, entry: str = "main.py", **files: str) -> tuple[str, ...]:
     write(root, {entry: source, **files})
-    return find(root / entry, [root])
+    return find_imports(root / entry, [root])
 
 
 @pytest.mark.parametrize(
@@ -132,11 +135,11 @@ def test_a_folder_without_init_file_is_a_package_of_the_project(root: Path) -> N
 
 def test_all_roots_are_searched(root: Path) -> None:
     write(root, {"src/main.py": "import top", "top.py": "import zz_one"})
-    assert find(root / "src/main.py", [root / "src", root]) == ("zz_one",)
+    assert find_imports(root / "src/main.py", [root / "src", root]) == ("zz_one",)
 
 
 def test_a_file_that_is_not_there_imports_nothing(root: Path) -> None:
-    assert find(root / "gone.py", [root]) == ()
+    assert find_imports(root / "gone.py", [root]) == ()
 
 
 def test_libraries_that_read_a_ranks_variables_are_never_named() -> None:
@@ -147,15 +150,15 @@ def test_libraries_that_read_a_ranks_variables_are_never_named() -> None:
 def test_what_was_read_is_kept_and_read_again_when_it_changed(root: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     write(root, {"main.py": "import helper", "helper.py": "import zz_one"})
-    assert find(root / "main.py", [root], cache=cache) == ("zz_one",)
+    assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
     (kept,) = cache.iterdir()
     before = kept.stat().st_mtime_ns
-    assert find(root / "main.py", [root], cache=cache) == ("zz_one",)
+    assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
     assert kept.stat().st_mtime_ns == before
     write(root, {"helper.py": "import zz_one, zz_two"})
-    assert find(root / "main.py", [root], cache=cache) == ("zz_one", "zz_two")
+    assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one", "zz_two")
     write(root, {"main.py": "import zz_two  # no helper"})
-    assert find(root / "main.py", [root], cache=cache) == ("zz_two",)
+    assert find_imports(root / "main.py", [root], cache=cache) == ("zz_two",)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"\x81\xa1\xff\x90"])
@@ -164,20 +167,41 @@ def test_a_cache_that_cannot_be_read_is_made_anew(
 ) -> None:
     cache = tmp_path / "cache"
     write(root, {"main.py": "import zz_one"})
-    find(root / "main.py", [root], cache=cache)
+    find_imports(root / "main.py", [root], cache=cache)
     (kept,) = cache.iterdir()
     kept.write_bytes(garbage)
-    assert find(root / "main.py", [root], cache=cache) == ("zz_one",)
+    assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
 
 
 def test_a_cache_that_cannot_be_written_changes_nothing(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     write(root, {"main.py": "import zz_one"})
-    assert find(root / "main.py", [root], cache=tmp_path / "file") == ("zz_one",)
+    assert find_imports(root / "main.py", [root], cache=tmp_path / "file") == ("zz_one",)
 
 
 def test_a_project_without_end_is_read_up_to_a_limit(root: Path) -> None:
-    count = imports.FILE_LIMIT + 10
+    count = deploy.FILE_LIMIT + 10
     write(root, {f"m{n}.py": f"import m{n + 1}" for n in range(count)})
     write(root, {f"m{count}.py": "import zz_one"})
     assert found(root, "import zz_two, m0") == ("zz_two",)
+
+
+def test_several_threads_may_parse_at_the_same_time() -> None:
+    method = "    def f(self, a, b=[0, (1, 2)]):\n        return [x for x in a if x > 3]\n"
+    source = ("import zz_one\nclass A:\n" + 200 * method).encode()
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+
+    def give_way(*_: object) -> None:
+        select.select([], [], [], 0)
+
+    gc.callbacks.append(give_way)
+    try:
+        gc.set_threshold(200)
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: list(deploy.parse_imports(source)), range(16)))
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert [[item.module for item in each] for each in found] == [["zz_one"]] * 16

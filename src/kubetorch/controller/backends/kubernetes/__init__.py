@@ -1,9 +1,11 @@
 """Pods of a Kubernetes cluster, their secrets and volumes.
 
-backend ──► preparing   what pods need before they can start: namespaces, attaching
-   │   ──► applying    what there should be: objects, applied when they differ
-   │   ──► watching    what there is: pods and their owners, as they change
-   │   ──► statuses    one pod as `PodStatus`: pure
-   └────► dooms        why a launch cannot succeed, or waits: pure
-secrets, volumes        the backend's stores; storage_classes and refusals say why not: pure
+backend ──► prepare          what pods need before they can start: account, secrets, volumes
+   │   ──► apply, objects   what there should be: objects, applied when they differ
+   │   ──► adopt            what an earlier controller applied
+   │   ──► pods             what there is: pods as they change, and as `PodStatus`
+   │   ──► pod_owners       which of them are a workload's; refused_pods: which end
+   │   ──► cluster_watch    what happens around pods, and the verdicts on launches
+   └────► launch_failures   why a launch cannot succeed, or waits: pure
+secrets, volumes             the backend's stores
 """

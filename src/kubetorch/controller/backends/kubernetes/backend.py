@@ -6,53 +6,65 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
-from kubetorch.controller.backends.base import Listener, Manifest, News, PodStatus, Trouble
-from kubetorch.controller.backends.kubernetes import logs, refusals, runtimes, scaling, statuses
-from kubetorch.controller.backends.kubernetes.applied import Applied, Identity, identities
-from kubetorch.controller.backends.kubernetes.applying import Applier, Known
-from kubetorch.controller.backends.kubernetes.dooms.happenings import Told
-from kubetorch.controller.backends.kubernetes.insisting import Insisting, Wish
-from kubetorch.controller.backends.kubernetes.judgements import Judgements
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.kubernetes.replacing import Replacing
-from kubetorch.controller.backends.kubernetes.surveying import Around, Survey
-from kubetorch.controller.backends.kubernetes.taking_up import TakingUp
-from kubetorch.controller.backends.kubernetes.watching import Key, PodWatch
-from kubetorch.controller.backends.stores import Stores
-from kubetorch.errors import (
-    KubernetesNotFoundError,
-    SpecError,
-    WorkloadError,
+from kubetorch.controller.backends.base import (
+    Listener,
+    Manifest,
+    News,
+    PodStatus,
+    PortsWanted,
+    Stores,
+    Trouble,
 )
+from kubetorch.controller.backends.kubernetes import namespaces, objects, prepare
+from kubetorch.controller.backends.kubernetes.adopt import Adopter, find_applied
+from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Known, WantedObjects
+from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
+from kubetorch.controller.backends.kubernetes.launch_watch import (
+    ClusterChange,
+    ClusterWatch,
+    LaunchVerdicts,
+)
+from kubetorch.controller.backends.kubernetes.objects import (
+    AppliedWorkload,
+    ObjectReplacement,
+    identities,
+)
+from kubetorch.controller.backends.kubernetes.ordinals import OrdinalKeeper
+from kubetorch.controller.backends.kubernetes.pod_owners import PodOwners
+from kubetorch.controller.backends.kubernetes.pods import (
+    Key,
+    PodWatch,
+    agent_container,
+    log_tail,
+    pod_status,
+)
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.backends.kubernetes.refused_pods import RefusedPods
+from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import PODS, Ref
+from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import deployment, services
+from kubetorch.manifests import raycluster, rendering, replicas
 from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests.desired_pods import Mounted, read_mounted
+from kubetorch.manifests.services import KubernetesServices
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import failures, waits
+from kubetorch.wire import exceptions, routes
+from kubetorch.wire.exceptions import Failure
 
 _log = logging.getLogger(__name__)
 
 
 class KubernetesBackend:
-    """Runs workloads as objects of a cluster.
-
-    Args:
-        client: Asks the API server.
-        runtime: Where pods get their agent from.
-        stores: Keeps the secrets and volumes of pods.
-        preparing: Sees to it that pods have what they need.
-        owner: What the objects of a workload go away with, by its namespace and name.
-        watched: Namespaces that workloads may be in; all if there are none.
-        now: Seconds since the epoch.
-    """
+    """Runs workloads as objects of a cluster."""
 
     def __init__(
         self,
@@ -60,7 +72,7 @@ class KubernetesBackend:
         *,
         runtime: Runtime,
         stores: Stores,
-        preparing: Preparing,
+        prerequisites: PodPrerequisites,
         owner: Callable[[str, str], Manifest | None],
         watched: tuple[str, ...] = (),
         now: Callable[[], float] = time.time,
@@ -68,96 +80,80 @@ class KubernetesBackend:
         self._client = client
         self._runtime = runtime
         self._stores = stores
-        self._preparing = preparing
+        self._prerequisites = prerequisites
         self._owner = owner
         self._watched = watched
         self._applier = Applier(client)
         self._watch = PodWatch(client, self._changed, self._gone, namespaces=watched)
-        self._survey = Survey(client, time=now, on_change=self._around, namespaces=watched)
-        self._judgements = Judgements(client, self._survey, self._watch.mark)
+        self._cluster_watch = ClusterWatch(
+            client, time=now, on_change=self._cluster_changed, namespaces=watched
+        )
+        self._verdicts = LaunchVerdicts(client, self._cluster_watch, self._watch.mark)
+        self._pod_owners = PodOwners(client, owner, self._watch.of, self._watch.mark)
+        self._refused = RefusedPods(client, now)
+        self._ordinals = OrdinalKeeper(client)
         self._now = now
-        self._workloads: dict[Key, Applied] = {}
-        # What those who wait for its pods were told.
-        self._told: dict[Key, Told] = {}
-        self._insisting = Insisting(self._applier, now=now, on_wait=self._changed)
-        self._replacing = Replacing(client, self._applier, self._insisting)
-        self._taking_up = TakingUp(self._take_up, self._changed)
-        self._listener: Listener = _ignore
+        self._workloads: dict[Key, AppliedWorkload] = {}
+        # The events of each workload that were reported to its deploys.
+        self._reported: dict[Key, ReportedEvents] = {}
+        self._apply_retry = ApplyRetry(self._applier, now=now, on_wait=self._changed)
+        self._replacement = ObjectReplacement(client, self._applier, self._apply_retry)
+        self._adopter = Adopter(self._adopt, self._changed)
+        self._listener: Listener = lambda namespace, name: None
         self._changes = Changes()
 
     @property
-    def name(self) -> str:  # noqa: D102  # Backend's
+    def name(self) -> str:
         return "kubernetes"
 
     @property
-    def stores(self) -> Stores:  # noqa: D102  # Backend's
+    def stores(self) -> Stores:
         return self._stores
 
-    def watch(self, listener: Listener) -> None:  # noqa: D102  # Backend's
+    def watch(self, listener: Listener) -> None:
         self._listener = listener
 
-    async def start(  # noqa: D102  # Backend's
-        self, specs: Sequence[Sequence[WorkloadSpec]]
-    ) -> None:
-        await asyncio.gather(self._watch.start(), self._survey.start())
-        await self._taking_up.start(specs)
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
+        await asyncio.gather(self._watch.start(), self._cluster_watch.start())
+        await self._adopter.start(specs)
 
-    async def _take_up(self, specs: Sequence[WorkloadSpec]) -> None:
-        """Know a workload that an earlier controller applied, maybe of another version."""
+    async def _adopt(self, specs: Sequence[WorkloadSpec]) -> None:
+        """Adopt a workload that an earlier controller applied, maybe of another version."""
         key = (specs[0].namespace, specs[0].name)
         # Until its object is found, pods of any template may be the right ones.
-        workload = self._workloads[key] = Applied.of(specs[0])
+        self._workloads[key] = AppliedWorkload.of(specs[0])
+        workload = await find_applied(self._applier, self._runtime, specs)
+        self._workloads[key] = workload
         if workload.main is not None:
-            workload = self._workloads[key] = await self._found(workload, workload.main, specs[1:])
-        if workload.main is not None:
-            with contextlib.suppress(KubernetesNotFoundError):  # as in `_find`
-                await self._survey.look_at(workload.main)
+            with contextlib.suppress(KubernetesNotFoundError):  # as in `find_applied`
+                await self._cluster_watch.look_at(workload.main)
+        self._pod_owners.look_again(key)
         await self._select(workload.spec, workload.main)
-
-    async def _found(
-        self, wanted: Applied, main: Manifest, earlier: Sequence[WorkloadSpec]
-    ) -> Applied:
-        """What was applied: what is wanted, or before that could be something of another kind."""
-        there = await self._find(main)
-        for spec in () if there is not None else earlier:
-            with contextlib.suppress(SpecError):  # another version took it
-                before = Applied.of(spec)
-                if before.main is not None and (other := await self._find(before.main)):
-                    before.found(other)
-                    return before
-        wanted.equip(self._runtime)
-        wanted.found(there)
-        if there is not None and len({_objects(spec) for spec in (wanted.spec, *earlier)}) == 1:
-            wanted.objects = _objects(wanted.spec)
-        return wanted
-
-    async def _find(self, main: Manifest) -> Manifest | None:
-        try:
-            return await self._applier.find(await self._applier.ref(main))
-        except KubernetesNotFoundError:  # its kind is not there any more
-            return None
+        self._members(key)
+        await self._pod_owners.settle(key)
+        self._keep_ordinals(key)
 
     # --------------------------------------------------------------------------------- workloads
 
-    def check(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
-        refusals.check_watched(spec.namespace, self._watched)
+    def check(self, spec: WorkloadSpec) -> None:
+        namespaces.check_watched(spec.namespace, self._watched)
 
-    async def apply(self, spec: WorkloadSpec) -> None:  # noqa: D102  # Backend's
+    async def apply(self, spec: WorkloadSpec) -> None:
         key = (spec.namespace, spec.name)
-        workload = Applied.of(spec)
+        workload = AppliedWorkload.of(spec, has_operator=await self._has_operator(spec))
         main = workload.main
         before = self._workloads.get(key)
-        if before is None and key in self._taking_up.reasons:
-            before = Applied.of(spec)  # there is something, and nobody knows what
-        self._taking_up.forget(key)
-        self._told[key] = Told(self._now(), self._told.get(key))
+        if before is None and key in self._adopter.reasons:
+            before = AppliedWorkload.of(spec)  # there is something, and nobody knows what
+        self._adopter.forget(key)
+        self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
         # Meanwhile: an edit that changes no object is to wait for the API server once.
         looking = asyncio.create_task(self._look(spec, main))
         try:
             if main is not None:
-                await self._preparing.prepare(main, spec.compute.pod_template_path)
+                await self._prerequisites.prepare(main, spec.compute.pod_template_path)
             else:
-                await self._preparing.prepare_selected(spec.namespace)
+                await self._prerequisites.prepare_selected(spec.namespace)
             known = await looking
         finally:
             looking.cancel()
@@ -166,25 +162,39 @@ class KubernetesBackend:
             await self._applier.remove(given_up)
             known = {}
         workload.equip(self._runtime)
-        manifests = services.render(spec.compute, main, namespace=key[0], name=key[1])
+        manifests = KubernetesServices.of(spec, main).render()
         if main is not None:
-            manifests += await runtimes.beside(self._client, main, self._runtime)
+            manifests += await prepare.beside(self._client, main, self._runtime)
             manifests.append(main)
         # Whoever brings a manifest may have applied it already.
         taken = main if spec.compute.manifest is not None else None
-        wish = Wish(manifests, taken, self._owner(*key), known, spec.compute.launch_timeout)
+        wanted = WantedObjects(
+            manifests, taken, self._owner(*key), known, spec.compute.launch_timeout
+        )
         # Until then it is what it was before, which goes on if this cannot be made.
-        await self._replacing.make_room(key, wish, before)
+        await self._replacement.make_room(key, wanted, before)
         workload.objects = identities(manifests)
         self._workloads[key] = workload
         await self._select(spec, main)
         if main is not None:
             with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
-                await self._survey.look_at(main)
-        made = await self._insisting.apply(key, wish)
+                await self._cluster_watch.look_at(main)
+        made = await self._apply_retry.apply(key, wanted)
         if main is not None:
             workload.applied(made[-1])
+        self._pod_owners.look_again(key)
+        self._refused.forget(key)
         self._watch.mark(key)
+
+    async def _has_operator(self, spec: WorkloadSpec) -> bool:
+        """Whether what a user only declared is made of the kind that is meant for it."""
+        if raycluster.is_made(spec):
+            kind = raycluster.KIND
+            try:
+                await self._client.discovery.find(kind.api_version, kind.kind)
+            except KubernetesNotFoundError:
+                return False
+        return True
 
     def _given_up(self, key: Key) -> Manifest | None:
         """The object of a workload, if its controller makes none of the pods.
@@ -198,131 +208,182 @@ class KubernetesBackend:
             return None
         if before.main["kind"] != "Deployment":
             return None
-        if self._watch.of(key) or not self._judgements.of_owner(key, before.main).is_doomed:
+        if self._members(key) or not self._verdicts.of_owner(key, before.main).is_doomed:
             return None
         return before.main
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
-        """What is there of the objects of a workload."""
-        wanted = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
+        """Get the objects of a workload."""
+        wanted = KubernetesServices.of(spec, main).render()
         return await self._applier.look(wanted if main is None else (*wanted, main))
 
     async def _select(self, spec: WorkloadSpec, main: Manifest | None) -> None:
-        selector = services.pool(spec.compute, main, name=spec.name)
+        selector = KubernetesServices.of(spec, main).pool
         await self._watch.select((spec.namespace, spec.name), selector)
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:  # noqa: D102
+    async def release(self, namespace: str, name: str) -> None:
+        key = (namespace, name)
+        workload = self._workloads.get(key)
+        if workload is None or workload.main is None:
+            return
+        compute = workload.spec.compute
+        changed = replicas.none(WorkloadManifest.parse(workload.main, compute.pod_template_path))
+        empty = rendering.merge_manifests(workload.main, changed)
+        is_brought = compute.manifest is not None
+        owner = self._owner(*key)
+        workload.applied(await self._applier.apply(empty, owner=owner, takes=is_brought))
+
+    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
         key = (namespace, name)
         workload = self._workloads.pop(key, None)
-        self._told.pop(key, None)
-        self._taking_up.forget(key)
+        self._reported.pop(key, None)
+        self._adopter.forget(key)
         if workload is None:
             return
         spec, main = workload.spec, workload.main
-        for service in services.render(spec.compute, main, namespace=namespace, name=name):
+        for service in KubernetesServices.of(spec, main).render():
             await self._applier.delete_own(await self._applier.ref(service))
         if main is not None:
             try:
                 await self._applier.delete_own(await self._applier.ref(main))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
-        await self._replacing.remove_left(key, workload, self._owner(*key))
+        await self._replacement.remove_left(key, workload, self._owner(*key))
         if main is not None:
-            await self._end_pods(key, grace)
-        self._judgements.forget_owner(key)
+            await self._end_pods(key, workload, grace)
+        self._verdicts.forget_owner(key)
+        self._pod_owners.forget(key)
+        self._refused.forget(key)
         await self._watch.forget(key)
         if not any(known == namespace for known, _ in self._workloads):
-            await self._survey.forget(namespace)
+            await self._cluster_watch.forget(namespace)
 
-    async def _end_pods(self, key: Key, grace: float) -> None:
+    async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
         """End the pods with no more patience than `grace`; return when they are gone.
 
-        Whoever owns them deletes them; asked to go earlier, one would only be replaced.
+        Whoever owns them deletes them; asked to go earlier, one would only be replaced. Those whose
+        owner is gone by now count, those of others do not.
         """
-        seconds, patience = max(1, int(grace)), grace + waits.DELETE_SLACK
-        told: set[str] = set()
+
+        def pods() -> Mapping[str, Manifest]:
+            return self._members(key, workload, is_ending=True)
+
+        seconds, patience = max(1, int(grace)), grace + routes.DELETE_SLACK
+        asked: set[str] = set()
         try:
             async with deadlines.timeout(patience):
-                while pods := self._watch.of(key):
-                    going = {name for name, pod in pods.items() if statuses.is_leaving(pod)} - told
+                while left := pods():
+                    going = {name for name, pod in left.items() if is_leaving(pod)} - asked
                     if not going:
                         await self._changes.wait()
                     for name in going:
-                        told.add(name)
+                        asked.add(name)
                         await self._applier.delete(Ref(PODS, name, key[0]), grace_seconds=seconds)
         except TimeoutError as error:
-            left = ", ".join(sorted(self._watch.of(key)))
+            names = ", ".join(sorted(pods()))
             raise WorkloadError(
-                f"{patience:.0f} s after the end of {key[1]} it still has pods: {left}",
-                hint=f"kubectl describe pod -n {key[0]} {left} says why",
+                f"{patience:.0f} s after the end of {key[1]} it still has pods: {names}",
+                hint=f"kubectl describe pod -n {key[0]} {names} says why",
             ) from error
 
     # -------------------------------------------------------------------------------------- pods
 
-    def pods(self, namespace: str, name: str) -> list[PodStatus]:  # noqa: D102  # Backend's
+    def _members(
+        self, key: Key, workload: AppliedWorkload | None = None, *, is_ending: bool = False
+    ) -> Mapping[str, Manifest]:
+        """The pods that are a workload's, among those that have its labels.
+
+        They are what its object made, or what a selector finds that its user declared.
+        """
+        found, workload = self._watch.of(key), workload or self._workloads.get(key)
+        if workload is None:
+            return {}
+        main = workload.main
+        if main is None or workload.spec.compute.selector is not None:
+            return found
+        members = {}
+        for name, pod in found.items():
+            is_made = self._pod_owners.is_made(key, pod, main)
+            if is_ending and is_made is None:
+                is_made = True
+            if is_made and (is_ending or not self._refused.has(pod)):
+                members[name] = pod
+        return members
+
+    def pods(self, namespace: str, name: str) -> list[PodStatus]:
         key = (namespace, name)
         workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
         wanted = "" if workload is None else workload.template
         called = None if workload is None else workload.called
         found = []
-        for pod_name, pod in self._watch.of(key).items():
+        for pod_name, pod in self._members(key).items():
             number = ordinals[pod_name]
-            status = statuses.status(pod, ordinal=number, wanted=wanted, called=called)
+            status = pod_status(pod, ordinal=number, wanted=wanted, called=called)
             found.append(self._judged(key, pod, status))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
-        if statuses.is_leaving(pod):
+        if is_leaving(pod):
             return status
-        verdict = self._judgements.of_pod(key, pod, shows_log=status.is_ours)
-        if verdict.error is None:
-            return replace(status, reason=verdict.reason or status.reason)
-        failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
-        return replace(status, reason=verdict.reason, failure=failure)
+        verdict = self._verdicts.of_pod(key, pod, shows_log=status.is_ours)
+        reason = verdict.reason or status.reason
+        return replace(status, reason=reason, failure=_failure(verdict))
 
-    def trouble(self, namespace: str, name: str) -> Trouble:  # noqa: D102  # Backend's
+    def trouble(self, namespace: str, name: str) -> Trouble:
         key = (namespace, name)
         workload = self._workloads.get(key)
-        for reasons in (self._insisting.reasons, self._taking_up.reasons):
+        for reasons in (self._apply_retry.reasons, self._adopter.reasons):
             if key in reasons:
                 return Trouble(reasons[key])
         if workload is None or workload.main is None:
             return Trouble()
-        verdict = self._judgements.of_owner(key, workload.main)
-        if verdict.error is None:
-            return Trouble(verdict.reason)
-        failure = failures.describe(verdict.error).to_dict() | {"traceback": ""}
-        return Trouble(verdict.reason, failure)
+        if refused := self._refused.reason(key):
+            return Trouble(refused)
+        verdict = self._verdicts.of_owner(key, workload.main)
+        return Trouble(verdict.reason, _failure(verdict))
 
-    def news(self, namespace: str, name: str) -> list[News]:  # noqa: D102  # Backend's
+    def news(self, namespace: str, name: str) -> list[News]:
         key = (namespace, name)
-        workload, told = self._workloads.get(key), self._told.get(key)
-        if workload is None or told is None:
+        workload, reported = self._workloads.get(key), self._reported.get(key)
+        if workload is None or reported is None:
             return []
-        owners = [] if workload.main is None else self._survey.owners(workload.main)
-        events = self._judgements.events_around(self._watch.of(key).values(), owners)
-        found = [told.new(event) for event in events]
+        owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
+        events = self._verdicts.events_around(self._members(key).values(), owners)
+        found = [reported.new(event) for event in events]
         return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
 
-    def expected(self, namespace: str, name: str) -> int | None:  # noqa: D102  # Backend's
+    def expected(self, namespace: str, name: str) -> int | None:
         workload = self._workloads.get((namespace, name))
         if workload is None:
             return None
-        owners = [] if workload.main is None else self._survey.owners(workload.main)
+        owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
         return workload.expected(owners)
 
-    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:  # noqa: D102
+    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         # Who replaces pods here is the object's own controller, by the readiness probe.
         return None
 
+    def _keep_ordinals(self, key: Key) -> None:
+        """Have the pods keep their numbers under the next controller, where ranks follow them."""
+        workload = self._workloads.get(key)
+        if workload is None or not workload.is_ranked:
+            return
+        if unsaid := self._watch.unsaid(key):
+            members = self._members(key)
+            for name in unsaid.keys() & members.keys():
+                self._ordinals.keep(members[name], unsaid[name])
+
     def _changed(self, key: Key) -> None:
+        self._keep_ordinals(key)
         self._changes.notify()
         self._listener(*key)
 
     def _gone(self, pod: Manifest) -> None:
-        self._judgements.forget(pod)
+        self._verdicts.forget(pod)
+        self._refused.gone(pod)
+        self._ordinals.gone(pod)
 
-    def _around(self, around: Around) -> None:
+    def _cluster_changed(self, around: ClusterChange) -> None:
         """Something around pods is different."""
         if around.node:
             self._watch.mark_node(around.node)
@@ -330,62 +391,82 @@ class KubernetesBackend:
         if around.is_for_waiting:
             self._watch.mark_waiting(around.namespace)
             return
-        for key in self._concerned(around):
-            self._watch.mark(key)
-
-    def _concerned(self, around: Around) -> list[Key]:
-        if around.namespace is not None and around.pod:
-            return self._watch.whose(around.namespace, around.pod)
         named = (around.namespace or "", around.service)
-        if named in self._workloads:
-            return [named]
-        return [key for key in self._workloads if around.namespace in (None, key[0])]
+        if around.namespace is not None and around.pod:
+            concerned = self._watch.whose(around.namespace, around.pod)
+        elif named in self._workloads:
+            concerned = [named]
+        else:
+            concerned = [key for key in self._workloads if around.namespace in (None, key[0])]
+        for key in concerned:
+            self._watch.mark(key)
 
     # ----------------------------------------------------------------------------------- the rest
 
-    def prepare(self) -> None:  # noqa: D102  # Backend's
+    def prepare(self) -> None:
         return None
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102  # Backend's
+    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         if manifest["kind"] != "CronJob":
             return ()
         schedule = manifest["spec"].get("schedule")
         return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
 
-    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:  # noqa: D102  # Backend's
+    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
         found = self._workloads.get((spec.namespace, spec.name))
         return spec if found is None else found.spec
 
-    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:  # noqa: D102  # Backend's
-        found = services.url(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
-        if services.is_scaled(spec.compute, manifest):
-            return scaling.address(self._survey.owners(manifest)) or found
-        return found
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        services = KubernetesServices.of(spec, manifest)
+        if services.is_scaled:
+            return objects.address(self._cluster_watch.owners(manifest)) or services.url
+        return services.url
 
-    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:  # noqa: D102
-        return ()
+    def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        metadata = manifest["metadata"]
+        workload = self._workloads.get((metadata["namespace"], metadata["name"]))
+        if workload is None or workload.main is None or workload.main["kind"] == manifest["kind"]:
+            return ()
+        return (
+            f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
+            f"{workload.main['kind']}",
+        )
 
-    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:  # noqa: D102
+    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+        key = (namespace, name)
+        workload, found = self._workloads.get(key), self._watch.of(key).get(pod)
+        # Whoever may select pods could have made them, with whatever they have mounted.
+        if found is None or workload is None or workload.main is None:
+            return Mounted()
+        return read_mounted(found["spec"], agent_container(found))
+
+    def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
+        found = self._watch.of((namespace, name)).get(pod)
+        if found is not None:
+            self._refused.end((namespace, name), found, error)
+            self._watch.mark((namespace, name))
+
+    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+        # Each pod has an address, and all ports, of its own.
+        return tuple(wanted.first + number % wanted.per_pod for number in range(wanted.count))
+
+    def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
+        return None
+
+    async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         found = self._watch.named(namespace, pod)
         if found is None:
             return []
-        return await logs.tail(self._client, found, count)
+        return await log_tail(self._client, found, count)
 
-    async def close(self, *, pods: bool) -> None:  # noqa: D102  # Backend's
-        self._judgements.close()
-        await self._taking_up.close()
-        await asyncio.gather(self._watch.close(), self._survey.close())
-
-
-def _ignore(namespace: str, name: str) -> None:
-    """Nobody listens yet."""
+    async def close(self, *, pods: bool) -> None:
+        self._verdicts.close()
+        await asyncio.gather(self._adopter.close(), self._pod_owners.close(), self._refused.close())
+        await self._ordinals.close()
+        await asyncio.gather(self._watch.close(), self._cluster_watch.close())
 
 
-def _objects(spec: WorkloadSpec) -> frozenset[Identity]:
-    """What a deploy applies for a workload, without what is asked of the cluster for it."""
-    try:
-        main = None if spec.compute.is_selector_only else deployment.of_workload(spec)
-    except SpecError:  # another version took it
-        return frozenset()
-    beside = services.render(spec.compute, main, namespace=spec.namespace, name=spec.name)
-    return identities(beside if main is None else [*beside, main])
+def _failure(verdict: Verdict) -> Failure | None:
+    if verdict.error is None:
+        return None
+    return exceptions.describe_refusal(verdict.error)

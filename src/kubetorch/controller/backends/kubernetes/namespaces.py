@@ -1,26 +1,36 @@
-"""What a namespace needs before pods of ours run in it: the account that they run as.
+"""Namespaces: the account that pods of ours run as there, and why the API server refuses objects.
 
-It is made on the first deploy there and stays when the last workload goes: it has no secret and
-costs nothing, and other pods may run as it. `kt uninstall` removes it, by its labels.
+The account is made on the first deploy in a namespace and stays when the last workload goes: it has
+no secret and costs nothing, and other pods may run as it. `kt uninstall` removes it, by its
+labels.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from kubetorch.controller.backends.kubernetes import refusals
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesForbiddenError,
     KubernetesNotFoundError,
     KubernetesRequestError,
+    KubetorchError,
+    SpecError,
+    StorageFullError,
 )
+from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import Object, Ref, Resource
+from kubetorch.k8s.resources import Object, Ref, Resource, Selection, key
 from kubetorch.manifests import labels
-from kubetorch.manifests.container import SERVICE_ACCOUNT
+from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 
+#: What etcd says when its database has reached its limit.
+_DATABASE_FULL = "database space exceeded"
+#: What a LimitRange says of a claim that is too large or too small.
+_OUT_OF_LIMITS = "storage usage per PersistentVolumeClaim"
+_TERMINATING = "NamespaceTerminating"
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
@@ -30,14 +40,76 @@ ROLE = "kubetorch-edit"
 _EVERYWHERE = "default"
 
 
-class Namespaces:
-    """Makes namespaces ready for pods.
+def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
+    """The error to raise instead, which says more; else the same one."""
+    if isinstance(error, KubernetesNotFoundError) and (
+        f'namespaces "{namespace}" not found' in error.message
+    ):
+        return no_namespace(namespace, error)
+    if any(cause["reason"] == _TERMINATING for cause in error.causes):
+        return _about_namespace(
+            error,
+            f"the namespace {namespace!r} is being deleted",
+            "wait until it is gone and make it again, or name another",
+        )
+    if failures.is_quota(error.message):
+        return StorageFullError(
+            f"a quota of the namespace {namespace!r} is full: {_said(error)}",
+            hint=f"kubectl describe resourcequota -n {namespace} says how much is used; free some "
+            "of it, or ask for less",
+        )
+    if _OUT_OF_LIMITS in error.message:
+        return SpecError(
+            f"a limit of the namespace {namespace!r} forbids it: {_said(error)}",
+            hint=f"kubectl describe limitrange -n {namespace} says what is allowed",
+        )
+    if _DATABASE_FULL in error.message:
+        return StorageFullError(
+            f"the cluster has no space left for objects: {_said(error)}",
+            hint="an administrator has to compact and defragment etcd",
+        )
+    return error
 
-    Args:
-        client: Asks the API server.
-        annotations: Annotations of the accounts that it makes, such as those by which a cloud
-            gives them its own rights.
-    """
+
+def check_watched(namespace: str, watched: Collection[str]) -> None:
+    """Refuse a namespace in which the controller has no rights."""
+    if watched and namespace not in watched:
+        wider = ",".join((*watched, namespace))
+        raise SpecError(
+            f"this installation of Kubetorch does not work in namespace {namespace!r}: its "
+            f"watchNamespaces has {', '.join(watched)}",
+            hint="name one of those: namespace=, --namespace, KT_NAMESPACE; or let an "
+            f"administrator add it: kt upgrade --set 'watchNamespaces={{{wider}}}'",
+        )
+
+
+def no_namespace(namespace: str, error: KubernetesRequestError) -> KubernetesRequestError:
+    """The error for a namespace that does not exist; Kubetorch makes none."""
+    return _about_namespace(
+        error,
+        f"the namespace {namespace!r} does not exist",
+        f"kubectl create namespace {namespace}; or name another: namespace=, --namespace, "
+        "KT_NAMESPACE",
+    )
+
+
+def _about_namespace(
+    error: KubernetesRequestError, message: str, hint: str
+) -> KubernetesRequestError:
+    found = KubernetesNotFoundError(message, hint=hint)
+    found.verb, found.resource = error.verb, error.resource
+    found.namespace, found.name = error.namespace, error.name
+    found.status_code, found.reason = error.status_code, error.reason
+    return found
+
+
+def _said(error: KubernetesRequestError) -> str:
+    """The words of the server, without ours about the request."""
+    return error.message.partition(": the API server answered ")[2] or error.message
+
+
+class Namespaces:
+    """Makes namespaces ready for pods."""
 
     def __init__(self, client: Client, annotations: Mapping[str, str] | None = None) -> None:
         self._client = client
@@ -46,17 +118,7 @@ class Namespaces:
         self._ready: dict[str, str] = {}
 
     async def prepare(self, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
-        """See to it that pods can run as an account; asks once if everything is there.
-
-        Args:
-            namespace: The namespace of the pods.
-            account: Name of the account; any but the default one is the user's own, and has to
-                exist.
-
-        Raises:
-            KubernetesNotFoundError: There is no such namespace, or no such account in it.
-            KubernetesForbiddenError: The controller may not make what is missing.
-        """
+        """See to it that pods can run as an account; asks once if everything is there."""
         try:
             found = await self._client.get(Ref(ACCOUNTS, account, namespace))
         except KubernetesNotFoundError as error:
@@ -80,7 +142,7 @@ class Namespaces:
         except KubernetesConflictError:
             return
         except KubernetesRequestError as error:
-            refused = refusals.explain(namespace, error)
+            refused = explain(namespace, error)
             if refused is error:
                 raise
             raise refused from error
@@ -91,7 +153,7 @@ class Namespaces:
             try:
                 await self._client.get(Ref(NAMESPACES, namespace))
             except KubernetesNotFoundError as error:
-                raise refusals.no_namespace(namespace, error) from error
+                raise no_namespace(namespace, error) from error
 
 
 def _account(namespace: str, annotations: Mapping[str, str]) -> Object:
@@ -128,3 +190,16 @@ def _no_account(namespace: str, account: str) -> KubernetesNotFoundError:
     error.namespace, error.name = namespace, account
     error.status_code, error.reason = 404, "NotFound"
     return error
+
+
+async def find(
+    client: Client, resource: Resource, namespace: str | None, watched: tuple[str, ...], label: str
+) -> list[Object]:
+    """Those that have a label, by namespace and name."""
+    if namespace is not None:
+        check_watched(namespace, watched)
+    places: tuple[str | None, ...] = (namespace,) if namespace is not None else watched or (None,)
+    listings = await asyncio.gather(
+        *(client.list(Selection(resource, place, labels=label)) for place in places)
+    )
+    return sorted((found for listing in listings for found in listing.items), key=key)

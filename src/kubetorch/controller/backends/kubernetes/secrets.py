@@ -3,7 +3,7 @@
 What becomes of an upload is decided from what is there, and holds only if that is still there when
 it is written (`resourceVersion`); else it is decided again. Kubetorch's rights are those of its
 controller, which may be more than its users have: so values are read, changed and deleted only of
-secrets that Kubetorch made, and of others nothing but the names of their keys is told.
+secrets that Kubetorch made, and of others only the names of their keys are shown.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import hmac
 import json
 from typing import Any
 
-from kubetorch.controller.backends.kubernetes import listing, refusals
+from kubetorch.controller.backends.base import decide_put
+from kubetorch.controller.backends.kubernetes import namespaces
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
     KubernetesRequestError,
-    SecretConflictError,
     SecretNotFound,
     SpecError,
 )
-from kubetorch.k8s import timestamps
+from kubetorch.k8s import resources
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref, Resource
 from kubetorch.lib import backoff
-from kubetorch.lib.hidden import Hidden
 from kubetorch.manifests import labels
 from kubetorch.manifests import secrets as manifests
-from kubetorch.specs import secret as specs
 from kubetorch.specs.secret import MountType, SecretRef
+from kubetorch.wire import tokens
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretDraft, SecretView, StoredSecret
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
@@ -43,12 +42,7 @@ _OURS = labels.MOUNT_TYPE
 
 
 class SecretObjects:
-    """The secrets of a cluster; a `SecretStore`.
-
-    Args:
-        client: Asks the API server.
-        watched: Namespaces that the controller has a say in; all if there are none.
-    """
+    """The secrets of a cluster; a `SecretStore`."""
 
     def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
@@ -56,21 +50,18 @@ class SecretObjects:
 
     # -------------------------------------------------------------------------------- SecretStore
 
-    async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:  # noqa: D102
+    async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         pauses = backoff.jittered(backoff.exponential(first=0.01, limit=0.5))
         for _, pause in zip(range(_ATTEMPTS), pauses, strict=False):
             found = await self._find(namespace, object_name)
             try:
                 return await self._put(namespace, object_name, put, found)
-            except (KubernetesConflictError, KubernetesNotFoundError) as error:
-                refused = refusals.explain(namespace, error)
+            except KubernetesRequestError as error:
+                refused = namespaces.explain(namespace, error)
                 if refused is not error:
                     raise refused from error
-            except KubernetesRequestError as error:
-                refused = refusals.explain(namespace, error)
-                if refused is error:
+                if not isinstance(error, (KubernetesConflictError, KubernetesNotFoundError)):
                     raise
-                raise refused from error
             await asyncio.sleep(pause)
         raise KubernetesConflictError(
             f"the secret {put.draft.name!r} in namespace {namespace!r} was changed by others "
@@ -78,22 +69,22 @@ class SecretObjects:
             hint="find out who else changes it, and repeat",
         )
 
-    async def get(self, namespace: str, object_name: str) -> SecretView | None:  # noqa: D102
+    async def get(self, namespace: str, object_name: str) -> SecretView | None:
         found = await self._find(namespace, object_name)
         return None if found is None else _view(found)
 
-    async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:  # noqa: D102
+    async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
         found = await self._find(namespace, object_name)
         if found is None:
             raise SecretNotFound(object_name, namespace)
         _check_ours(found, f"kubectl get secret {object_name} -n {namespace} -o yaml")
         return _values(found)
 
-    async def list(self, namespace: str | None) -> list[SecretView]:  # noqa: D102  # SecretStore's
-        found = await listing.find(self._client, SECRETS, namespace, self._watched, _OURS)
+    async def list(self, namespace: str | None) -> list[SecretView]:  # SecretStore's
+        found = await namespaces.find(self._client, SECRETS, namespace, self._watched, _OURS)
         return [_view(one) for one in found]
 
-    async def delete(self, namespace: str, object_name: str) -> bool:  # noqa: D102  # SecretStore's
+    async def delete(self, namespace: str, object_name: str) -> bool:  # SecretStore's
         found = await self._find(namespace, object_name)
         if found is None:
             return False
@@ -109,7 +100,7 @@ class SecretObjects:
     # ------------------------------------------------------------------------------------- pieces
 
     async def _find(self, namespace: str, object_name: str) -> Object | None:
-        refusals.check_watched(namespace, self._watched)
+        namespaces.check_watched(namespace, self._watched)
         try:
             return await self._client.get(_ref(namespace, object_name))
         except KubernetesNotFoundError:
@@ -118,36 +109,17 @@ class SecretObjects:
     async def _put(
         self, namespace: str, object_name: str, put: PutSecret, old: Object | None
     ) -> StoredSecret:
-        """Store values on top of what was found.
-
-        Raises:
-            KubernetesConflictError: Something else is there by now.
-            KubernetesNotFoundError: Nothing is there any more.
-        """
-        if old is None:
-            if put.collision == "merge":
-                raise SecretNotFound(put.draft.name, namespace)
-            return await self._create(namespace, object_name, put)
-        if put.collision == "keep":
-            return _stored("unchanged", old)
-        if _is_foreign(old):
+        """Store values on top of what was found."""
+        if old is not None and put.collision != "keep" and _is_foreign(old):
             raise _foreign(old, "give yours another name")
-        values = _values(old)
-        wanted = {**values, **put.values} if put.collision == "merge" else put.values
-        if wanted == values:
-            return _stored("unchanged", old)
-        if put.collision == "same":
-            raise SecretConflictError(put.draft.name, namespace)
-        specs.check_size(Hidden(wanted).size_bytes)
-        draft = None if put.collision == "merge" else put.draft
-        changed = _change(old, wanted, draft)
-        new = await self._client.patch(_ref(namespace, object_name), changed)
-        return _stored("merged" if put.collision == "merge" else "replaced", new)
-
-    async def _create(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
-        specs.check_size(Hidden(put.values).size_bytes)
-        shell = _shell(namespace, object_name, put.draft, tuple(put.values))
-        return _stored("created", await self._client.create({**shell, "data": _data(put.values)}))
+        outcome, values = decide_put(namespace, put, None if old is None else _values(old))
+        if old is None:
+            shell = _shell(namespace, object_name, put.draft, tuple(values))
+            return _stored(outcome, await self._client.create({**shell, "data": _data(values)}))
+        if outcome == "unchanged":
+            return _stored(outcome, old)
+        changed = _change(old, values, None if outcome == "merged" else put.draft)
+        return _stored(outcome, await self._client.patch(_ref(namespace, object_name), changed))
 
 
 def _ref(namespace: str, object_name: str) -> Ref:
@@ -226,8 +198,8 @@ def _view(found: Object) -> SecretView:
     tagged: dict[str, str] = metadata.get("labels") or {}
     noted: dict[str, str] = metadata.get("annotations") or {}
     mount_type: MountType = "volume" if tagged.get(labels.MOUNT_TYPE) == "volume" else "env"
-    created = timestamps.seconds(metadata.get("creationTimestamp"))
-    changes = [timestamps.seconds(one.get("time")) for one in metadata.get("managedFields") or ()]
+    created = resources.seconds(metadata.get("creationTimestamp"))
+    changes = [resources.seconds(one.get("time")) for one in metadata.get("managedFields") or ()]
     return SecretView(
         namespace=metadata["namespace"],
         object_name=metadata["name"],
@@ -242,13 +214,14 @@ def _view(found: Object) -> SecretView:
         override=noted.get(labels.OVERRIDE) == "True",
         labels=tagged,
         type=found.get("type") or "Opaque",
+        identity=tokens.fingerprint(metadata["uid"]),
         created=created,
         updated=max([created, *changes]),
     )
 
 
 def _version(found: Object) -> str:
-    """What changes with the values only, whoever changes them.
+    """A fingerprint of the values, whoever changes them.
 
     It is seen by those who may not see the values, nor the secret's `uid`, without which they
     cannot try what values it may be of.

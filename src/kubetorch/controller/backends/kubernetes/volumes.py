@@ -1,8 +1,16 @@
-"""Volumes as PersistentVolumeClaims."""
+"""Volumes as PersistentVolumeClaims, and which storage class they get if nobody names one.
+
+No API says which access modes a class can give. An administrator can, by an annotation; else a
+class counts as shared by several nodes when its provisioner is known to make such volumes.
+"""
 
 from __future__ import annotations
 
-from kubetorch.controller.backends.kubernetes import listing, refusals, storage_classes
+import re
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.kubernetes import namespaces
+from kubetorch.controller.backends.kubernetes.launch_failures.volumes import claims
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
@@ -10,14 +18,41 @@ from kubetorch.errors import (
     SpecError,
     VolumeInUseError,
 )
-from kubetorch.k8s import timestamps
+from kubetorch.k8s import resources
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.manifests import labels, storage
 from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire import tokens
 from kubetorch.wire.volumes import CreatedVolume, VolumeView
 
+_DEFAULT = "storageclass.kubernetes.io/is-default-class"
+_DEFAULT_BETA = "storageclass.beta.kubernetes.io/is-default-class"
+_SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
+#: Provisioners whose volumes several nodes can mount at a time; the first ones go first.
+_SHARED = (
+    r"nfs\.csi\.k8s\.io",
+    r"(.+\.)?cephfs\.csi\.ceph\.com",  # with the namespace of Rook's operator in front
+    r"filestore\.csi\.storage\.gke\.io",
+    r"efs\.csi\.aws\.com",
+    r"fsx\.csi\.aws\.com",
+    r"file\.csi\.azure\.com",
+    r"azurelustre\.csi\.azure\.com",
+    r"lustre\.csi\.storage\.gke\.io",
+    r"fss\.csi\.oraclecloud\.com",
+    r"csi\.juicefs\.com",
+    r"csi\.weka\.io",
+    r"csi\.vastdata\.com",
+    r"beegfs\.csi\.netapp\.com",
+    r"driver\.longhorn\.io",
+    r"smb\.csi\.k8s\.io",
+    r"k8s-sigs\.io/nfs-subdir-external-provisioner",
+    r"cluster\.local/.*nfs.*",  # what the charts of NFS provisioners call themselves
+)
+#: It makes folders of a node, for which it waits until a pod has one; a class of it that waits for
+#: none makes folders of a file system that all nodes have.
+_LOCAL_PATH = "rancher.io/local-path"
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 Objects = list[Object]
@@ -25,13 +60,86 @@ Objects = list[Object]
 _ENDED = ("Succeeded", "Failed")
 
 
-class VolumeClaims:
-    """The volumes of a cluster; a `VolumeStore`.
+def choose(classes: Sequence[Object], access_mode: str) -> str:
+    """The name of the class."""
+    ordered = sorted(classes, key=_order)
+    annotated = [one for one in ordered if access_mode in _annotated(one)]
+    if annotated:
+        return _name(annotated[0])
+    if access_mode not in _SHARED_MODES:
+        unsaid = [one for one in ordered if not _annotated(one)]
+        if unsaid:
+            return _name(unsaid[0])
+        raise _none(ordered, access_mode)
+    shared = [one for one in ordered if not _annotated(one) and _rank(one) is not None]
+    if not shared:
+        raise _none(ordered, access_mode)
+    # Sorting is stable: the default one goes first among those of a provisioner.
+    return _name(min(shared, key=lambda one: _rank(one) or 0))
 
-    Args:
-        client: Asks the API server.
-        watched: Namespaces that the controller has a say in; all if there are none.
-    """
+
+def is_default(found: Object) -> bool:
+    noted = found["metadata"].get("annotations") or {}
+    return noted.get(_DEFAULT) == "true" or noted.get(_DEFAULT_BETA) == "true"
+
+
+def missing(classes: Sequence[Object], name: str) -> SpecError:
+    """The error for a class that does not exist."""
+    return SpecError(
+        f"storage_class is {name!r}, which this cluster does not have",
+        hint=f"it has {_listed(classes)}",
+    )
+
+
+def _order(found: Object) -> tuple[int, int, str]:
+    """Defaults first, of several the newest one, as Kubernetes does; the rest by name."""
+    made = found["metadata"].get("creationTimestamp") or ""
+    newest = -int("".join(re.findall(r"\d", made)) or 0)
+    return (0, newest, _name(found)) if is_default(found) else (1, 0, _name(found))
+
+
+def _rank(found: Object) -> int | None:
+    """How early a class comes among those that several nodes can mount; `None` if they cannot."""
+    provisioner = str(found.get("provisioner") or "")
+    for number, pattern in enumerate(_SHARED):
+        if re.fullmatch(pattern, provisioner):
+            return number
+    if provisioner == _LOCAL_PATH and found.get("volumeBindingMode") != "WaitForFirstConsumer":
+        return len(_SHARED)
+    return None
+
+
+def _annotated(found: Object) -> tuple[str, ...]:
+    noted = found["metadata"].get("annotations") or {}
+    return tuple(re.findall(r"\w+", noted.get(labels.ACCESS_MODES) or ""))
+
+
+def _name(found: Object) -> str:
+    return str(found["metadata"]["name"])
+
+
+def _none(classes: Sequence[Object], access_mode: str) -> SpecError:
+    if not classes:
+        return SpecError(
+            "this cluster has no storage class, so it can make no volumes",
+            hint="install a provisioner, or name a PersistentVolume that exists: pv=",
+        )
+    hint = f"name one yourself: storage_class= ({_listed(classes)})"
+    if access_mode in _SHARED_MODES:
+        hint += (
+            '; access_mode="ReadWriteOnce" if the pods of one node are enough; or let an '
+            f"administrator say which can: kubectl annotate storageclass NAME "
+            f"{labels.ACCESS_MODES}={access_mode}"
+        )
+    return SpecError(f"no storage class of this cluster is known to give {access_mode}", hint=hint)
+
+
+def _listed(classes: Sequence[Object]) -> str:
+    return ", ".join(sorted(_name(one) for one in classes)) or "none"
+
+
+class VolumeClaims:
+    """The volumes of a cluster; a `VolumeStore`."""
 
     def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
@@ -39,12 +147,10 @@ class VolumeClaims:
 
     # -------------------------------------------------------------------------------- VolumeStore
 
-    async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:  # noqa: D102
-        found = await self._find(namespace, spec.claim_name)
+    async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
+        found, is_new = await self._find(namespace, spec.claim_name), False
         if found is None:
             found, is_new = await self._make(namespace, spec)
-        else:
-            is_new = False
         if found["metadata"].get("deletionTimestamp"):
             pods = await self._pods(namespace, spec.claim_name, are_going=True)
             raise VolumeInUseError(
@@ -55,15 +161,15 @@ class VolumeClaims:
             )
         return CreatedVolume(is_new=is_new, volume=_view(found))
 
-    async def get(self, namespace: str, claim: str) -> VolumeView | None:  # noqa: D102
+    async def get(self, namespace: str, claim: str) -> VolumeView | None:
         found = await self._find(namespace, claim)
         return None if found is None else _view(found)
 
-    async def list(self, namespace: str | None) -> list[VolumeView]:  # noqa: D102  # VolumeStore's
-        found = await listing.find(self._client, CLAIMS, namespace, self._watched, labels.VOLUME)
+    async def list(self, namespace: str | None) -> list[VolumeView]:  # VolumeStore's
+        found = await namespaces.find(self._client, CLAIMS, namespace, self._watched, labels.VOLUME)
         return [_view(one) for one in found]
 
-    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:  # noqa: D102
+    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
         found = await self._find(namespace, claim)
         if found is None:
             return True
@@ -88,13 +194,13 @@ class VolumeClaims:
             return True  # what is there by now, if anything, is another one
         return await self._is_gone(namespace, claim, uid, wait)
 
-    async def storage_class(self, access_mode: str) -> str:  # noqa: D102  # VolumeStore's
-        return storage_classes.choose(await self._classes(), access_mode)
+    async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
+        return choose(await self._classes(), access_mode)
 
     # ------------------------------------------------------------------------------------- pieces
 
     async def _find(self, namespace: str, claim: str) -> Object | None:
-        refusals.check_watched(namespace, self._watched)
+        namespaces.check_watched(namespace, self._watched)
         try:
             return await self._client.get(_ref(namespace, claim))
         except KubernetesNotFoundError:
@@ -119,7 +225,7 @@ class VolumeClaims:
             there = await self._find(namespace, spec.claim_name)
             if isinstance(error, KubernetesConflictError) and there is not None:
                 return there, False
-            refused = refusals.explain(namespace, error)
+            refused = namespaces.explain(namespace, error)
             if refused is error:
                 raise
             raise refused from error
@@ -127,10 +233,10 @@ class VolumeClaims:
     async def _class_for(self, spec: VolumeSpec) -> str:
         classes = await self._classes()
         if spec.storage_class is None:
-            return storage_classes.choose(classes, spec.access_mode)
+            return choose(classes, spec.access_mode)
         names = {one["metadata"]["name"] for one in classes}
         if spec.storage_class and spec.storage_class not in names:
-            raise storage_classes.missing(classes, spec.storage_class)
+            raise missing(classes, spec.storage_class)
         return spec.storage_class
 
     async def _pods(self, namespace: str, claim: str, *, are_going: bool = False) -> Objects:
@@ -139,7 +245,7 @@ class VolumeClaims:
         return [
             pod
             for pod in found.items
-            if claim in _claims(pod)
+            if claim in claims(pod.get("spec") or {})
             and (pod.get("status") or {}).get("phase") not in _ENDED
             and (are_going or not pod["metadata"].get("deletionTimestamp"))
         ]
@@ -169,19 +275,12 @@ def _is_ours(found: Object) -> bool:
     return labels.VOLUME in (found["metadata"].get("labels") or {})
 
 
-def _claims(pod: Object) -> list[str]:
-    """Names of the claims that a pod has."""
-    volumes = (pod.get("spec") or {}).get("volumes") or ()
-    return [(one.get("persistentVolumeClaim") or {}).get("claimName", "") for one in volumes]
-
-
 def _by(pods: Objects) -> str:
     names = ", ".join(pod["metadata"]["name"] for pod in pods)
     return f" by the pods {names}" if names else ""
 
 
 def _services(pods: Objects) -> tuple[str, ...]:
-    """The services that pods are of."""
     found = ((pod["metadata"].get("labels") or {}).get(labels.SERVICE) for pod in pods)
     return tuple(dict.fromkeys(name for name in found if name))
 
@@ -196,7 +295,8 @@ def _view(found: Object) -> VolumeView:
         phase=(found.get("status") or {}).get("phase") or "Pending",
         storage_class=storage_class,
         is_ours=_is_ours(found),
-        created=timestamps.seconds(metadata["creationTimestamp"]),
+        identity=tokens.fingerprint(metadata["uid"]),
+        created=resources.seconds(metadata["creationTimestamp"]),
     )
 
 

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.stores import Stores
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
@@ -198,6 +198,6 @@ def backend(cluster: SmallCluster) -> KubernetesBackend:
         cast("Client", cluster),
         runtime=Runtime("image", "image", "http://controller"),
         stores=cast("Stores", None),
-        preparing=cast("Preparing", _Prepared()),
+        prerequisites=cast("PodPrerequisites", _Prepared()),
         owner=lambda namespace, name: OWNER,
     )

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
-from kubetorch.controller.backends.kubernetes.preparing import Preparing
-from kubetorch.controller.backends.stores import Stores
+from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import KubernetesForbiddenError, KubernetesUnavailableError, SpecError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
@@ -48,6 +48,15 @@ POD: Object = {
         "namespace": "team",
         "uid": "1",
         "labels": {labels.SERVICE: "good"},
+        "ownerReferences": [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "name": "good",
+                "uid": "made",
+                "controller": True,
+            }
+        ],
     },
     "spec": {"containers": [{"name": "kubetorch"}]},
     "status": {"phase": "Running"},
@@ -85,7 +94,8 @@ class Server:
     async def get(self, ref: Ref) -> Object:
         if ref.resource.kind == "Fleet":
             raise self._error
-        return {"metadata": {"name": ref.name, "namespace": ref.namespace}, "spec": {}}
+        made = {"uid": "made", "annotations": {labels.APPLIED: "some"}}
+        return {"metadata": {"name": ref.name, "namespace": ref.namespace, **made}, "spec": {}}
 
     def action_on(self, verb: str, selection: Selection) -> Action:
         return Action(verb, selection.resource)
@@ -104,7 +114,7 @@ def of_server(server: Server, watched: tuple[str, ...] = ()) -> KubernetesBacken
         cast("Client", server),
         runtime=Runtime("image", "image", "http://controller"),
         stores=cast("Stores", unused),
-        preparing=cast("Preparing", unused),
+        prerequisites=cast("PodPrerequisites", unused),
         owner=lambda namespace, name: None,
         watched=watched,
     )
@@ -114,6 +124,8 @@ async def started(error: Exception) -> KubernetesBackend:
     backend = of_server(Server(error))
     try:
         await backend.start([[BAD], [GOOD]])
+        while not backend.pods("team", "good"):  # until it is known who made them
+            await asyncio.sleep(0)
     finally:
         await backend.close(pods=False)
     return backend
@@ -189,7 +201,10 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
             await backend.start([[SELECTING]])
             while not (failure := backend.pods("team", "good")[0].failure):
                 await changes.wait()
-            assert (server.asked > 0, "quince" in json.dumps(failure)) == (bool(env), bool(env))
+            assert (server.asked > 0, "quince" in failure.to_json().decode()) == (
+                bool(env),
+                bool(env),
+            )
         finally:
             await backend.close(pods=False)
 

@@ -1,0 +1,213 @@
+"""`kt run` and `kt apply`: commands that run in pods as apps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, AsRaw
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.config.environment import RunRequest
+from kubetorch.errors import KubetorchError, SpecError
+from kubetorch.manifests import agent_container, kinds, parameters
+from kubetorch.sdk import compute_manifest
+from kubetorch.sdk.app import App, AppFoundError, python_file
+from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.image import Image
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_EXAMPLE = "for example kt run python train.py --epochs 5"
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True})
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND...", help="The command, with all its own options."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the service; the file's by default."),
+    ] = None,
+    run_async: Annotated[
+        bool, typer.Option("--async", help="Return once it runs; kt logs shows what it writes.")
+    ] = False,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", help="File with the kt.app; the command's Python file by default."),
+    ] = None,
+    as_json: AsJson = False,
+    as_raw: AsRaw = False,
+) -> None:
+    """Run a command in pods, as the kt.app of its file says.
+
+    The lines that it writes are shown until it ends, and its exit code is that of this command.
+    What follows -- belongs to the command, whatever it looks like.
+    """
+    output = Output(as_json=as_json, is_raw=as_raw)
+    request = _request(words or [], name, file, run_async)
+    found = _load(request)
+    output.note(f"Running {request.command!r} as {found.service_name}...")
+    with _interruptible():
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                # What it writes is shown from its first line on below.
+                found.stream_logs = False
+                found.deploy()
+            code = 0 if run_async else found.follow(output.text)
+        except KeyboardInterrupt:
+            _hint(found, output)
+            raise typer.Exit(0) from None
+    if as_json:
+        services = Services(found.namespace, output)
+        output.value(views.service_json(services.find(found.service_name)))
+    elif run_async:
+        _hint(found, output)
+    else:
+        output.note(f"{found.service_name} ended with exit code {code}", "red" if code else "green")
+    raise typer.Exit(code)
+
+
+def _request(words: list[str], name: str | None, file: str | None, run_async: bool) -> RunRequest:
+    if not words or words[0].endswith(".py"):
+        hint = f"python {words[0]}" if words else "a command"
+        raise typer.BadParameter(f"give {hint} to run; {_EXAMPLE}")
+    command = words[0] if len(words) == 1 else shlex.join(words)
+    path = file or python_file(" ".join(words))
+    if path is None:
+        raise SpecError(
+            f"no Python file was detected in {command!r}", hint="--file names the one with kt.app"
+        )
+    if not Path(path).is_file():
+        raise SpecError(f"{path} not found; the working directory is {Path.cwd()}")
+    absolute = os.path.abspath(path)  # noqa: PTH100  # links stay as they are
+    return RunRequest(command, absolute, name, run_async)
+
+
+def _load(request: RunRequest) -> App:
+    """The app that a file declares: it is run up to there."""
+    path = Path(request.file)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    variables = request.write()
+    os.environ.update(variables)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except AppFoundError as found:
+        return found.app
+    finally:
+        # The pods, and whatever else this process starts, were not told to run anything.
+        for variable in variables:
+            os.environ.pop(variable, None)
+    for value in vars(module).values():
+        if isinstance(value, App):
+            return value
+    raise SpecError(
+        f"no kt.app was found in {request.file}",
+        hint="kt.app(cpus=1) at the top of the file declares its pods",
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the waiting as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _hint(found: App, output: Output) -> None:
+    namespace = f" -n {found.namespace}"
+    output.report(f"kt logs {found.service_name}{namespace} -f    shows what it writes")
+    output.report(f"kt teardown {found.service_name}{namespace}    stops it")
+
+
+@app.command("apply")
+def apply(  # the documented options
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="YAML file with a Deployment, Pod, Job, ….")
+    ],
+    dockerfile: Annotated[
+        str | None,
+        typer.Option("-d", "--dockerfile", help="Dockerfile with the steps of the image."),
+    ] = None,
+    pod_template_path: Annotated[
+        str | None,
+        typer.Option(
+            "-t", "--pod-template-path", help="Where the pod template of an unknown kind lies."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("-p", "--port", help="Port that the command listens on.")
+    ] = None,
+    health_check: Annotated[
+        str | None,
+        typer.Option("--health-check", help="Path that answers with 200 once it serves."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run what a manifest's container would run.
+
+    It runs `command` and `args` of the manifest, else those of the Dockerfile, else nothing, in as
+    many pods as the manifest asks for, and is a service of the manifest's own name.
+    """
+    output = Output(as_json=as_json)
+    found = compute_manifest.load(manifest)
+    name = parameters.name_of(found)
+    if name is None:
+        raise SpecError(f"{manifest} has no name", hint="metadata.name is the name of the service")
+    image = None if dockerfile is None else Image.from_dockerfile(dockerfile)
+    compute = Compute.from_manifest(manifest, pod_template_path=pod_template_path, image=image)
+    path = None if pod_template_path is None else kinds.path(pod_template_path)
+    command = agent_container.command_of(found, path)
+    if command is None and image is not None:
+        command = agent_container.command_line(image.dockerfile_command)
+        if command is not None:
+            output.note(f"Using command from Dockerfile: {command}")
+    output.note(f"Applying {manifest} as '{name}'.")
+    made = App(
+        None,
+        command or agent_container.IDLE,
+        (str(Path.cwd()), "manifest", name),
+        name=name,
+        port=port,
+        health_check=health_check,
+        _from_manifest=True,
+    )
+    try:
+        # What the command writes is no result of this one.
+        with contextlib.redirect_stdout(sys.stderr):
+            made.to(compute, sync_dir=False)
+    except KubetorchError as error:
+        output.error(f"Failed to apply: {error.message}", hint=error.hint)
+        raise typer.Exit(1) from error
+    service = Services(made.namespace, output).find(made.service_name)
+    if as_json:
+        output.value(views.service_json(service))
+    else:
+        output.report(f"kt logs {name} -n {made.namespace} -f    shows what it writes")
+        output.report(f"kt teardown {name} -n {made.namespace}    stops it")

@@ -1,0 +1,223 @@
+"""`kt call`, `kt calls` and `kt token`: calls of services, and spawned calls from any terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import (
+    AsJson,
+    Namespace,
+    ServiceName,
+    duration,
+    json_array,
+    json_object,
+    service_names,
+)
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.errors import SpecError
+from kubetorch.sdk.calls.attempts import RankValues
+from kubetorch.wire.messages import WorkloadView
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command("call")
+def call(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:METHOD]",
+            help="A service, or a method of its class.",
+            autocompletion=service_names,
+        ),
+    ],
+    args: Annotated[
+        str | None, typer.Option("-a", "--args", help="Positional arguments, a JSON array.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option("-k", "--kwargs", help="Keyword arguments, a JSON object.")
+    ] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Call a service, or a method of it.
+
+    What the call logs goes to stderr. The values of a generator are printed as they come.
+    """
+    output = Output(as_json=as_json)
+    positional, keyword = json_array(args, "--args"), json_object(kwargs, "--kwargs")
+    name, _, method = target.partition(":")
+    services = Services(namespace, output)
+    output.note(f"Connecting to {name}...")
+    service = services.find(name)
+    called = _checked_method(service, method, output)
+    output.note(f"Calling {service.spec.name}{f'.{called}' if called else ''}...")
+    # The SDK shows what a call logs on stdout, which is for the result here.
+    with contextlib.redirect_stdout(sys.stderr):
+        result = services.call_service(service, called, positional, keyword)
+        if isinstance(result, list) and any(isinstance(one, Iterator) for one in result):
+            _show_parts("pod" if service.world is None else "rank", result, output)
+            return
+        if isinstance(result, RankValues) and not as_json:
+            _show_parts("rank", result, output)
+            return
+        if not isinstance(result, Iterator):
+            _show(result, output)
+            return
+        for value in result:
+            if as_json:
+                output.record(value)
+            else:
+                _show(value, output)
+
+
+def _show(value: object, output: Output) -> None:
+    if output.as_json:
+        output.value(value)
+    else:
+        output.text(f"Result: {value}")
+
+
+def _show_parts(kind: str, results: list[object], output: Output) -> None:
+    """The values that each pod of a broadcast, or each rank, generates."""
+    for number, result in enumerate(results):
+        for value in result if isinstance(result, Iterator) else [result]:
+            if output.as_json:
+                output.record({kind: number, "value": value})
+            else:
+                output.text(f"Result of {kind} {number}: {value}")
+
+
+def _checked_method(service: WorkloadView, method: str, output: Output) -> str | None:
+    """The method to call; none of a function."""
+    name = service.spec.name
+    if service.spec.callable.kind == "app":
+        raise SpecError(
+            f"{name} is an app, which is not called", hint=f"kt describe {name} says how to ask it"
+        )
+    if service.spec.callable.kind == "cls":
+        if not method:
+            raise SpecError(
+                f"{name} is a class; a method of it must be named",
+                hint=f"kt call {name}:METHOD; kt describe {name} lists the methods",
+            )
+        return method
+    if method:
+        output.warn(f"{name} is a function; the method {method!r} is ignored")
+    return None
+
+
+calls_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+CallId = Annotated[str, typer.Argument(metavar="ID", help="Id of the call.")]
+
+
+app.add_typer(calls_app, name="calls")
+
+
+@calls_app.callback(invoke_without_command=True)
+def calls(context: typer.Context) -> None:
+    """List, inspect, cancel and await spawned calls.
+
+    `fn.spawn(...)` starts a call that goes on when its program ends. Its result is kept for a day.
+    """
+    if context.invoked_subcommand is None:
+        Output().text(context.get_help())
+
+
+@calls_app.command("list")
+def list_calls(
+    service: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Only calls of this service.", autocompletion=service_names
+        ),
+    ] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """List spawned calls, the latest first."""
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    found = services.calls(service)
+    found.sort(key=lambda call: call.started, reverse=True)
+    if as_json:
+        output.value([views.call_json(call) for call in found])
+    elif found:
+        output.table(views.CALL_LIST_COLUMNS, [views.call_list_row(call) for call in found])
+    else:
+        output.report(f"No spawned calls found in {services.namespace} namespace")
+
+
+@calls_app.command()
+def show(call_id: CallId, as_json: AsJson = False) -> None:
+    """Show one spawned call."""
+    output = Output(as_json=as_json)
+    call = Services(None, output).call(call_id)
+    if as_json:
+        output.value(views.call_json(call))
+        return
+    for key, value in zip(views.CALL_COLUMNS, views.call_row(call), strict=True):
+        output.report(f"{key.capitalize() + ':':<10}{value}")
+
+
+@calls_app.command()
+def cancel(call_id: CallId, as_json: AsJson = False) -> None:
+    """Cancel a spawned call."""
+    output = Output(as_json=as_json)
+    services = Services(None, output)
+    before = services.call(call_id)
+    call = services.cancel(before)
+    if as_json:
+        output.value(views.call_json(call))
+    elif before.ended is not None:
+        output.report(f"{call.callable} ({call.id}) had ended already: {before.state}")
+    else:
+        output.report(f"✓ Cancelled {call.callable} ({call.id})", "green")
+
+
+@calls_app.command()
+def result(
+    call_id: CallId,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Give up after so many seconds.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for a spawned call and print its result; fail as it failed."""
+    output = Output(as_json=as_json)
+    value = Services(None, output).result(call_id, timeout=timeout)
+    if as_json:
+        output.value(value)
+    else:
+        output.text(f"Result: {value}")
+
+
+@app.command("token")
+def token(
+    name: ServiceName,
+    ttl: Annotated[
+        str, typer.Option("--ttl", help="How long it is good for: 900, 30m, 1h30m.")
+    ] = "1h",
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a token that may call one service.
+
+    Whoever has it may call the service until it expires, and nothing else.
+    """
+    output = Output(as_json=as_json)
+    seconds = duration(ttl, "--ttl")
+    services = Services(namespace, output)
+    view = services.token(services.find(name), ttl=seconds)
+    if as_json:
+        output.value({"token": view.token, "expires": view.expires})
+    else:
+        output.text(view.token)

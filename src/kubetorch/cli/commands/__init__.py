@@ -1,1 +1,0 @@
-"""One module per command, imported when that command runs."""

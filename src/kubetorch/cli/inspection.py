@@ -1,0 +1,461 @@
+"""`kt list`, `kt status` and `kt describe`: the services of a namespace, and each of them.
+
+`kt describe` reads the OpenAPI page of a pod, and prints calls as lines that can be pasted.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, Namespace, ServiceName
+from kubetorch.cli.output import Output, Style
+from kubetorch.cli.services import Services
+from kubetorch.config.settings import config
+from kubetorch.errors import KubetorchError
+from kubetorch.sdk.cls import OF_COMPUTE, Cls
+from kubetorch.sdk.transport import pod_transport
+from kubetorch.specs.callable import AppSpec, CallableRef
+from kubetorch.wire import routes
+from kubetorch.wire.messages import WorkloadView
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command("list")
+def list_services(
+    namespace: Namespace = None,
+    sort: Annotated[
+        bool, typer.Option("-s", "--sort", help="Latest status change first, not by name.")
+    ] = False,
+    tag: Annotated[
+        str | None, typer.Option("-t", "--tag", help="Only services whose name has this in it.")
+    ] = None,
+    pods: Annotated[
+        bool, typer.Option("-p", "--pods", help="Show the names and ranks of pods too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the services of a namespace."""
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    found = [service for service in services.all() if tag is None or tag in service.spec.name]
+    if sort:
+        found.sort(key=lambda service: service.updated, reverse=True)
+    else:
+        found.sort(key=lambda service: service.spec.name)
+    if as_json:
+        output.value([views.service_json(service) for service in found])
+        return
+    if not found:
+        output.report(f"No services found in {services.namespace} namespace")
+        return
+    columns = list(views.SERVICE_COLUMNS)
+    rows = [views.service_row(service) for service in found]
+    if pods:
+        at = columns.index("# OF PODS") + 1
+        columns.insert(at, "POD NAMES")
+        for row, service in zip(rows, found, strict=True):
+            row.insert(at, _pod_names(service))
+    output.table(columns, rows, spare=("LAST STATUS CHANGE", "CPUs", "VOLUMES"))
+
+
+def _pod_names(service: WorkloadView) -> str:
+    """The pods of a service, each on a line; of a distributed one with their ranks."""
+    if service.world is None:
+        return "\n".join(pod.name for pod in service.pods) or "-"
+    ranks = views.ranks_of_pods(service)
+    lines = [f"{pod.name}  ranks {views.rank_words(ranks.get(pod.name))}" for pod in service.pods]
+    lost = service.world.lost
+    lines += [
+        f"{one.member.pod}  ranks {views.rank_words(ranks[one.member.pod])}  lost: {one.reason}"
+        for one in lost
+    ]
+    return "\n".join(lines) or "-"
+
+
+@app.command("status")
+def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show the pods of a service and its last failure."""
+    output = Output(as_json=as_json)
+    service = Services(namespace, output).find(name)
+    if as_json:
+        output.value(views.service_json(service))
+        return
+    show(service, output)
+
+
+def show(service: WorkloadView, output: Output) -> None:
+    """A line about the service, the table of its pods, and why it failed, if it did."""
+    ready, pods = views.ready_pods(service), len(service.pods)
+    calls = sum(pod.calls for pod in service.pods)
+    style: Style = "green" if service.status == "Ready" else "yellow"
+    output.report(
+        f"{service.spec.name}: {service.status}, generation {service.generation}, "
+        f"{ready}/{pods} pods ready, {calls} {'call' if calls == 1 else 'calls'} running",
+        "red" if service.failure is not None else style,
+    )
+    world = views.world_words(service)
+    if world is not None:
+        output.report(f"world: {world}")
+    if service.pods:
+        output.table(
+            views.pod_columns(service), views.pod_rows(service), spare=views.SPARE_POD_COLUMNS
+        )
+    for line in views.lost_lines(service):
+        output.report(f"lost: {line}", "yellow")
+    if service.failure is not None:
+        output.panel("Last failure", views.failure_lines(service.failure), style="red")
+
+
+# A port of this machine, where one is needed.
+_PORT = 8080
+# What follows the first line of a fact stands below it.
+_NEXT_LINE = "\n" + " " * 12
+
+
+@app.command("describe")
+def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show a service, and how to call it from a shell and from Python.
+
+    The lines of both panels work as they stand; values of arguments are examples.
+    """
+    output = Output(as_json=as_json)
+    services = Services(namespace, output)
+    service = services.find(name)
+    spec, app = service.spec, service.spec.callable.app
+    operations: list[Operation] = []
+    place = _place(services, service)
+    if app is not None:
+        curl = app_by_curl(place, app)
+        python = app_by_python(place, app)
+    else:
+        operations = _operations(services, service, output)
+        call = operations[0]
+        curl = call_by_curl(place, spec.callable, call)
+        elsewhere = None if spec.namespace == config.namespace else spec.namespace
+        python = call_by_python(
+            spec.name,
+            elsewhere,
+            spec.callable,
+            call,
+            is_hidden=call.method in OF_COMPUTE or call.method in dir(Cls("handle")),
+            is_broadcast=spec.compute.broadcast is not None,
+        )
+    if as_json:
+        signatures = [one.signature for one in operations]
+        more = {"signatures": signatures, "curl": curl, "python": python}
+        output.value(views.service_json(service) | more)
+        return
+    _show_facts(service, operations, output)
+    if service.failure is not None:
+        output.panel("Last failure", views.failure_lines(service.failure), style="red")
+    if service.notes:
+        output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
+    is_served = app is None or app.port is not None
+    output.panel("With Curl" if is_served else "Its output", curl.splitlines())
+    output.panel("With Python", python.splitlines())
+
+
+def _operations(services: Services, service: WorkloadView, output: Output) -> list[Operation]:
+    """What can be called, as the first pod that is ready says."""
+    callable_ = service.spec.callable
+    for pod in service.pods:
+        if pod.is_ready:
+            try:
+                page = json.loads(services.ask_pod(service, pod, routes.OPENAPI))
+            except (KubetorchError, ValueError) as error:
+                output.warn(f"{pod.name} does not say what can be called: {error}")
+                continue
+            found = read_operations(page, callable_)
+            if found:
+                return found
+    return [unknown_operation(callable_)]
+
+
+def _place(services: Services, service: WorkloadView) -> Place:
+    """Where the service is called from this machine."""
+    name, namespace = service.spec.name, service.spec.namespace
+    url = services.base_url(service)
+    if url is not None:
+        url = url or "http://SERVICE_IS_NOT_READY"
+        return Place(name, namespace, url, app_url=pod_transport.app_url(url, service))
+    forwarding = f"kt port-forward {name} {_PORT} -n {namespace} &"
+    return Place(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
+
+
+def _access(app: AppSpec | None) -> str | None:
+    """Who reaches the port of an app."""
+    if app is None or app.port is None:
+        return None
+    return "public" if app.public else "with a token"
+
+
+def _pods(service: WorkloadView) -> str:
+    if not service.scaler:
+        return f"{views.ready_pods(service)} of {service.spec.compute.pods} ready"
+    if views.is_at_zero(service):
+        return "none: scaled to zero, a call makes one"
+    return f"{views.ready_pods(service)} ready, as many as calls need"
+
+
+def _show_facts(service: WorkloadView, operations: list[Operation], output: Output) -> None:
+    spec, compute = service.spec, service.spec.compute
+    app = spec.callable.app
+    facts: dict[str, Any] = {
+        "Name": spec.name,
+        "Namespace": spec.namespace,
+        "Type": views.mode(service),
+        "Callable": _callable(spec.callable),
+        "Command": None if app is None else app.command,
+        "Port": None if app is None else app.port,
+        "Access": _access(app),
+        "Status": service.status,
+        "Generation": service.generation,
+        "Pods": _pods(service),
+        "World": views.world_words(service),
+        "Answers": _answers(service),
+        "CPUs": compute.cpus,
+        "Memory": compute.memory,
+        "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
+        "Secrets": ", ".join(one.name for one in compute.secrets),
+        "TTL": compute.inactivity_ttl,
+        "Creator": spec.username,
+        "Created": views.moment(service.created),
+        "URL": service.url,
+    }
+    for key, value in facts.items():
+        if value not in (None, "", "-"):
+            lines = str(value).replace("\n", _NEXT_LINE)
+            output.report(f"{key + ':':<12}{lines}")
+    if operations:
+        signatures = _NEXT_LINE.join(one.signature for one in operations)
+        output.report(f"{'Calls:':<12}{signatures}")
+    ranks = views.ranks_of_pods(service)
+    for pod in service.pods:
+        own = ranks.get(pod.name)
+        words = views.app_words(pod.app) if own is None else f"ranks {views.rank_words(own)}"
+        output.report(f"{'Pod:':<12}{pod.name}  {pod.phase}  {pod.url}  {words}".rstrip())
+    for line in views.lost_lines(service):
+        output.report(f"{'Lost:':<12}{line}")
+    output.report("")
+
+
+def _callable(ref: CallableRef) -> str | None:
+    """What is called, in words; nothing is of an app."""
+    if ref.kind == "app":
+        return None
+    return f"{'class' if ref.kind == 'cls' else 'function'} {ref.qualname} of {ref.module}"
+
+
+def _answers(service: WorkloadView) -> str | None:
+    """What a call returns, where it is no plain value."""
+    count = service.spec.compute.broadcast
+    if count is None or service.spec.callable.kind == "app":
+        return None
+    return f"a list, one value of each of {count} pods"
+
+
+# ------------------------------------------------------------------ how a service is called
+
+#: Stands for a method where the service's own cannot be found out.
+PLACEHOLDER = "METHOD_OR_CLS_NAME"
+
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that can be called."""
+
+    method: str | None
+    signature: str
+    example: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    is_generator: bool = False
+
+
+def read_operations(page: object, callable_: CallableRef) -> list[Operation]:
+    """What the OpenAPI page of a pod says can be called; a page that is none says nothing."""
+    found = []
+    base = routes.callable_path(callable_.name)
+    for path, item in _mapping(_mapping(page).get("paths")).items():
+        post = _mapping(_mapping(item).get("post"))
+        method = path[len(base) + 1 :] or None
+        if not (path == base or path.startswith(f"{base}/")):
+            continue
+        if post and (method is not None) == (callable_.kind == "cls"):
+            given = _arguments(post)
+            found.append(
+                Operation(
+                    method,
+                    str(post.get("summary", "")),
+                    _example(given),
+                    _positional(given),
+                    post.get("x-generator") is True,
+                )
+            )
+    return found
+
+
+def unknown_operation(callable_: CallableRef) -> Operation:
+    """Stands for what can be called when the page is out of reach."""
+    method = PLACEHOLDER if callable_.kind == "cls" else None
+    return Operation(method, f"{method or callable_.name}(...)", {})
+
+
+def _arguments(post: Schema) -> Schema:
+    """The schemas of `args` and `kwargs`."""
+    found = _mapping(post.get("requestBody"))
+    for step in ("content", "application/json", "schema", "properties"):
+        found = _mapping(found.get(step))
+    return found
+
+
+def _positional(arguments: Schema) -> tuple[Any, ...]:
+    """A fitting value for each parameter that is given by its place, and has no default."""
+    args = _mapping(arguments.get("args"))
+    items, count = args.get("prefixItems"), args.get("minItems")
+    if not isinstance(items, list) or not isinstance(count, int):
+        return ()
+    return tuple(_value(_mapping(one)) for one in items[:count])
+
+
+def _example(arguments: Schema) -> dict[str, Any]:
+    """A fitting value for each parameter that has a name, and no default."""
+    parameters = _mapping(_mapping(arguments.get("kwargs")).get("properties"))
+    return {
+        name: _value(_mapping(schema))
+        for name, schema in parameters.items()
+        if not str(_mapping(schema).get("description", "")).startswith("default:")
+    }
+
+
+def _mapping(value: object) -> Schema:
+    return value if isinstance(value, Mapping) else {}
+
+
+_EXAMPLES: Mapping[str, Any] = {
+    "integer": 1,
+    "number": 1.0,
+    "string": "text",
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
+    """A value that a schema allows; 1 where it says nothing."""
+    choices = schema.get("anyOf")
+    if isinstance(choices, list) and choices:
+        return _value(_mapping(choices[0]))
+    return _EXAMPLES.get(str(schema.get("type")), 1)
+
+
+class Place(NamedTuple):
+    """Where a service is called from here."""
+
+    service: str
+    namespace: str
+    url: str
+    before: tuple[str, ...] = ()
+    app_url: str = ""
+
+    @property
+    def curl(self) -> str:
+        """The command; what runs meanwhile takes a moment until it listens."""
+        return "curl --retry 9 --retry-connrefused" if self.before else "curl"
+
+    @property
+    def authorization(self) -> str:
+        """The header, in the words of a shell."""
+        return f'"Authorization: Bearer $(kt token {self.service} -n {self.namespace})"'
+
+
+def call_by_curl(place: Place, callable_: CallableRef, call: Operation) -> str:
+    """The shell command that makes a call; it asks `kt` for a token."""
+    path = routes.callable_path(callable_.name, call.method)
+    body = json.dumps({"args": call.args, "kwargs": call.example}).replace("'", "'\\''")
+    return "\n".join(
+        (
+            *place.before,
+            f"{place.curl} -X POST {place.url}{path} \\",
+            f"  -H {place.authorization} \\",
+            '  -H "Content-Type: application/json" \\',
+            f"  -d '{body}'",
+        )
+    )
+
+
+def call_by_python(
+    service: str,
+    namespace: str | None,
+    callable_: CallableRef,
+    call: Operation,
+    *,
+    is_hidden: bool = False,
+    is_broadcast: bool = False,
+) -> str:
+    """The Python program that makes a call."""
+    kind = callable_.kind
+    found = (
+        f'kt.{kind}(name="{service}")'
+        if namespace is None
+        else f'kt.{kind.capitalize()}.from_name("{service}", namespace="{namespace}")'
+    )
+    variable = _identifier(service)
+    called = variable
+    if call.method not in (None, "__call__"):
+        called += f'["{call.method}"]' if is_hidden else f".{call.method}"
+    named = (f"{name}={value!r}" for name, value in call.example.items())
+    made = f"{called}({', '.join((*map(repr, call.args), *named))})"
+    shown = f"print({made})"
+    if call.is_generator and is_broadcast:
+        shown = f"for values in {made}:\n    print(*values)"
+    elif call.is_generator:
+        shown = f"for value in {made}:\n    print(value)"
+    return f"import kubetorch as kt\n\n{variable} = {found}\n{shown}"
+
+
+def _identifier(service: str) -> str:
+    name = service.replace("-", "_")
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"service_{name}"
+
+
+def app_by_curl(place: Place, app: AppSpec) -> str:
+    """The shell command that asks an app; without a port, the one that shows what it writes."""
+    if app.port is None:
+        return f"kt logs {place.service} -n {place.namespace} -f"
+    address = f"{place.curl} {place.app_url or place.url + routes.APP}{app.health_check or '/'}"
+    if not app.public:
+        address = f"{address} \\\n  -H {place.authorization}"
+    return "\n".join((*place.before, address))
+
+
+def app_by_python(place: Place, app: AppSpec) -> str:
+    """The Python program that does the same."""
+    service, namespace = place.service, place.namespace
+    if app.port is None:
+        shown = f'["kt", "logs", "{service}", "-n", "{namespace}"]'
+        return f"import subprocess\n\nsubprocess.run({shown}, check=True)"
+    target = f'"{place.app_url or place.url + routes.APP}{app.health_check or "/"}"'
+    begin = "import urllib.request\n\n"
+    if app.public:
+        return f"{begin}print(urllib.request.urlopen({target}).read())"
+    return (
+        f"import subprocess\n{begin}"
+        f'command = ["kt", "token", "{service}", "-n", "{namespace}"]\n'
+        "token = subprocess.check_output(command, text=True).strip()\n"
+        f'headers = {{"Authorization": f"Bearer {{token}}"}}\n'
+        f"request = urllib.request.Request({target}, headers=headers)\n"
+        "print(urllib.request.urlopen(request).read())"
+    )

@@ -1,0 +1,390 @@
+"""`kt install`, `kt upgrade` and `kt uninstall`: Kubetorch in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from kubetorch.cli.args import AsJson, duration
+from kubetorch.cli.output import Output
+from kubetorch.config.settings import config
+from kubetorch.errors import ConfigError, InstallError, KubernetesCredentialsError, KubernetesError
+from kubetorch.install import apply, readiness, releases, remove, values
+from kubetorch.install.apply import Applied
+from kubetorch.install.chart import Chart
+from kubetorch.install.readiness import NAME
+from kubetorch.install.releases import Item, Release
+from kubetorch.install.remove import Kept, Removal, Removed
+from kubetorch.install.values import Values
+from kubetorch.k8s import kubeconfig
+from kubetorch.k8s.client import Client
+
+InstallNamespace = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", help="Where to install; the setting install_namespace."),
+]
+RuntimeImage = Annotated[
+    str | None,
+    typer.Option("--image", help="Image of the controller and of the pods' runtime."),
+]
+PodImage = Annotated[
+    str | None, typer.Option("--pod-image", help="Image of pods whose Compute names none.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Values of the chart: a.b=1,c={x,y}."),
+]
+ValueFiles = Annotated[
+    list[Path] | None, typer.Option("-f", "--values", help="A file with values of the chart.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the objects, change nothing.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the controller.")]
+Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 30m, 1h30m.")]
+
+#: Seconds that an API server has to say what is installed, when nothing is to be changed.
+_ANSWER = 5.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for."""
+
+    values: Values
+    where: str
+    timeout: str | None
+    as_json: bool
+    must_exist: bool = False
+    resets: bool = False
+    downgrades: bool = False
+
+
+def _chart_values(
+    image: str | None, pod_image: str | None, settings: list[str], files: list[Path]
+) -> Values:
+    """The values of a command line: files in their order, then `--set`, then the images."""
+    found: Values = {}
+    for file in files:
+        found = values.layered(found, _read(file))
+    for text in settings:
+        found = values.layered(found, values.parse_set(text))
+    for key, reference in (("image", image), ("podImage", pod_image)):
+        if reference is not None:
+            found = values.layered(found, {key: values.parse(reference)})
+    return found
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if found is not None and not isinstance(found, Mapping):
+        raise ConfigError(f"{file} has {type(found).__name__}; it must have a mapping of values")
+    return found or {}
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what occurs twice twice, and quotes what other readers of YAML take for truth."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if text.lower() in ("y", "n") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Plain.add_representer(str, _quoted)
+
+
+def _show(wanted: Wanted, output: Output) -> None:
+    """Print the objects of an installation, as it would apply them."""
+    chart = Chart()
+    chart.values(wanted.values)  # what is wrong with them is known without a cluster
+    found = _with_earlier(chart, wanted, asyncio.run(_look(wanted, output)))
+    objects = [
+        apply.namespace_manifest(wanted.where),
+        *chart.render(found, namespace=wanted.where),
+    ]
+    if wanted.as_json:
+        output.value(objects)
+    else:
+        text = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=100)
+        output.text(text.rstrip())
+
+
+async def _look(wanted: Wanted, output: Output) -> Release | None:
+    """What is installed, as far as a cluster says so."""
+    try:
+        async with Client(kubeconfig.find(), timeout=_ANSWER, patience=0.0) as client:
+            return await releases.load(client, wanted.where)
+    except (KubernetesError, KubernetesCredentialsError) as error:
+        if wanted.must_exist:
+            raise
+        output.warn(f"values that were given before, if any, are not in it: {error.message}")
+        return None
+
+
+def _with_earlier(chart: Chart, wanted: Wanted, former: Release | None) -> Values:
+    """The values that are to hold."""
+    if former is None:
+        if wanted.must_exist:
+            raise InstallError(
+                f"Kubetorch is not installed in namespace {wanted.where}, or not by kt install",
+                hint=f"kt install --namespace {wanted.where}; a helm release is changed with "
+                "helm upgrade",
+            )
+        return wanted.values
+    if not wanted.downgrades:
+        apply.check_version(chart, former)
+    return wanted.values if wanted.resets else apply.keep(chart, former, wanted.values)
+
+
+def _run(wanted: Wanted, *, dry_run: bool) -> None:
+    """Install, or change what is installed, and wait for the controller."""
+    output = Output(as_json=wanted.as_json)
+    if dry_run:
+        _show(wanted, output)
+        return
+    done = asyncio.run(_install(wanted, output))
+    if wanted.as_json:
+        output.value(_install_facts(done, is_ready=wanted.timeout is not None))
+
+
+async def _install(wanted: Wanted, output: Output) -> Applied:
+    seconds = duration(wanted.timeout, "--timeout") if wanted.timeout is not None else None
+    chart, where = Chart(), wanted.where
+    async with Client(kubeconfig.find()) as client:
+        server = client.access.cluster.server
+        about = f"Kubetorch {chart.about['version']} in namespace {where} of {server}"
+        output.report(f"Installing {about} ({client.access.origin})...")
+        found = _with_earlier(chart, wanted, await releases.load(client, where))
+        done = await apply.apply(client, chart, found, namespace=where, report=output.report)
+        if not done.is_changed:
+            output.report("nothing to change")
+        if seconds is not None:
+            await readiness.wait(client, where, timeout=seconds, report=output.report)
+    state = "ready" if seconds is not None else "applied"
+    output.report(f"✓ {about} is {state}, of the image {chart.image(found)}", "green")
+    output.note(chart.notes(found, namespace=where).rstrip())
+    return done
+
+
+def _install_facts(done: Applied, *, is_ready: bool) -> dict[str, Any]:
+    return {
+        "namespace": done.release.namespace,
+        "version": done.release.version,
+        "image": Chart().image(done.release.values),
+        "values": done.release.values,
+        "ready": is_ready,
+        "objects": [
+            {
+                "api_version": item.api_version,
+                "kind": item.kind,
+                "namespace": item.namespace or None,
+                "name": item.name,
+                "change": change,
+            }
+            for item, change in done.changes.items()
+        ],
+    }
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command("install")
+def install(  # noqa: PLR0913  # the documented options
+    image: RuntimeImage = None,
+    pod_image: PodImage = None,
+    settings: Settings = None,
+    files: ValueFiles = None,
+    namespace: InstallNamespace = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = "5m",
+    as_json: AsJson = False,
+) -> None:
+    """Install Kubetorch in the cluster of the kubeconfig.
+
+    Where it is installed already, it keeps the values that it was given before, as kt upgrade does.
+    """
+    wanted = Wanted(
+        _chart_values(image, pod_image, settings or [], files or []),
+        where=namespace or config.install_namespace,
+        timeout=None if no_wait else timeout,
+        as_json=as_json,
+    )
+    _run(wanted, dry_run=dry_run)
+
+
+@app.command("upgrade")
+def upgrade(  # noqa: PLR0913  # the documented options
+    image: RuntimeImage = None,
+    pod_image: PodImage = None,
+    settings: Settings = None,
+    files: ValueFiles = None,
+    reset_values: Annotated[
+        bool, typer.Option("--reset-values", help="Forget the values that were given before.")
+    ] = False,
+    downgrade: Annotated[
+        bool, typer.Option("--downgrade", help="Go back to an older version than is installed.")
+    ] = False,
+    namespace: InstallNamespace = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = "5m",
+    as_json: AsJson = False,
+) -> None:
+    """Upgrade the Kubetorch of the cluster, or change its values.
+
+    Values that were given before are kept; an image of another version has to be given anew. Calls
+    go on while the controller is replaced.
+    """
+    wanted = Wanted(
+        _chart_values(image, pod_image, settings or [], files or []),
+        where=namespace or config.install_namespace,
+        timeout=None if no_wait else timeout,
+        as_json=as_json,
+        must_exist=True,
+        resets=reset_values,
+        downgrades=downgrade,
+    )
+    _run(wanted, dry_run=dry_run)
+
+
+async def _uninstall(
+    where: str, timeout: str, output: Output, *, volumes: bool, secrets: bool, yes: bool
+) -> Removed:
+    """Remove Kubetorch, once the user agrees."""
+    seconds = duration(timeout, "--timeout")
+    async with Client(kubeconfig.find()) as client:
+        release = await _find(client, where)
+        if release is None:
+            output.report(f"Kubetorch is not installed in namespace {where}")
+            return Removed()
+        scope = await remove.scope_of(client, release.watched, where)
+        removal = Removal(where, scope, seconds, volumes, secrets)
+        server = f"{client.access.cluster.server} ({client.access.origin})"
+        output.report(f"Removing Kubetorch from namespace {where} of {server}...")
+        if not yes:
+            await _ask(client, removal, output)
+        done = await remove.remove(client, removal, release.items, output.report)
+    _report(done, where, output)
+    return done
+
+
+async def _find(client: Client, namespace: str) -> Release | None:
+    """What is installed; `None` if nothing is, and then nothing at all may be deleted.
+
+    Where the cluster does not remember, the controller's own object says which namespaces are its,
+    and without that one the definition, which one installation of a cluster has.
+    """
+    deployment = await apply.get(client, Item("apps/v1", "Deployment", namespace, NAME))
+    if deployment is not None:
+        releases.check(deployment, namespace, verb="uninstall")
+    found = await releases.load(client, namespace)
+    if found is not None:
+        return found
+    definition = await apply.get(client, releases.DEFINITION)
+    if deployment is not None:
+        values = {"watchNamespaces": readiness.watched(deployment)}
+    elif definition is not None and releases.is_of(definition, namespace):
+        values = {"watchNamespaces": []}
+    else:
+        return None
+    chart = Chart()
+    items = map(Item.of, chart.render(values, namespace=namespace))
+    return Release(namespace, str(chart.about["version"]), values, tuple(items))
+
+
+async def _ask(client: Client, removal: Removal, output: Output) -> None:
+    workloads = await removal.scope.workloads(client)
+    for one in workloads:
+        metadata = one["metadata"]
+        output.report(f"  • {metadata['namespace']}/{metadata['name']}")
+    found = await remove.find(client, removal.scope)
+    if removal.volumes:
+        output.report("with the volumes " + _names(found.volumes), "yellow")
+    if removal.secrets:
+        output.report("with the secrets " + _names(found.secrets), "yellow")
+    services = f"{len(workloads)} service" + ("" if len(workloads) == 1 else "s")
+    output.confirm(f"Remove Kubetorch and {services}?")
+
+
+def _report(done: Removed, where: str, output: Output) -> None:
+    _report_kept(done.kept, output)
+    if done.leftovers:
+        output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
+        for one in done.leftovers:
+            output.report(f"  • {one}")
+    if done.others:
+        output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
+        for one in done.others:
+            output.report(f"  • {one}")
+        output.report(
+            "  hint: kt upgrade -n NAMESPACE --set crd.create=true,rbac.userRoles=true has another "
+            "installation own it, and bring the roles for users"
+        )
+    output.report(f"✓ Kubetorch is removed from namespace {where}", "green")
+
+
+def _report_kept(found: Kept, output: Output) -> None:
+    for word, items in (("volumes", found.volumes), ("secrets", found.secrets)):
+        if items:
+            output.report(f"These {word} of users stay (--{word} deletes them):", "yellow")
+            for one in items:
+                output.report(f"  • {one.namespace}/{one.name}")
+
+
+def _names(items: tuple[Item, ...]) -> str:
+    return ", ".join(f"{one.namespace}/{one.name}" for one in items) or "(there are none)"
+
+
+def _removal_facts(done: Removed) -> dict[str, object]:
+    return {
+        "deleted": list(map(_fact, done.items)),
+        "kept": {
+            "volumes": list(map(_fact, done.kept.volumes)),
+            "secrets": list(map(_fact, done.kept.secrets)),
+        },
+        "definition_needed_by": done.others,
+        "left_in_namespace": done.leftovers,
+    }
+
+
+def _fact(item: Item) -> dict[str, str | None]:
+    return {"kind": item.kind, "namespace": item.namespace or None, "name": item.name}
+
+
+@app.command("uninstall")
+def uninstall(  # the documented options
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    volumes: Annotated[
+        bool, typer.Option("--volumes", help="Delete the users' volumes, with their data.")
+    ] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Delete the users' secrets.")] = False,
+    namespace: InstallNamespace = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="How long it may take: 900, 30m, 1h30m.")
+    ] = "5m",
+    as_json: AsJson = False,
+) -> None:
+    """Remove Kubetorch from the cluster, with all that is deployed.
+
+    Volumes and secrets of users stay, and are listed.
+    """
+    output = Output(as_json=as_json)
+    where = namespace or config.install_namespace
+    done = asyncio.run(
+        _uninstall(where, timeout, output, volumes=volumes, secrets=secrets, yes=yes)
+    )
+    if as_json:
+        output.value(_removal_facts(done))

@@ -1,0 +1,171 @@
+"""`kt teardown`: delete services and their pods."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, Namespace, service_names
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import Services
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
+from kubetorch.specs import names
+from kubetorch.wire.messages import WorkloadView
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+#: Deletions that run at the same time.
+_AT_ONCE = 8
+
+
+@app.command("teardown")
+def teardown(  # noqa: PLR0913  # the documented options
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="A service, or the file.py or module (file.py:name) whose services are meant.",
+            autocompletion=service_names,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    all_: Annotated[bool, typer.Option("-a", "--all", help="All services of the user.")] = False,
+    prefix: Annotated[
+        str | None, typer.Option("-p", "--prefix", help="All services with this prefix.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="End pods at once, without a grace period.")
+    ] = False,
+    exact_match: Annotated[
+        bool,
+        typer.Option("-e", "--exact-match", help="The name as it is, never with a user prefix."),
+    ] = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete services and their pods."""
+    output = Output(as_json=as_json)
+    _check_target(target, all_=all_, prefix=prefix)
+    services = Services(namespace, output)
+    what = _describe(services, target=target, prefix=prefix)
+    doing = ("Force deleting" if force else "Deleting") if yes else "Looking for"
+    output.report(f"{doing} {what}...")
+    if target is not None:
+        found = _targeted(services, target, exact_match=exact_match)
+    else:
+        found = [one for one in services.all() if _is_meant(one, services.username, prefix)]
+    if not found:
+        _report_nothing(output, target, services.namespace, yes=yes)
+        return
+    if not yes:
+        for service in found:
+            output.report(f"  • {views.mode(service)} {service.spec.name}")
+        output.confirm(f"Delete {_count(found)}?")
+    deleted = _delete(services, found, output, force=force)
+    if as_json:
+        output.value({"deleted": deleted})
+    if len(deleted) < len(found):
+        raise typer.Exit(1)
+    output.report("Teardown completed successfully", "green")
+
+
+def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None:
+    given = [target is not None, all_, prefix is not None].count(True)
+    if given == 0:
+        raise SpecError(
+            "No target: name a service, or give --prefix or --all", hint="kt list shows services"
+        )
+    if given > 1:
+        raise SpecError("Give one of a service's name, --prefix and --all, not several")
+    if prefix is not None and prefix.rstrip("-") in names.RESERVED:
+        raise SpecError(
+            f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED)}"
+        )
+    if prefix is not None and not prefix:
+        raise SpecError("--prefix is empty", hint="--all deletes all services of the user")
+
+
+def _describe(services: Services, *, target: str | None, prefix: str | None) -> str:
+    where = f"in {services.namespace} namespace"
+    if target is not None:
+        return f"resources for service {target} {where}"
+    if prefix is not None:
+        return f"all services with prefix {prefix} {where}"
+    if services.username:
+        return f"all services for username {services.username} {where}"
+    return f"all services {where}"
+
+
+def _is_meant(service: WorkloadView, username: str | None, prefix: str | None) -> bool:
+    if prefix is not None:
+        return service.spec.name.startswith(prefix.lower())
+    return service.spec.username == username
+
+
+def _targeted(services: Services, target: str, *, exact_match: bool) -> list[WorkloadView]:
+    """The service of that name, or those that were deployed from that file or module."""
+    if exact_match:
+        found = services.get(target.lower())
+        return [found] if found else []
+    if not target.partition(":")[0].endswith(".py"):
+        try:
+            return [services.find(target)]
+        except ServiceNotFoundError:
+            pass
+    # Others of the namespace may have a checkout of the same project.
+    own = [service for service in services.all() if service.spec.username == services.username]
+    return [service for service in own if _comes_from(service, target)]
+
+
+def _comes_from(service: WorkloadView, target: str) -> bool:
+    """Whether a service was deployed from `file.py`, `module`, or a `:name` of it.
+
+    Decided by what the service's spec says; no code of the user runs.
+    """
+    source, _, qualname = target.partition(":")
+    callable_ = service.spec.callable
+    if qualname and callable_.qualname != qualname:
+        return False
+    if not source.endswith(".py"):
+        return callable_.module == source
+    path = Path(source).resolve()
+    if callable_.source_file is None or callable_.project is None:
+        return callable_.module.rpartition(".")[2] == path.stem
+    return path.as_posix().endswith(f"/{callable_.project}/{callable_.source_file}")
+
+
+def _report_nothing(output: Output, target: str | None, namespace: str, *, yes: bool) -> None:
+    text = f"Service {target} not found" if target is not None else "No services found"
+    if output.as_json:
+        output.value({"deleted": []})
+    if target is not None and not yes:
+        raise ServiceNotFoundError(text, hint=f"kt list -n {namespace} shows the services")
+    output.report(text, "yellow")
+
+
+def _delete(
+    services: Services, found: list[WorkloadView], output: Output, *, force: bool
+) -> list[str]:
+    """Delete them at the same time; the names of those that are gone."""
+    deleted = []
+    verb = "Force deleted" if force else "Deleted"
+    with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as threads:
+        jobs = [threads.submit(services.delete, service, force=force) for service in found]
+        for service, job in zip(found, jobs, strict=True):
+            name = service.spec.name
+            try:
+                job.result()
+            except KubetorchError as error:
+                output.error(f"Failed to delete {name}: {error.message}", error.hint)
+            else:
+                deleted.append(name)
+                output.report(f"✓ {verb} {views.mode(service)} {name}", "green")
+    return deleted
+
+
+def _count(found: list[WorkloadView]) -> str:
+    return f"{len(found)} service" + ("" if len(found) == 1 else "s")

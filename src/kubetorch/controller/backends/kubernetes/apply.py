@@ -1,0 +1,413 @@
+"""Objects of a workload in the cluster: applied when they differ, until the API server takes them.
+
+A webhook that is away, a request too many, another writer: what may still come right is tried
+again, and whoever waits for the deploy is notified of the reason. It ends with the deploy's own
+time, or when the API server says that it never will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
+from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.errors import (
+    KubernetesConflictError,
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+    KubetorchError,
+    ServiceTimeoutError,
+    StartupError,
+)
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.lib import backoff, deadlines
+from kubetorch.manifests import agent, kinds, labels, services
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.workload_manifest import WorkloadManifest
+
+FIELD_MANAGER = "kubetorch"
+#: Seconds until an object that has to be made anew is gone.
+GONE_TIMEOUT = 60.0
+
+#: What is there, by reference; `None` where nothing is.
+Known = dict[Ref, Object | None]
+
+_RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
+_T = TypeVar("_T")
+# Seconds until an object is applied again that could not be: at first, and at most.
+_AGAIN = (0.5, 5.0)
+
+_log = logging.getLogger(__name__)
+
+
+class Applier:
+    """Applies and deletes objects; an annotation marks those that it applied."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def look(self, manifests: Iterable[Manifest]) -> Known:
+        """Get these objects, all at once; those that cannot be read are left out."""
+        refs: list[Ref] = []
+        for manifest in manifests:
+            with contextlib.suppress(KubetorchError):
+                refs.append(await self.ref(manifest))
+        found = await asyncio.gather(*map(self.find, refs), return_exceptions=True)
+        pairs = zip(refs, found, strict=True)
+        return {ref: one for ref, one in pairs if not isinstance(one, BaseException)}
+
+    async def apply(
+        self,
+        manifest: Manifest,
+        *,
+        owner: Manifest | None = None,
+        takes: bool = False,
+        known: Known | None = None,
+        on_wait: Callable[[str], object] = str,
+    ) -> Object:
+        """Make an object what its manifest says; one that is like that already is left alone."""
+        wanted = _marked(manifest, owner)
+        ref = await self.ref(wanted)
+        there = known.pop(ref) if known and ref in known else await self.find(ref)
+        while there is not None and there["metadata"].get("deletionTimestamp"):
+            on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
+            await self._leave(ref, there["metadata"]["uid"])
+            there = await self.find(ref)
+        if there is not None and _applied(there) == _applied(wanted):
+            return there
+        if there is not None and not takes:
+            _check_own(there, wanted)
+        if there is not None and _keeps_pods(there, wanted):
+            await self._remove(ref, wanted)
+        elif there is not None and _is_to_be_recreated(there, wanted):
+            wanted = {**wanted, "spec": {"paused": False, **wanted["spec"]}}
+            await self._change_strategy(ref, there, wanted)
+        try:
+            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+        except KubernetesRequestError as error:
+            if there is None or not _is_immutable(error):
+                raise
+            _log.info("object made anew ref=%s because=%s", ref, error.message)
+            await self._remove(ref, wanted)
+            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+        _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
+        return found
+
+    async def check(
+        self, manifest: Manifest, owner: Manifest | None = None, *, takes: bool = False
+    ) -> None:
+        """Refuse what `apply` would refuse of an object that is not there yet; nothing is made."""
+        there = await self.find(await self.ref(manifest))
+        if there is not None:
+            if not takes:
+                _check_own(there, manifest)
+            return
+        kind = kinds.find(manifest)
+        if kind is not None and not kind.has_template:
+            return  # a TrainJob is refused until the runtime is there that is made for it
+        try:
+            wanted = _marked(manifest, owner)
+            await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True, dry_run=True)
+        except KubernetesRequestError as error:
+            # Some webhook cannot say it without doing it.
+            if "does not support dry run" not in error.message:
+                raise
+
+    async def ref(self, manifest: Manifest) -> Ref:
+        """Which object a manifest is of."""
+        resource: Resource = await self._client.discovery.resource_of(manifest)
+        return Ref(resource, manifest["metadata"]["name"], manifest["metadata"].get("namespace"))
+
+    async def find(self, ref: Ref) -> Object | None:
+        """An object, if it is there."""
+        try:
+            return await self._client.get(ref)
+        except KubernetesNotFoundError:
+            return None
+
+    async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
+        """Delete an object and what it owns; nothing happens if it is not there."""
+        with contextlib.suppress(KubernetesNotFoundError):
+            await self._client.delete(ref, grace_seconds=grace_seconds)
+
+    async def delete_own(self, ref: Ref) -> None:
+        """Delete an object if it was applied here; that of somebody else stays."""
+        there = await self.find(ref)
+        if there is not None and _applied(there):
+            await self.delete(ref)
+
+    async def remove(self, manifest: Manifest) -> None:
+        """Delete an object that was applied here, and wait until it and its pods are gone."""
+        ref = await self.ref(manifest)
+        there = await self.find(ref)
+        if there is not None and _applied(there):
+            _log.info("object to be made anew ref=%s", ref)
+            await self._remove(ref, manifest)
+
+    async def _change_strategy(self, ref: Ref, there: Object, wanted: Manifest) -> None:
+        """Make a Deployment ready for an apply that has its pods recreated.
+
+        The defaults of a rolling update belong to nobody, so no apply removes them, and the other
+        strategy is refused beside them. What is between the two is paused, lest pods end for it.
+        A Deployment to be recreated whose pods are of two templates is not scaled any more, so
+        those of the earlier roll-out have to end first.
+        """
+        await self._client.patch(ref, {"spec": {"strategy": _RECREATE, "paused": True}})
+        if _is_settled(there):
+            return
+        metadata = dict(wanted["metadata"])
+        metadata["annotations"] = {**metadata["annotations"], labels.APPLIED: "begun"}
+        spec = {**wanted["spec"], "replicas": there["spec"]["replicas"]}
+        begun = {**wanted, "metadata": metadata, "spec": spec}
+        made = await self._client.apply(begun, field_manager=FIELD_MANAGER, force=True)
+        generation = made["metadata"]["generation"]
+        with contextlib.suppress(TimeoutError):
+            async with Informer(self._client, _only(ref)) as informer:
+                await informer.until(
+                    lambda objects: all(_is_settled(o, generation) for o in objects.values()),
+                    timeout=GONE_TIMEOUT,
+                )
+
+    async def _remove(self, ref: Ref, wanted: Manifest) -> None:
+        """Delete an object and wait until it and its pods are gone.
+
+        Pods of the old one may have the names of those of the new one. Nor does deletion wait for
+        them by itself (`Foreground`): an operator that sees its object still there, without what
+        it owned, makes that once more, and of two Jobs of one name within a moment the second has
+        no pods for five minutes, as its controller waits to see those of the first.
+        """
+        await self.delete(ref)
+        try:
+            async with deadlines.timeout(GONE_TIMEOUT):
+                await self._gone(_only(ref))
+                pods = _pods_of(wanted, ref.namespace)
+                if pods is not None:
+                    await self._gone(pods)
+        except TimeoutError as error:
+            raise StartupError(
+                f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old one, "
+                f"or pods of it, are still there after {GONE_TIMEOUT:.0f} s",
+                hint=f"kubectl get {ref.resource},pods -n {ref.namespace} -o yaml shows what is "
+                "left, and its finalizers",
+            ) from error
+
+    async def gone(self, ref: Ref) -> None:
+        """Wait until an object is gone."""
+        if await self.find(ref) is None:
+            return
+        try:
+            await self._gone(_only(ref))
+        except TimeoutError as error:
+            raise StartupError(
+                f"the {ref.resource.kind} {ref.name} of an earlier deploy was deleted, and is "
+                f"still there after {GONE_TIMEOUT:.0f} s",
+                hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows its "
+                "finalizers",
+            ) from error
+
+    async def _leave(self, ref: Ref, uid: str) -> None:
+        """Wait until an object is gone that somebody has deleted.
+
+        Finalizers hold it: of a deletion that waits for the pods first, or leaves them, or of an
+        operator. Whoever waits for the deploy bounds it.
+        """
+        async with Informer(self._client, _only(ref)) as informer:
+            await informer.until(
+                lambda objects: all(one["metadata"]["uid"] != uid for one in objects.values()),
+                timeout=None,
+            )
+
+    async def _gone(self, selection: Selection) -> None:
+        """Wait until there is nothing of a selection any more."""
+        async with Informer(self._client, selection) as informer:
+            await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
+
+
+def _only(ref: Ref) -> Selection:
+    return Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
+
+
+def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
+    """The manifest with its owner and its digest."""
+    metadata = dict(manifest["metadata"])
+    if owner is not None:
+        identity = {part: owner["metadata"][part] for part in ("name", "uid")}
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **identity}
+        metadata["ownerReferences"] = [reference]
+    marked = {**manifest, "metadata": metadata}
+    text = msgspec.json.encode(marked, order="sorted")
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), labels.APPLIED: digest}
+    return marked
+
+
+def _keeps_pods(there: Object, wanted: Manifest) -> bool:
+    """Whether pods of another template would stay if the object were changed in place."""
+    kind = kinds.find(wanted)
+    if kind is None or kind.replaces_pods:
+        return False
+    old, new = (
+        agent.digest_of(WorkloadManifest(one, kind).primary.body) for one in (there, wanted)
+    )
+    return bool(old and new and old != new)
+
+
+def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
+    """Whether a Deployment changes its strategy to the one without fields, or was about to."""
+    if wanted["kind"] != "Deployment":
+        return False
+    was, becomes = (one["spec"].get("strategy") or {} for one in (there, wanted))
+    is_whole = "rollingUpdate" not in was and not there["spec"].get("paused")
+    return becomes.get("type") == "Recreate" and not is_whole
+
+
+def _is_settled(deployment: Object, generation: int = 0) -> bool:
+    """Whether a Deployment of this generation or a later one has pods of one template."""
+    status = deployment.get("status") or {}
+    is_seen = int(status.get("observedGeneration", 0)) >= generation
+    return is_seen and int(status.get("replicas", 0)) == int(status.get("updatedReplicas", 0))
+
+
+def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
+    """The pods of an object; `None` for one of a kind that is not known to run any."""
+    kind = kinds.find(manifest)
+    if kind is None:
+        return None
+    name = manifest["metadata"]["name"]
+    service = (manifest["metadata"].get("labels") or {}).get(labels.SERVICE, name)
+    chosen = services.pods_of(manifest, kind, name=service)
+    return Selection(PODS, namespace, labels=",".join(f"{k}={v}" for k, v in chosen.items()))
+
+
+def is_own(there: Object) -> bool:
+    """Whether an object was applied here; controllers copy annotations to what they make."""
+    return bool(_applied(there)) and controller_of(there) is None
+
+
+def is_applied(one: Object, owner: Manifest | None) -> bool:
+    """Whether an object was applied here, for the workload of this reference."""
+    owners = one["metadata"].get("ownerReferences") or ()
+    uids = [each["uid"] for each in owners]
+    return bool(_applied(one)) and (owner is None or owner["metadata"]["uid"] in uids)
+
+
+def controller_of(one: Object) -> Object | None:
+    """The reference to what made an object and keeps it, if something does."""
+    owners: list[Object] = one["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
+def _check_own(there: Object, wanted: Manifest) -> None:
+    """Refuse to change an object of somebody else."""
+    if is_own(there):
+        return
+    kind, namespace, name = _names(wanted)
+    raise StartupError(
+        f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not make, so it "
+        "is left as it is",
+        hint="give the service another name, or bring that object: kt.Compute.from_manifest(...)",
+    )
+
+
+def _applied(manifest: Manifest) -> str:
+    return str((manifest["metadata"].get("annotations") or {}).get(labels.APPLIED) or "")
+
+
+def _is_immutable(error: KubernetesRequestError) -> bool:
+    # Operators refuse it by their webhooks, which answers 403.
+    if isinstance(error, KubernetesConflictError) or error.status_code not in (403, 422):
+        return False
+    said = error.message.lower()
+    return "immutable" in said or "may not change fields" in said or "updates to" in said
+
+
+def _names(manifest: Manifest) -> tuple[str, str, str]:
+    metadata = manifest["metadata"]
+    return manifest["kind"], str(metadata.get("namespace")), metadata["name"]
+
+
+class WantedObjects(NamedTuple):
+    """Objects of a workload that are to be there."""
+
+    manifests: Sequence[Manifest]
+    taken: Manifest | None
+    owner: Manifest | None
+    known: Known
+    timeout: float
+
+
+class ApplyRetry:
+    """Applies objects, again and again until the API server takes them."""
+
+    def __init__(
+        self, applier: Applier, *, now: Callable[[], float], on_wait: Callable[[Key], None]
+    ) -> None:
+        self._applier = applier
+        self._now = now
+        self._on_wait = on_wait
+        #: Why objects are not applied yet, by workload.
+        self.reasons: dict[Key, str] = {}
+
+    async def apply(self, key: Key, wanted: WantedObjects) -> list[Object]:
+        """Have the objects of a workload there; as they are then."""
+        async with self.within(key, wanted.timeout):
+            return [await self._apply(key, manifest, wanted) for manifest in wanted.manifests]
+
+    async def _apply(self, key: Key, manifest: Manifest, wanted: WantedObjects) -> Object:
+        takes = manifest is wanted.taken
+        return await self.until_taken(
+            key,
+            manifest,
+            lambda: self._applier.apply(
+                manifest,
+                owner=wanted.owner,
+                takes=takes,
+                known=wanted.known,
+                on_wait=lambda reason: self._wait(key, reason),
+            ),
+        )
+
+    @contextlib.asynccontextmanager
+    async def within(self, key: Key, seconds: float) -> AsyncIterator[None]:
+        """Bound the time of the requests for a workload."""
+        try:
+            async with deadlines.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise ServiceTimeoutError(
+                f"{key[1]} could not be applied within {seconds:.0f} s: "
+                f"{self.reasons.get(key, 'the API server is slow')}",
+                hint="kt.Compute(launch_timeout=...) allows more time",
+            ) from error
+        finally:
+            self.reasons.pop(key, None)
+
+    async def until_taken(
+        self, key: Key, manifest: Manifest, ask: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        """Ask the API server for something about a manifest until it does it."""
+        pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
+        while True:
+            try:
+                return await ask()
+            except KubetorchError as error:
+                verdict = diagnosis.judge_refusal(error, manifest, now=self._now())
+                if verdict.error is error:
+                    raise
+                if verdict.error is not None:
+                    raise verdict.error from error
+                self._wait(key, verdict.reason)
+                await asyncio.sleep(verdict.again or next(pauses))
+
+    def _wait(self, key: Key, reason: str) -> None:
+        self.reasons[key] = reason
+        self._on_wait(key)

@@ -1,0 +1,110 @@
+"""The diagnosis of a launch: can it still succeed, and why does it wait.
+
+    pod, events ──────┐
+    owners, events ───┼──> verdict: doomed (a typed error) | waits (a sentence) | nothing
+    cluster ──────────┘
+
+What may still come right is no doom, it is progress. Nothing here waits or asks anybody: whoever
+watches the cluster calls again when something changes, and after `Verdict.again` seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.backends.kubernetes.launch_failures import (
+    admission,
+    containers,
+    lost_pods,
+    queues,
+    scheduling,
+    snapshot,
+    volumes,
+)
+from kubetorch.controller.backends.kubernetes.launch_failures import owners as owning
+from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import CLAIMS, Cluster
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
+    Verdict,
+    doomed,
+    waiting,
+    worst,
+)
+from kubetorch.errors import (
+    KubernetesRequestError,
+    KubernetesUnavailableError,
+    KubetorchError,
+    OperatorMissingError,
+)
+from kubetorch.k8s import failures
+from kubetorch.k8s.resources import Object
+
+#: What `kubetorch.k8s.client` says of a kind that the cluster does not serve.
+_NO_KIND = "NoKindMatch"
+
+
+def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    verdict = _judge_pod(pod, events, cluster)
+    if verdict.error is not None:
+        verdict.error.pod_name = pod["metadata"]["name"]
+    return verdict
+
+
+def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    namespace = pod["metadata"].get("namespace") or ""
+    claims = (cluster.find(CLAIMS, name, namespace) for name in volumes.claims(pod["spec"]))
+    events = snapshot.of_these(events, [pod, *filter(None, claims)])
+    ended = lost_pods.judge(pod, events, cluster)
+    if ended.reason:
+        return ended
+    if not pod["spec"].get("nodeName"):
+        return scheduling.judge(pod, events, cluster)
+    found = containers.judge(pod, events, cluster)
+    if found.reason or not _waits_for_volumes(pod):
+        return found
+    return worst([found, volumes.judge_mounts(pod, events, cluster)])
+
+
+def judge_owner(
+    manifest: Object, owners: Sequence[Object], *, events: Sequence[Object], cluster: Cluster
+) -> Verdict:
+    """Judge what makes the pods of a workload."""
+    identity = (manifest.get("kind"), manifest["metadata"]["name"])
+    same = (one for one in owners if (one.get("kind"), one["metadata"]["name"]) == identity)
+    applied = next(same, manifest)
+    found = [queues.judge_queue(applied, cluster)]
+    uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
+    found.append(queues.judge_workload(uids, cluster))
+    events = snapshot.of_these(events, owners)
+    found += [owning.judge(one, events, cluster) for one in owning.current(manifest, owners)]
+    return worst(found)
+
+
+def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Verdict:
+    """Judge why the API server refused an object that was applied."""
+    if not isinstance(error, KubernetesRequestError):
+        is_away = isinstance(error, KubernetesUnavailableError)
+        return waiting(error.message, now) if is_away else doomed(error, now)
+    namespace = manifest["metadata"].get("namespace") or error.namespace or ""
+    if error.reason == _NO_KIND or failures.is_unserved(error.message):
+        kind, version = manifest.get("kind"), manifest.get("apiVersion")
+        unserved = OperatorMissingError(
+            f"the cluster does not serve the kind {kind} of {version}: its operator is missing",
+            hint="let an administrator install it (kubectl api-resources lists what is there)",
+        )
+        return doomed(unserved, now)
+    verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
+    if verdict.reason:
+        return verdict
+    is_passing = failures.is_passing(error)
+    if error.status_code == 409:
+        is_passing = "Apply failed with" not in error.message
+    return waiting(error.message, now) if is_passing else doomed(error, now)
+
+
+def _waits_for_volumes(pod: Object) -> bool:
+    """Whether no container has been made yet."""
+    words = ("ContainerCreating", "PodInitializing")
+    return all(
+        ((one.get("state") or {}).get("waiting") or {}).get("reason") in words
+        for one in snapshot.container_statuses(pod)
+    )

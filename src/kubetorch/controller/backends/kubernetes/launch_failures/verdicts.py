@@ -1,0 +1,138 @@
+"""Verdicts on a launch: it cannot succeed, it waits for a reason, or nothing is wrong."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kubetorch.errors import KubetorchError, MissingObjectError
+
+#: Lines of a container's log that an error has.
+LOG_LINES = 20
+_LOG_CHARACTERS = 4000
+#: Seconds for which an object has to be missing: whoever makes a pod may make the rest after it.
+SETTLE = 2.0
+_KINDS = {
+    "secret": "Secret",
+    "configmap": "ConfigMap",
+    "persistentvolumeclaim": "PersistentVolumeClaim",
+    "serviceaccount": "ServiceAccount",
+    "storageclass.storage.k8s.io": "StorageClass",
+    "runtimeclass": "RuntimeClass",
+    "priorityclass": "PriorityClass",
+}
+_NOT_FOUND = re.compile(rf'\b({"|".join(map(re.escape, _KINDS))}) "([^"]+)" not found', re.I)
+_PRIORITY = re.compile(r"no PriorityClass with name (\S+) was found")
+_KEY = re.compile(r"couldn't find key (\S+) in (\w+) (?:\S+/)?(\S+)")
+_KEY_OF_VOLUME = re.compile(r"references non-existent (secret|config) key: (\S+)")
+_HINTS = {
+    "Secret": "create it (kt secrets, kubectl create secret), or correct the name",
+    "ConfigMap": "create it (kubectl create configmap), or correct the name",
+    "PersistentVolumeClaim": "create it with kt.Volume(name=…, size=…), or correct the name",
+    "ServiceAccount": "create it, or leave service_account_name out",
+    "PriorityClass": "kubectl get priorityclass lists them; correct priority_class_name",
+    "RuntimeClass": "kubectl get runtimeclass lists them; correct runtimeClassName",
+    "StorageClass": "kubectl get storageclass lists them; correct storage_class",
+    "LocalQueue": "kubectl get localqueue lists them; correct queue_name",
+    "Queue": "kubectl get queues.scheduling.run.ai lists them; correct queue",
+}
+_CLUSTER_WIDE = ("PriorityClass", "RuntimeClass", "StorageClass", "Queue")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict on a launch; without a reason, nothing is wrong."""
+
+    error: KubetorchError | None = None
+    reason: str = ""
+    since: float | None = None
+    again: float | None = None
+    settles: float = 0.0
+    log: str | None = None
+    is_previous: bool = False
+
+    @property
+    def is_doomed(self) -> bool:
+        return self.error is not None
+
+    def with_log(self, lines: Iterable[str]) -> Verdict:
+        """The same, with the last lines of its container in the error."""
+        text = "\n".join(list(lines)[-LOG_LINES:])[-_LOG_CHARACTERS:].strip("\n")
+        if self.error is None or not text:
+            return replace(self, log=None)
+        error = copy.copy(self.error)
+        indented = "\n".join(f"  {line}" for line in text.splitlines())
+        error.message = f"{self.error.message}; its last lines:\n{indented}"
+        error.args = (error.message,)
+        return replace(self, error=error, log=None)
+
+
+#: Nothing is wrong.
+NOTHING = Verdict()
+
+
+def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
+    """It cannot succeed."""
+    error.since = since
+    return Verdict(error, error.message, since)
+
+
+def waiting(reason: str, since: float | None = None, *, again: float | None = None) -> Verdict:
+    return Verdict(None, reason, since, again)
+
+
+def settled(verdict: Verdict, now: float, seconds: float) -> Verdict:
+    """A doom that counts only once its fact is so old: what is missing may be on its way."""
+    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= seconds:
+        return verdict
+    rest = seconds - max(0.0, now - verdict.since)
+    return Verdict(None, verdict.reason, verdict.since, again=rest)
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The one that matters most: a doom, else the first reason; judged again as soon as any is."""
+    if not verdicts:
+        return NOTHING
+    found = next(
+        (one for one in verdicts if one.is_doomed),
+        next((one for one in verdicts if one.reason), NOTHING),
+    )
+    pauses = [one.again for one in verdicts if one.again is not None]
+    return found if found.is_doomed or not pauses else replace(found, again=min(pauses))
+
+
+def missing_object(
+    kind: str, name: str, namespace: str = "", *, key: str = ""
+) -> MissingObjectError:
+    """The error of a missing object, or of a key that an object lacks."""
+    where = f" in namespace {namespace!r}" if namespace and kind not in _CLUSTER_WIDE else ""
+    text = f"there is no {kind} {name!r}{where}"
+    if key:
+        text = f"the {kind} {name!r}{where} has no key {key!r}"
+    hint = "add the key, or correct its name" if key else _HINTS.get(kind)
+    found = MissingObjectError(text, hint=hint)
+    found.kind, found.name = kind, name
+    return found
+
+
+def missing_object_in(said: str, *, namespace: str = "") -> MissingObjectError | None:
+    """The error that a message of the API server or the kubelet amounts to, if it is one."""
+    match = _NOT_FOUND.search(said)
+    if match:
+        return missing_object(_KINDS[match[1].lower()], match[2], namespace)
+    match = _PRIORITY.search(said)
+    if match:
+        return missing_object("PriorityClass", match[1], namespace)
+    match = _KEY.search(said)
+    if match:
+        return missing_object(match[2], match[3], namespace, key=match[1])
+    match = _KEY_OF_VOLUME.search(said)
+    if match:
+        kind = "Secret" if match[1] == "secret" else "ConfigMap"
+        text = f"a {kind} that is mounted has no key {match[2]!r}: {said}"
+        found = MissingObjectError(text, hint="add the key, or correct its name")
+        found.kind = kind
+        return found
+    return None

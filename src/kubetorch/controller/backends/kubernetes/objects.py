@@ -1,0 +1,338 @@
+"""The objects of a workload: what was applied, how many pods it asks for, what has to go first.
+
+A spec of another kind makes other objects. Those of before would go on beside them, with their pods
+and GPUs, and their names may be in the way: of a Service of ours where the new kind's controller
+makes its own, or of what the old kind's controller made. So they go first, but not before the API
+server has said that it would take the new ones. They are found by their labels, so that a
+controller which starts in between finds them, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from kubetorch.controller.backends.kubernetes.apply import (
+    Applier,
+    ApplyRetry,
+    WantedObjects,
+    controller_of,
+    is_applied,
+    is_own,
+)
+from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
+from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import SERVICES, Object, Ref, Resource, Selection
+from kubetorch.manifests import (
+    agent,
+    desired_pods,
+    kinds,
+    labels,
+    raycluster,
+    rendering,
+    replicas,
+    trainjob,
+)
+from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests.kinds import KINDS, Manifest, Path
+from kubetorch.manifests.services import KubernetesServices
+from kubetorch.manifests.workload_manifest import WorkloadManifest
+from kubetorch.specs.distribution import SINGLE_CONTROLLER
+from kubetorch.specs.workload import WorkloadSpec
+
+_API = "serving.knative.dev/"
+#: Group, kind and name of an object: with another one of these it is another object.
+Identity = tuple[str, str, str]
+_T = TypeVar("_T")
+# What a deploy may make, with its versions: never volumes or secrets.
+_VERSIONS: dict[tuple[str, str], tuple[str, ...]] = {
+    **{(row.group, row.kind): row.versions for row in KINDS.values()},
+    ("", "Service"): ("v1",),
+    (trainjob.GROUP, trainjob.RUNTIME_KIND): KINDS["TrainJob", trainjob.GROUP].versions,
+}
+# Owners between an object and what it owns: a Knative Service, its Route, that one's Service.
+_DEPTH = 4
+_log = logging.getLogger(__name__)
+
+
+def expected(there: Object, path: Path | None = None) -> int | None:
+    """How many pods of its latest template an object asks for, at the least.
+
+    Somebody else may have changed the number since it was applied, such as a
+    HorizontalPodAutoscaler.
+    """
+    workload = WorkloadManifest.parse(there, path)
+    kind = workload.kind
+    if kind.is_autoscaled:
+        return 1
+    if kind.kind == "DaemonSet":
+        status = there.get("status") or {}
+        is_seen = status.get("observedGeneration", 0) >= there["metadata"].get("generation", 1)
+        return max(1, int(status.get("desiredNumberScheduled") or 0)) if is_seen else None
+    return max(1, replicas.running(workload))
+
+
+def rests(owners: Sequence[Object], template: str) -> bool:
+    """Whether the scaler has the service without pods because nobody calls it."""
+    ready = {
+        (one.get("status") or {}).get("latestReadyRevisionName")
+        for one in _of_kind(owners, "Service")
+    }
+    for revision in _of_kind(owners, "Revision"):
+        status = revision.get("status") or {}
+        if revision["metadata"]["name"] in ready and agent.digest_of(revision) == template:
+            is_ready = snapshot.condition(revision, "Ready").get("status") == "True"
+            # Noted when the scaler has first decided.
+            return is_ready and status.get("desiredReplicas") == 0
+    return False
+
+
+def address(owners: Sequence[Object]) -> str:
+    """Where programs in the cluster call the service; empty while Knative has not said it."""
+    for service in _of_kind(owners, "Service"):
+        found = (service.get("status") or {}).get("address") or {}
+        if found.get("url"):
+            return str(found["url"])
+    return ""
+
+
+def _of_kind(owners: Sequence[Object], kind: str) -> list[Object]:
+    found = (one for one in owners if str(one.get("apiVersion", "")).startswith(_API))
+    return [one for one in found if one["kind"] == kind]
+
+
+class AppliedWorkload(msgspec.Struct):
+    """A workload with the objects that were applied for it."""
+
+    spec: WorkloadSpec
+    main: Manifest | None
+    called: dict[str, str]
+    template: str = ""
+    objects: frozenset[Identity] = frozenset()
+    # That of the object which it was applied as (`metadata.generation`).
+    _generation: int = 0
+
+    @classmethod
+    def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
+        """What is applied for a spec, where the operator of its kind is there or not."""
+        main = None
+        if not spec.compute.is_selector_only:
+            main = rendering.of_workload(spec if has_operator else raycluster.plain(spec))
+        is_all = spec.compute.broadcast is not None or _is_world(spec)
+        called = {} if is_all else KubernetesServices.of(spec, main).called
+        return cls(spec, main, called)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether its processes have ranks, which follow the numbers of pods."""
+        compute = self.spec.compute
+        return compute.distribution is not None or compute.broadcast is not None
+
+    def equip(self, runtime: Runtime) -> None:
+        """Put the agent into its pods: the last that is written into its object."""
+        spec, is_own = self.spec, self.spec.compute.manifest is not None
+        # As `kt apply` has it: pods run what the user's own object would.
+        is_plain_container = is_own and spec.callable.app is not None and spec.tree is None
+        if self.main is not None:
+            self.template = agent.equip(
+                self.main,
+                workload=spec.name,
+                runtime=runtime,
+                path=spec.compute.pod_template_path,
+                working_dir=None if is_plain_container else agent.WORK,
+            )
+
+    def found(self, there: Object | None) -> None:
+        """An earlier controller applied it, maybe with another agent; it is left as it is."""
+        if there is not None:
+            path = self.spec.compute.pod_template_path
+            template = desired_pods.primary_template(there, pod_template_path=path)
+            self.template = agent.digest_of(template)
+            self.applied(there)
+
+    def applied(self, there: Object) -> None:
+        """The API server took its object."""
+        self._generation = _generation(there)
+
+    def expected(self, owners: Sequence[Object]) -> int | None:
+        """How many pods there should be, as `Backend.expected` says it."""
+        if self.main is None:
+            return self.spec.compute.pods
+        if rests(owners, self.template):
+            return 0
+        # What was seen last may be older than what was applied.
+        newer = (one for one in owners[:1] if _generation(one) >= self._generation)
+        return expected(next(newer, self.main), self.spec.compute.pod_template_path)
+
+
+def _is_world(spec: WorkloadSpec) -> bool:
+    """Whether any pod takes a call for all of them: the one that others route to may be lost."""
+    compute = spec.compute
+    framework = compute.distribution and compute.distribution.distribution_type
+    has_own = compute.endpoint is not None and compute.endpoint.selector is not None
+    return framework is not None and framework not in SINGLE_CONTROLLER and not has_own
+
+
+def identity(manifest: Manifest) -> Identity:
+    """Which object of its namespace a manifest is of."""
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return group, manifest["kind"], manifest["metadata"]["name"]
+
+
+def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
+    """Which objects manifests are of."""
+    return frozenset(map(identity, manifests))
+
+
+def _generation(there: Object) -> int:
+    return int(there["metadata"].get("generation") or 0)
+
+
+class ObjectReplacement:
+    """Removes the objects of an earlier spec that the wanted one does not have."""
+
+    def __init__(self, client: Client, applier: Applier, apply_retry: ApplyRetry) -> None:
+        self._client = client
+        self._applier = applier
+        self._apply_retry = apply_retry
+
+    async def make_room(
+        self, key: Key, wanted: WantedObjects, before: AppliedWorkload | None
+    ) -> None:
+        """Remove what is not wanted any more, once the API server would take what is."""
+        if before is None or before.objects == identities(wanted.manifests):
+            return
+        before.objects = frozenset()
+        async with self._apply_retry.within(key, wanted.timeout):
+            find = functools.partial(self._find, key, wanted.manifests, wanted.owner, before.main)
+            found = await self._retry(key, wanted, find)
+            uids = {one["metadata"]["uid"] for one in found}
+            look = functools.partial(self._in_the_way, wanted.manifests, uids)
+            going = await self._retry(key, wanted, look)
+            if found or going:
+                await self._check(key, wanted, going)
+                refs = [await self._applier.ref(one) for one in found]
+                names = ",".join(f"{ref.resource}/{ref.name}" for ref in refs)
+                _log.info("objects not wanted any more workload=%s/%s objects=%s", *key, names)
+                await self._retry(key, wanted, functools.partial(self._remove, refs, going))
+                wanted.known.clear()
+
+    async def remove_left(
+        self, key: Key, workload: AppliedWorkload, owner: Manifest | None
+    ) -> None:
+        """Delete what else there may be of a workload that is deleted; without an owner it goes."""
+        if not workload.objects and owner is not None:
+            for one in await self._find(key, (), owner, workload.main):
+                await self._applier.delete(await self._applier.ref(one))
+
+    async def _retry(self, key: Key, wanted: WantedObjects, ask: Callable[[], Awaitable[_T]]) -> _T:
+        nothing: Manifest = {"metadata": {"namespace": key[0]}}
+        about = wanted.manifests[-1] if wanted.manifests else nothing
+        return await self._apply_retry.until_taken(key, about, ask)
+
+    async def _check(self, key: Key, wanted: WantedObjects, going: Iterable[Ref]) -> None:
+        """Raise what there is against what is wanted, but for what is in its way."""
+        blocked = {(ref.resource.group, ref.resource.kind, ref.name) for ref in going}
+        for manifest in wanted.manifests:
+            if identity(manifest) not in blocked:
+                takes = manifest is wanted.taken
+                check = functools.partial(self._applier.check, manifest, wanted.owner, takes=takes)
+                await self._apply_retry.until_taken(key, manifest, check)
+
+    async def _find(
+        self,
+        key: Key,
+        wanted: Sequence[Manifest],
+        owner: Manifest | None,
+        before: Manifest | None,
+    ) -> list[Object]:
+        """The objects that were applied for a workload, but for those that are wanted."""
+        versions = dict(_VERSIONS)
+        if before is not None:
+            group, kind, _ = identity(before)
+            version = str(before["apiVersion"]).rpartition("/")[2]
+            versions.setdefault((group, kind), (version,))
+        resources = await asyncio.gather(*map(self._served, versions, versions.values()))
+        lists = await asyncio.gather(*(self._list(one, key) for one in resources if one))
+        kept = identities(wanted)
+        return [
+            one
+            for found in lists
+            for one in found
+            if identity(one) not in kept and _is_ours(one, owner)
+        ]
+
+    async def _served(self, kind: tuple[str, str], versions: Sequence[str]) -> Resource | None:
+        """How a kind is served, if it is."""
+        group, name = kind
+        for version in versions:
+            try:
+                return await self._client.discovery.find(
+                    f"{group}/{version}" if group else version, name
+                )
+            except KubernetesNotFoundError:
+                continue
+        return None
+
+    async def _list(self, resource: Resource, key: Key) -> list[Object]:
+        selection = Selection(resource, key[0], labels=f"{labels.SERVICE}={key[1]}")
+        try:
+            return list((await self._client.list(selection)).items)
+        except (KubernetesNotFoundError, KubernetesForbiddenError):
+            return []  # whoever may not list a kind has made none of it
+
+    async def _in_the_way(self, wanted: Sequence[Manifest], uids: set[str]) -> list[Ref]:
+        """The objects with the name of a wanted one that are about to go with their owners."""
+        refs = []
+        for ref in [await self._applier.ref(one) for one in wanted] + _made_by(wanted):
+            there = await self._applier.find(ref)
+            if there is not None and await self._goes(there, uids):
+                refs.append(ref)
+        return refs
+
+    async def _goes(self, one: Object, uids: set[str]) -> bool:
+        """Whether an object is, or goes with, one of these, or one that is gone or going."""
+        for _ in range(_DEPTH):
+            metadata = one["metadata"]
+            if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
+                return True
+            owner = controller_of(one)
+            if owner is None:
+                return False
+            try:
+                resource = await self._client.discovery.resource_of(owner)
+                ref = Ref(resource, owner["name"], metadata["namespace"])
+                one = await self._client.get(ref)
+            except KubernetesNotFoundError:
+                return True
+            except KubernetesForbiddenError:
+                return False
+            if one["metadata"]["uid"] != owner["uid"]:
+                return True
+        return False
+
+    async def _remove(self, refs: Iterable[Ref], going: Iterable[Ref]) -> None:
+        """Delete objects, and wait until they and those that go with them are gone."""
+        await asyncio.gather(*map(self._applier.delete, refs))
+        await asyncio.gather(*map(self._applier.gone, (*refs, *going)))
+
+
+def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
+    """The objects that the controller of the wanted object names after it."""
+    main = wanted[-1] if wanted else {}
+    kind = kinds.find(main)
+    if kind is None or not (kind.is_autoscaled or kind.has_service):
+        return []
+    return [Ref(SERVICES, main["metadata"]["name"], main["metadata"]["namespace"])]
+
+
+def _is_ours(one: Object, owner: Manifest | None) -> bool:
+    """Whether an object was applied here, for this very workload, and nothing else made it."""
+    return is_own(one) and is_applied(one, owner)

@@ -1,0 +1,133 @@
+"""Which pods are a workload's: those that an object of its controller has made.
+
+pod ──► ReplicaSet ──► Deployment, applied here for this very workload
+
+Labels are anybody's to write, and so are names of owners: each is looked up by its name, and has to
+have the identity that is named below it. What is once known of an owner stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from kubetorch.controller.backends.kubernetes.apply import controller_of, is_applied
+from kubetorch.controller.backends.kubernetes.objects import identity
+from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, KubetorchError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Object, Ref
+from kubetorch.lib import backoff
+from kubetorch.manifests.kinds import Manifest
+
+#: Objects between a pod and what was applied, at most: a worker of a LeaderWorkerSet has four.
+DEPTH = 8
+#: Seconds that a controller which starts waits to know whose the pods of a workload are.
+SETTLING = 2.0
+# Seconds until an owner is looked up again whose server did not answer: at first, and at most.
+_AGAIN = (0.5, 15.0)
+
+_log = logging.getLogger(__name__)
+
+
+class PodOwners:
+    """Looks owners up, each once."""
+
+    def __init__(
+        self,
+        client: Client,
+        owner: Callable[[str, str], Manifest | None],
+        pods: Callable[[Key], Mapping[str, Object]],
+        on_known: Callable[[Key], None],
+    ) -> None:
+        self._client = client
+        self._owner = owner
+        self._pods = pods
+        self._on_known = on_known
+        # By workload and identity of an owner; `None`: it is gone.
+        self._known: dict[Key, dict[str, bool | None]] = {}
+        self._looking: dict[tuple[Key, str], asyncio.Task[None]] = {}
+
+    def is_made(self, key: Key, pod: Object, main: Manifest) -> bool | None:
+        """Whether a pod is of the workload that an object is applied for; `None`: not known."""
+        owner = controller_of(pod)
+        if owner is None:
+            is_main = main["kind"] == "Pod" and pod["metadata"]["name"] == main["metadata"]["name"]
+            return is_main and is_applied(pod, self._owner(*key))
+        at = (key, str(owner["uid"]))
+        known = self._known.get(key, {})
+        if at[1] not in known and at not in self._looking:
+            look = self._look(at, owner, identity(main))
+            self._looking[at] = asyncio.create_task(look, name=f"owner of {key[1]}")
+        return known.get(at[1])
+
+    def look_again(self, key: Key) -> None:
+        """Other objects are applied for a workload: who was none of its owners may be one now."""
+        known = self._known.get(key, {})
+        self._known[key] = {uid: is_ours for uid, is_ours in known.items() if is_ours}
+        for at in [at for at in self._looking if at[0] == key]:
+            self._looking.pop(at).cancel()
+
+    def forget(self, key: Key) -> None:
+        """A workload is gone."""
+        self.look_again(key)
+        del self._known[key]
+
+    async def settle(self, key: Key) -> None:
+        """Wait until what is looked up for a workload is known; not for a server that is away."""
+        tasks = [task for at, task in self._looking.items() if at[0] == key]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLING)
+
+    async def close(self) -> None:
+        """Look no more."""
+        tasks = [*self._looking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, at: tuple[Key, str], owner: Object, main: tuple[str, str, str]) -> None:
+        is_ours: bool | None = False
+        pauses = backoff.jittered(backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1]))
+        for pause in pauses:
+            try:
+                is_ours = await self._leads(at[0], owner, main)
+                break
+            except KubernetesForbiddenError as error:
+                _log.warning(
+                    "pods refused workload=%s/%s since their owner %s cannot be read: %s; the "
+                    "chart's rbac.extraRules can allow it",
+                    *(*at[0], owner["kind"], error),
+                )
+                break
+            except KubetorchError as error:
+                _log.info("owner not known yet workload=%s/%s error=%s", *at[0], error)
+                await asyncio.sleep(pause)
+        del self._looking[at]
+        # A CronJob has another owner for each run: those without pods are forgotten.
+        owners = [controller_of(pod) for pod in self._pods(at[0]).values()]
+        alive = {one["uid"] for one in owners if one is not None}
+        known = self._known.get(at[0], {})
+        kept = {uid: is_known for uid, is_known in known.items() if uid in alive}
+        self._known[at[0]] = {**kept, at[1]: is_ours}
+        self._on_known(at[0])
+
+    async def _leads(self, key: Key, owner: Object, main: tuple[str, str, str]) -> bool | None:
+        """Whether an owner is what was applied, or made by it; `None`: one of them is gone."""
+        for _ in range(DEPTH):
+            try:
+                resource = await self._client.discovery.resource_of(owner)
+                found = await self._client.get(Ref(resource, owner["name"], key[0]))
+            except KubernetesNotFoundError:
+                return None
+            if found["metadata"].get("uid") != owner["uid"]:
+                return None
+            is_main = identity({**owner, "metadata": {"name": owner["name"]}}) == main
+            if is_main and is_applied(found, self._owner(*key)):
+                return True
+            above = controller_of(found)
+            if above is None:
+                return False
+            owner = above
+        return False

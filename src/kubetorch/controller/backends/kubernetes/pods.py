@@ -1,0 +1,387 @@
+"""The pods of all workloads: watched as they change, as `PodStatus`, and their logs.
+
+One informer has every pod with our label. A workload whose pods lack it (pods that somebody else
+made, kinds whose operator does not pass labels on) has an informer of its own. A deploy may change
+by which labels its pods are found: those that only the earlier ones chose are no pods of it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+
+from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
+from kubetorch.controller.backends.kubernetes.launch_failures import lost_pods
+from kubetorch.controller.backends.kubernetes.ordinals import Ordinals
+from kubetorch.errors import KubetorchError
+from kubetorch.k8s import podlogs
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.podlogs import LogOptions
+from kubetorch.k8s.resources import (
+    PODS,
+    Object,
+    Ref,
+    Selection,
+    is_leaving,
+    is_over,
+    seconds,
+)
+from kubetorch.k8s.watching import ADDED, DELETED, Change
+from kubetorch.manifests import labels
+from kubetorch.manifests.agent import digest_of
+from kubetorch.wire import podenv
+from kubetorch.wire.messages import Ending
+
+#: Namespace and name of a workload.
+Key = tuple[str, str]
+#: Seconds until all pods have to be known.
+LIST_TIMEOUT = 30.0
+_log = logging.getLogger(__name__)
+
+
+def pod_status(
+    pod: Object, *, ordinal: int, wanted: str, called: Mapping[str, str] | None = None
+) -> PodStatus:
+    """A pod as `PodStatus`, without the verdict on it."""
+    container = agent_status(pod)
+    digest = digest_of(pod)
+    is_old = bool(wanted and digest and digest != wanted)
+    return PodStatus(
+        name=pod["metadata"]["name"],
+        ordinal=ordinal,
+        phase=_phase(pod, container),
+        url=_url(pod),
+        # A pod that its kubelet evicted stays after its successor is there, as `Failed`.
+        is_retiring=is_old or is_leaving(pod) or (is_over(pod) and lost_pods.is_replaced(pod)),
+        restarts=int(container.get("restartCount") or 0),
+        reason=_reason(pod, container),
+        started=seconds(((container.get("state") or {}).get("running") or {}).get("startedAt")),
+        is_down=_is_down(pod, container),
+        uid=pod["metadata"].get("uid") or "",
+        is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
+        ending=_ending(pod, container),
+        is_ours=is_ours(pod),
+    )
+
+
+def agent_container(pod: Object) -> Manifest:
+    """The container that the agent runs in; the first one if none is marked."""
+    return dict(_marked(pod) or pod["spec"]["containers"][0])
+
+
+def is_ours(pod: Object) -> bool:
+    """Whether Kubetorch rendered it: pods that other labels find may be anybody's.
+
+    Some operators pass no labels on, and some pods of an object have no agent.
+    """
+    return labels.SERVICE in (pod["metadata"].get("labels") or {}) or _marked(pod) is not None
+
+
+def _marked(pod: Object) -> Manifest | None:
+    containers: list[Any] = pod["spec"]["containers"]
+    for one in containers:
+        if any(variable["name"] == podenv.WORKLOAD for variable in one.get("env") or ()):
+            return dict(one)
+    return None
+
+
+def agent_status(pod: Object) -> Manifest:
+    """The status of the agent's container; empty before the kubelet reports it."""
+    name = agent_container(pod)["name"]
+    statuses: list[Any] = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((dict(one) for one in statuses if one["name"] == name), {})
+
+
+def _phase(pod: Object, container: Manifest) -> Phase:
+    if is_leaving(pod):
+        return "Terminating"
+    if is_over(pod):
+        return "Failed"
+    return "Running" if "running" in (container.get("state") or {}) else "Pending"
+
+
+def _is_down(pod: Object, container: Manifest) -> bool:
+    if is_over(pod):
+        return True
+    state = container.get("state") or {}
+    has_run = bool(container.get("lastState")) or int(container.get("restartCount") or 0) > 0
+    return "terminated" in state or ("waiting" in state and has_run)
+
+
+def _ending(pod: Object, container: Manifest) -> Ending | None:
+    """Why it, or its agent, ends or has ended."""
+    ended = (container.get("state") or {}).get("terminated") or {}
+    if ended.get("reason") == "OOMKilled":
+        said = f"its container ended with exit code {ended.get('exitCode')}"
+        return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
+    return lost_pods.ending(pod)
+
+
+def _url(pod: Object) -> str:
+    address = (pod.get("status") or {}).get("podIP")
+    if not address:
+        return ""
+    variables = {one["name"]: one.get("value") for one in agent_container(pod).get("env") or ()}
+    port = variables.get(podenv.PORT)
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}" if port else ""
+
+
+def _reason(pod: Object, container: Manifest) -> str:
+    """Why it does not run, in the words of Kubernetes."""
+    if is_leaving(pod):
+        return ""
+    found = pod.get("status") or {}
+    if found.get("phase") == "Failed":
+        return _joined(found.get("reason"), found.get("message")) or "its containers failed"
+    for one in [*(found.get("initContainerStatuses") or ()), container]:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            return _joined(waiting["reason"], waiting.get("message"))
+    for condition in found.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _joined(condition.get("reason"), condition.get("message"))
+    return ""
+
+
+def _joined(reason: str | None, message: str | None) -> str:
+    return ": ".join(part for part in (reason, message) if part)
+
+
+class PodWatch:
+    """The pods of workloads, as they change."""
+
+    def __init__(
+        self,
+        client: Client,
+        on_change: Callable[[Key], None],
+        on_gone: Callable[[Object], None],
+        *,
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self._client = client
+        self._on_change = on_change
+        self._on_gone = on_gone
+        self._namespaces = namespaces
+        self._stack = AsyncExitStack()
+        self._informers: list[Informer] = []
+        self._pods: dict[Key, dict[str, Object]] = {}
+        self._ordinals: dict[Key, Ordinals] = {}
+        self._selected: dict[Key, tuple[str, Informer]] = {}
+        self._dirty: set[Key] = set()
+        # Whose change concerns pods, and where it concerns those without a node.
+        self._nodes: set[str] = set()
+        self._waiting: set[str | None] = set()
+
+    async def start(self) -> None:
+        """Know all pods with our label."""
+        for namespace in self._namespaces or (None,):
+            selection = Selection(PODS, namespace, labels=labels.SERVICE)
+            informer = Informer(self._client, selection, self._changed)
+            self._informers.append(await self._stack.enter_async_context(informer))
+        await asyncio.gather(*(one.listed(timeout=LIST_TIMEOUT) for one in self._informers))
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for _, informer in self._selected.values():
+            await informer.close()
+        await self._stack.aclose()
+
+    # ---------------------------------------------------------------------------------- questions
+
+    def of(self, key: Key) -> Mapping[str, Object]:
+        """The pods of a workload by name."""
+        return self._pods.get(key, {})
+
+    def named(self, namespace: str, name: str) -> Object | None:
+        """A pod, of whatever workload."""
+        return next((self._pods[key][name] for key in self.whose(namespace, name)), None)
+
+    def whose(self, namespace: str, name: str) -> list[Key]:
+        """The workloads that a pod is of: more than one may select it."""
+        mine = ((key, pods) for key, pods in self._pods.items() if key[0] == namespace)
+        return [key for key, pods in mine if name in pods]
+
+    def ordinals(self, key: Key) -> Mapping[str, int]:
+        """The numbers of these pods."""
+        found = self._ordinals.get(key)
+        return {} if found is None else found.numbers
+
+    def unsaid(self, key: Key) -> dict[str, int]:
+        """The numbers that are known here alone, by pod."""
+        found = self._ordinals.get(key)
+        return {} if found is None else {name: found.numbers[name] for name in found.unsaid}
+
+    # ----------------------------------------------------------------------------- other selectors
+
+    async def select(self, key: Key, selector: Mapping[str, str]) -> None:
+        """Take the pods with these labels for those of a workload."""
+        text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
+        if selector == {labels.SERVICE: key[1]}:
+            await self.forget(key)
+            return
+        there = self._selected.get(key)
+        if there is not None and there[0] == text:
+            return
+        informer = Informer(
+            self._client,
+            Selection(PODS, key[0], labels=text),
+            lambda change: self._put_selected(key, text, change),
+        )
+        await informer.__aenter__()
+        try:
+            await informer.listed(timeout=LIST_TIMEOUT)
+        except BaseException:
+            await informer.close()
+            raise
+        self._selected[key] = (text, informer)
+        self._take(key, informer.objects.values())
+        if there is not None:
+            await there[1].close()
+
+    async def forget(self, key: Key) -> None:
+        """A workload is gone, or its pods are those with our label."""
+        there = self._selected.pop(key, None)
+        if there is not None:
+            self._take(key, [*self._labelled(key)])
+            await there[1].close()
+
+    def _labelled(self, key: Key) -> Iterator[Object]:
+        for informer in self._informers:
+            for pod in informer.objects.values():
+                if _named(pod) == key:
+                    yield pod
+
+    def _take(self, key: Key, pods: Iterable[Object]) -> None:
+        """These are the pods of a workload, whichever it had before."""
+        found = {pod["metadata"]["name"]: pod for pod in pods}
+        for name, pod in [*self.of(key).items()]:
+            if name not in found:
+                self._drop(key, name)
+                self._on_gone(pod)
+        for pod in found.values():
+            self._put(key, Change(ADDED, pod))
+        self.mark(key)
+
+    # ------------------------------------------------------------------------------------ changes
+
+    def _changed(self, change: Change) -> None:
+        key = _named(change.object)
+        if key not in self._selected:
+            self._put(key, change)
+
+    def _put_selected(self, key: Key, text: str, change: Change) -> None:
+        # Until all of them are listed, and once others are selected, these are not its pods.
+        there = self._selected.get(key)
+        if there is not None and there[0] == text:
+            self._put(key, change)
+
+    def _put(self, key: Key, change: Change) -> None:
+        name = change.object["metadata"]["name"]
+        if change.kind == DELETED:
+            self._drop(key, name)
+            self._on_gone(change.object)
+        else:
+            pods = self._pods.setdefault(key, {})
+            pods[name] = change.object
+            self._ordinals.setdefault(key, Ordinals()).put(change.object, pods)
+        self.mark(key)
+
+    def _drop(self, key: Key, name: str) -> None:
+        pods = self._pods.get(key, {})
+        if pods.pop(name, None) is not None:
+            self._ordinals[key].drop(name)
+        if not pods:
+            self._pods.pop(key, None)
+            self._ordinals.pop(key, None)
+
+    def mark(self, key: Key) -> None:
+        """Something about a workload's pods is different: say so, with what else changes now."""
+        self._notify_soon()
+        self._dirty.add(key)
+
+    def mark_node(self, name: str) -> None:
+        """A node is different: it matters to the pods on it, and to those without a node."""
+        self._notify_soon()
+        self._nodes.add(name)
+
+    def mark_waiting(self, namespace: str | None) -> None:
+        """Something is different that matters to pods without a node, maybe in one namespace."""
+        self._notify_soon()
+        self._waiting.add(namespace)
+
+    def _notify_soon(self) -> None:
+        if not (self._dirty or self._nodes or self._waiting):
+            asyncio.get_running_loop().call_soon(self._notify)
+
+    def _notify(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        nodes, self._nodes = self._nodes, set()
+        waiting, self._waiting = self._waiting, set()
+        if nodes or waiting:
+            is_all = bool(nodes) or None in waiting
+            for key, pods in self._pods.items():
+                if _concerns(nodes, is_all or key[0] in waiting, pods.values()):
+                    dirty.add(key)
+        for key in dirty:
+            self._on_change(key)
+
+
+def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
+    """Whether any of these pods is on one of the nodes, or waits for one when that matters."""
+    for pod in pods:
+        name = pod["spec"].get("nodeName")
+        if name in nodes or (waiting and not name):
+            return True
+    return False
+
+
+def _named(pod: Object) -> Key:
+    """The workload that our label on a pod names."""
+    metadata = pod["metadata"]
+    return metadata["namespace"], metadata["labels"][labels.SERVICE]
+
+
+async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
+    """The last lines of the agent's container, of its run before this one too."""
+    metadata = pod["metadata"]
+    ref = Ref(PODS, metadata["name"], metadata["namespace"])
+    container = agent_container(pod)["name"]
+    status = agent_status(pod)
+    has_two = int(status.get("restartCount") or 0) > 0
+    lines: list[bytes] = []
+    for previous in (True, False) if has_two else (False,):
+        options = LogOptions(container, previous=previous, tail=count, timestamps=True)
+        try:
+            found = await podlogs.read(client, ref, options)
+        except KubetorchError as error:  # the container waits, or its run is forgotten
+            _log.info("log not read pod=%s previous=%s error=%s", ref.name, previous, error.message)
+        else:
+            lines += _parse(found)
+    return lines[-count:]
+
+
+def _parse(found: bytes) -> list[bytes]:
+    """Lines of a pod's log, of what a kubelet answers: a moment, a space and the text each.
+
+    Of text that is written over, such as a progress bar, the last state is taken. What has no
+    moment (words of the kubelet's own, or a line that was cut) has that of the line before it.
+    """
+    lines, time = [], 0.0
+    for raw in found.split(b"\n"):
+        if not raw:
+            continue
+        stamp, _, text = raw.partition(b" ")
+        try:
+            time = seconds(stamp.decode("ascii", "replace")[:19] + "Z")
+        except ValueError:
+            text = raw
+        text = next((part for part in reversed(text.split(b"\r")) if part), b"")
+        lines.append(msgspec.json.encode({"time": time, "text": text.decode("utf-8", "replace")}))
+    return lines

@@ -1,0 +1,406 @@
+"""One pod of the process backend: an agent process that is started again when it ends.
+
+      start ──► Running ──(exit)──► Pending ──(back-off)──► start
+                   │                   │ third exit without having been ready in between
+                   │                   ▼
+                   │                Failed, with the last lines of agent.log; still started again
+                   └──(end)──► Terminating ──► gone, with every process that it started
+
+What an agent starts inherits `MARK` in its environment, and mostly its session. Both are searched
+when it has ended, so nothing of it is left whatever its programs did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from kubetorch.controller.backends.base import Phase, PodStatus
+from kubetorch.controller.backends.process.attachments import PodInputs
+from kubetorch.controller.backends.process.spares import SpareAgent, SpareAgents
+from kubetorch.controller.state import PodRecord, SqliteState
+from kubetorch.errors import KubetorchError, ServiceHealthError
+from kubetorch.lib import backoff, deadlines, files, process_watch, processes, sockets
+from kubetorch.lib.clock import Clock, Timer
+from kubetorch.wire import exceptions, tokens
+from kubetorch.wire.messages import Ending
+from kubetorch.wire.podenv import MARK, PodEnv
+
+# 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
+_SESSION_LIFETIME = 10 * 365 * 86400.0
+#: Exits without having been ready in between after which a pod is said to be unable to start.
+CRASH_LIMIT = 3
+#: Lines of `agent.log` that the error then shows.
+SHOWN_LINES = 20
+# Seconds after which an agent that ends is started at once, as if it had never ended before.
+_STABLE = 60.0
+# Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
+_EXIT_MARGIN = 2.0
+_LOG = "agent.log"
+_LOG_LIMIT = 8 * 1024 * 1024
+_SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
+# A process that is killed may have started others in the meantime.
+_KILL_ROUNDS = 5
+
+
+class PodHome(msgspec.Struct, frozen=True):
+    """Where pods live, and what all of them share."""
+
+    home: Path
+    secret: bytes
+    user: str
+    environment: Mapping[str, str]
+    command: tuple[str, ...]
+    marks: str
+    #: Tokens that were given, by folder: user code may delete the files in it.
+    sessions: dict[Path, str] = msgspec.field(default_factory=dict)
+
+    def folder(self, namespace: str, pod: str) -> Path:
+        return self.home / "pods" / namespace / pod
+
+    def session(self, namespace: str, pod: str) -> str:
+        """The token that a pod was given for its session; empty without a pod."""
+        folder = self.folder(namespace, pod)
+        try:
+            given = json.loads((folder / "credentials.json").read_bytes())
+            return self.sessions.get(folder) or str(given["session"])
+        except (OSError, ValueError, KeyError):
+            return self.sessions.get(folder, "")
+
+    def new_mark(self) -> str:
+        """A value of `MARK` that nobody has."""
+        return self.marks + os.urandom(8).hex()
+
+    def prepare(self, pod: PodRecord, given: PodInputs, *, now: float) -> dict[str, str]:
+        """Make the folder of a pod and its credentials; the environment of its agent."""
+        folder = self.folder(pod.namespace, pod.name)
+        work = folder / "work"
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        audience = tokens.audience(pod.namespace, pod.workload)
+        key = tokens.workload_key(self.secret, audience)
+        claims = tokens.Claims(audience, now + _SESSION_LIFETIME, f"pod:{pod.name}")
+        self.sessions[folder] = session = tokens.sign(key, claims)
+        credentials = {"key": key.hex(), "session": session, "user": self.user}
+        file = folder / "credentials.json"
+        files.write_atomically(file, json.dumps(credentials).encode())
+        shown = folder / "attachments.json"
+        files.write_atomically(shown, msgspec.json.encode(given.paths))
+        own = PodEnv(
+            namespace=pod.namespace,
+            workload=pod.workload,
+            pod=pod.name,
+            controller_file=str(self.home / "controller-url"),
+            credentials_file=str(file),
+            host=sockets.LOOPBACK,
+            port=pod.port,
+            root=str(folder),
+            working_dir=str(work),
+            attachments_file=str(shown),
+            environments=str(self.home / "environments"),
+        )
+        return {**self.environment, **given.variables, **own.write()}
+
+
+class Pod:
+    """One pod."""
+
+    def __init__(
+        self,
+        record: PodRecord,
+        *,
+        pod_home: PodHome,
+        give: Callable[[Path], PodInputs],
+        state: SqliteState,
+        spares: SpareAgents,
+        clock: Clock,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.record = record
+        #: Made from an older template; it ends when its successor serves.
+        self.is_retiring = False
+        #: Somebody has decided to end it.
+        self.is_leaving = False
+        #: It served, or may have served, what was wanted.
+        self.was_ready = False
+        self._pod_home = pod_home
+        self._give = give
+        self._state = state
+        self._spares = spares
+        self._clock = clock
+        self._on_change = on_change
+        self._watch: process_watch.ExitWatch | None = None
+        self._restart: Timer | None = None
+        self._exits = 0
+        self._delays = self._new_delays()
+        self._reason = ""
+        self._failure: ServiceHealthError | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------------------------- questions
+
+    @property
+    def folder(self) -> Path:
+        return self._pod_home.folder(self.record.namespace, self.record.name)
+
+    @property
+    def is_running(self) -> bool:
+        return self._watch is not None
+
+    def status(self) -> PodStatus:
+        record, phase = self.record, self._phase()
+        return PodStatus(
+            name=record.name,
+            ordinal=record.ordinal,
+            phase=phase,
+            url=f"http://{sockets.LOOPBACK}:{record.port}",
+            is_retiring=self.is_retiring or self.is_leaving,
+            restarts=record.restarts,
+            reason=self._reason,
+            failure=None if self._failure is None else exceptions.describe(self._failure),
+            pid=record.pid if self.is_running else None,
+            started=record.started,
+            is_down=phase in ("Pending", "Failed"),
+            ending=_SURPLUS if self.is_leaving else None,
+        )
+
+    def _phase(self) -> Phase:
+        if self.is_leaving or self._ended is not None:
+            return "Terminating"
+        if self.is_running:
+            return "Running"
+        return "Pending" if self._failure is None else "Failed"
+
+    # ------------------------------------------------------------------------------- beginning
+
+    def start(self) -> None:
+        """Start its agent; if that fails it is tried again, as when an agent ends."""
+        self._cancel_restart()
+        try:
+            self._start()
+        except (OSError, KubetorchError) as error:
+            self._fell(f"its agent could not be started: {error}")
+
+    def _start(self) -> None:
+        given = self._give(self.folder)
+        spare = self._spares.take()
+        self._keep(replace(self.record, port=self._port(), pid=0, start_time=""))
+        variables = self._pod_home.prepare(self.record, given, now=self._clock.time())
+        pid = self._become(spare, variables) or self._spawn(variables)
+        started, start_time = self._clock.time(), processes.start_time(pid) or ""
+        self._keep(replace(self.record, pid=pid, start_time=start_time, started=started))
+        self._observe(pid)
+
+    def restart(self) -> None:
+        """Start its agent once more."""
+        self.record = replace(self.record, restarts=self.record.restarts + 1)
+        self.start()
+
+    def adopt(self) -> bool:
+        """Take up the agent that an earlier controller started; whether it lives."""
+        record = self.record
+        if not record.pid or processes.start_time(record.pid) != record.start_time:
+            return False
+        self._observe(record.pid)
+        return True
+
+    def retry(self) -> None:
+        """Start its agent now if it is waiting for its next attempt."""
+        if self._restart is not None:
+            self._failure = None
+            self._exits = 0
+            self._delays = self._new_delays()
+            self.restart()
+
+    def mark_ready(self) -> None:
+        """It serves: it can start."""
+        self.was_ready = True
+        self._exits = 0
+        self._failure = None
+
+    def _observe(self, pid: int) -> None:
+        self._reason = ""
+        self._watch = process_watch.ExitWatch(pid, self._exited)
+        self._on_change()
+
+    def _port(self) -> int:
+        own = (self.record.namespace, self.record.name)
+        others = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != own)
+        taken = {pod.port for pod in others}
+        port = self.record.port
+        is_usable = port and port not in taken and sockets.is_free(port)
+        return port if is_usable else sockets.choose(taken)
+
+    def _become(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
+        """The process of a spare that is this pod's agent now; `None` if there is none."""
+        if spare is None:
+            return None
+        self._keep(replace(self.record, mark=spare.mark))
+        try:
+            spare.become(environment, str(self.folder / _LOG))
+        except OSError:  # it died
+            process_watch.reap(spare.pid)
+            return None
+        return spare.pid
+
+    def _spawn(self, environment: Mapping[str, str]) -> int:
+        # Known before it runs: should the controller die in between, its successor finds it.
+        mark = self._pod_home.new_mark()
+        self._keep(replace(self.record, mark=mark))
+        log = self.folder / _LOG
+        if log.exists() and log.stat().st_size > _LOG_LIMIT:
+            log.replace(log.with_suffix(".log.1"))
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return processes.spawn(
+                self._pod_home.command, {**environment, MARK: mark}, output=output, errors=output
+            )
+        finally:
+            os.close(output)
+
+    def _keep(self, record: PodRecord) -> None:
+        self.record = record
+        self._state.put_pod(record)
+
+    # ---------------------------------------------------------------------------------- ending
+
+    async def end(self, grace: float) -> None:
+        """End its agent and all that it started; returns when nothing is left."""
+        self.is_leaving = True
+        if self._ended is not None:
+            hurry = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
+            await asyncio.shield(self._ended)
+            hurry.cancel()
+            return
+        self._ended = asyncio.get_running_loop().create_future()
+        self._cancel_restart()
+        self._on_change()
+        try:
+            await self._stop(grace)
+        finally:
+            self._ended.set_result(None)
+
+    async def discard(self) -> None:
+        """Forget it, once it has ended: remove its record and its folder."""
+        self._state.delete_pods([(self.record.namespace, self.record.name)])
+        self._pod_home.sessions.pop(self.folder, None)
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # other pods of the namespace are in it
+            self.folder.parent.rmdir()
+
+    def release(self) -> None:
+        """Do not watch it any more: the controller stops, and the pod goes on."""
+        self._cancel_restart()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    async def _stop(self, grace: float) -> None:
+        if self._watch is None:
+            return
+        self._watch.close()
+        pid = self.record.pid
+        if grace > 0:
+            _signal(pid, signal.SIGTERM)
+            await _wait_for_ends({pid}, timeout=grace + _EXIT_MARGIN)
+        for _ in range(_KILL_ROUNDS):
+            killed = await asyncio.to_thread(self._kill_all)
+            # SIGKILL has no exception; what takes long is a process that the kernel holds.
+            await _wait_for_ends({pid, *killed}, timeout=_EXIT_MARGIN)
+            if not killed:
+                break
+        processes.exit_status(pid)
+        self._watch = None
+
+    def _kill_all(self) -> list[int]:
+        """Kill the session of its agent, and whatever carries its mark elsewhere."""
+        return processes.kill_session(self.record.pid, marker=f"{MARK}={self.record.mark}")
+
+    def _exited(self) -> None:
+        self._watch = None
+        code = processes.exit_status(self.record.pid)
+        self._kill_all()
+        self._fell(f"its agent ended with {_describe_exit(code)}")
+
+    def _fell(self, reason: str) -> None:
+        """It does not run: say why, and try again."""
+        self._reason = reason
+        self._exits += 1
+        if self._exits >= CRASH_LIMIT:
+            self._failure = self._crash_loop()
+        if self._clock.time() - self.record.started > _STABLE:
+            self._delays = self._new_delays()
+        self._restart = self._clock.call_later(next(self._delays), self.restart)
+        self._on_change()
+
+    def _cancel_restart(self) -> None:
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+
+    def _crash_loop(self) -> ServiceHealthError:
+        lines = files.tail(self.folder / _LOG, SHOWN_LINES)
+        shown = "".join(f"\n  {line}" for line in lines) or " It wrote nothing."
+        return ServiceHealthError(
+            f"pod {self.record.name} cannot start: {self._exits} attempts failed; "
+            f"the last time {self._reason}. Its last lines:{shown}",
+            hint=f"all of it is in {self.folder / _LOG}",
+        )
+
+    @staticmethod
+    def _new_delays() -> Iterator[float]:
+        return itertools.chain([0.0], backoff.exponential(first=0.1, factor=3.0, limit=30.0))
+
+
+async def _wait_for_ends(pids: set[int], *, timeout: float) -> None:
+    """Wait until processes have ended, at most so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with deadlines.timeout(timeout):
+            await process_watch.wait_for_ends(pids)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return "an unknown exit status"
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+async def sweep(
+    pod_home: PodHome, *, marks: Callable[[], Set[str]], pods: Callable[[], Set[tuple[str, str]]]
+) -> None:
+    """End the processes, and remove the folders."""
+    found = await asyncio.to_thread(processes.processes_with, MARK)
+    # On the loop: between being a spare and being a pod, no agent is a stray.
+    known = marks()
+    for pid, mark in found.items():
+        if mark.startswith(pod_home.marks) and mark not in known:
+            _signal(pid, signal.SIGKILL)
+    await asyncio.to_thread(_remove_folders, pod_home, pods(), pods)
+
+
+def _remove_folders(
+    pod_home: PodHome, known: Set[tuple[str, str]], pods: Callable[[], Set[tuple[str, str]]]
+) -> None:
+    folders = pod_home.home / "pods"
+    for namespace in folders.iterdir() if folders.exists() else ():
+        for folder in namespace.iterdir():
+            key = (namespace.name, folder.name)
+            # It may have come since.
+            if key not in known and key not in pods():
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Spare agents: started, with everything imported, before anybody knows which pod they will be.
+
+An agent needs a tenth of a second to import what it needs. That time passes while a client still
+reads its project, if an agent is started when the controller is, or when the first request for
+a new workload comes. There is at most one, and one that nobody took for a minute is dropped. A
+spare waits on its standard input for the identity of a pod (`kubetorch.pod.spare`), and ends when
+that ends: so it never outlives its controller.
+
+This module imports nothing of weight: the service starts a spare before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+
+from kubetorch.lib import process_watch, processes
+from kubetorch.lib.clock import Clock, Timer
+
+#: Seconds that a spare waits to be taken.
+LIFETIME = 60.0
+
+
+class SpareAgent:
+    """An agent that waits."""
+
+    def __init__(self, pid: int, mark: str, pipe: int) -> None:
+        self.pid = pid
+        self.mark = mark
+        self._pipe = pipe
+
+    def become(self, environment: Mapping[str, str], log: str) -> int:
+        """Let it be the pod with this environment and log; its process id."""
+        pod = {"environment": dict(environment), "log": log}
+        with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
+            data = memoryview(json.dumps(pod).encode() + b"\n")
+            while data:
+                data = data[pipe.write(data) :]
+        return self.pid
+
+    def drop(self) -> None:
+        """Let it end."""
+        os.close(self._pipe)
+
+
+def start(
+    command: tuple[str, ...], environment: Mapping[str, str], *, mark: str, log: int
+) -> SpareAgent:
+    reading, writing = os.pipe()
+    try:
+        pid = processes.spawn(command, environment, stdin=reading, output=log, errors=log)
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return SpareAgent(pid, mark, writing)
+
+
+class SpareAgents:
+    """At most one spare agent."""
+
+    def __init__(
+        self,
+        start: Callable[[], SpareAgent] | None,
+        *,
+        clock: Clock,
+        first: SpareAgent | None = None,
+    ) -> None:
+        self._start = start
+        self._clock = clock
+        self._spare: SpareAgent | None = None
+        self._expiry: Timer | None = None
+        if first is not None:
+            self._keep(first)
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The marks of spares that wait."""
+        return frozenset() if self._spare is None else frozenset({self._spare.mark})
+
+    def prepare(self) -> None:
+        """Have one at hand."""
+        if self._spare is None and self._start is not None:
+            try:
+                self._keep(self._start())
+            except OSError:
+                return  # whoever needs an agent starts one, and meets the error
+
+    def take(self) -> SpareAgent | None:
+        """The spare; it belongs to the caller now."""
+        spare, self._spare = self._spare, None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        return spare
+
+    def close(self) -> None:
+        """Drop what waits."""
+        spare = self.take()
+        if spare is not None:
+            spare.drop()
+            process_watch.reap(spare.pid)
+
+    def _keep(self, spare: SpareAgent) -> None:
+        self._spare = spare
+        self._expiry = self._clock.call_later(LIFETIME, self.close)

@@ -1,0 +1,285 @@
+"""Secrets and volumes as files and folders of the user, in the home of the installation.
+
+A secret is `secrets/<namespace>/<object>.json`, 0600 in 0700. Its file is written beside and
+renamed, and no method awaits between reading and writing: so an upload that races with another one
+sees all of it or nothing.
+
+A volume is the folder `volumes/<namespace>/<claim>`. Beside it lies what the volume was declared
+as, `.<claim>.json`: that makes it a volume. So a creation ends with that file, and a deletion
+begins with it; the folder is renamed before it is emptied, and what a service that was killed left
+of it goes at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from kubetorch.controller.backends.base import decide_put, missing_volume
+from kubetorch.errors import ControllerError, SecretNotFound, StorageFullError
+from kubetorch.lib import files
+from kubetorch.lib.decoders import json_decoder
+from kubetorch.lib.secret_bytes import SecretBytes
+from kubetorch.manifests import secrets as manifests
+from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire.secrets import (
+    Outcome,
+    PutSecret,
+    SecretDraft,
+    SecretFile,
+    SecretView,
+    StoredSecret,
+)
+from kubetorch.wire.volumes import CreatedVolume, VolumeView
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SUFFIX = ".json"
+#: Storage class of all volumes here.
+STORAGE_CLASS = "local"
+_DELETED = ".deleted-"
+
+
+def fail(path: Path, error: OSError) -> NoReturn:
+    """Raise the error of our own for one of the file system's."""
+    if error.errno in _FULL:
+        raise StorageFullError(f"no space left for {path}", hint="make room there") from error
+    raise ControllerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+class SecretFiles:
+    """The secrets of an installation; a `SecretStore`."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    # -------------------------------------------------------------------------------- SecretStore
+
+    async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
+        old = self._read(namespace, object_name)
+        outcome, values = decide_put(namespace, put, None if old is None else old.values)
+        if old is not None and outcome == "unchanged":
+            return StoredSecret(outcome=outcome, secret=_view(namespace, object_name, old))
+        draft = old.draft if old is not None and outcome == "merged" else put.draft
+        return self._store(namespace, object_name, draft, values, outcome, old)
+
+    async def get(self, namespace: str, object_name: str) -> SecretView | None:
+        return self.view(namespace, object_name)
+
+    async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
+        found = self._read(namespace, object_name)
+        if found is None:
+            raise SecretNotFound(object_name, namespace)
+        return found.values
+
+    async def list(self, namespace: str | None) -> list[SecretView]:  # SecretStore's
+        found = (self.view(*key) for key in self._keys(namespace))
+        return [view for view in found if view is not None]
+
+    async def delete(self, namespace: str, object_name: str) -> bool:  # SecretStore's
+        path = self._path(namespace, object_name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fail(path, error)
+        return True
+
+    # ---------------------------------------------------------------------------- for the backend
+
+    def view(self, namespace: str, object_name: str) -> SecretView | None:
+        """A secret without its values, if there is one of that name."""
+        found = self._read(namespace, object_name)
+        return None if found is None else _view(namespace, object_name, found)
+
+    def read(self, namespace: str, object_name: str) -> SecretBytes | None:
+        """The values of a secret, for pods."""
+        found = self._read(namespace, object_name)
+        return None if found is None else SecretBytes(found.values)
+
+    def file(self, namespace: str, object_name: str) -> Path:
+        return self._path(namespace, object_name)
+
+    # ------------------------------------------------------------------------------------- pieces
+
+    def _path(self, namespace: str, object_name: str) -> Path:
+        return self._folder / namespace / f"{object_name}{_SUFFIX}"
+
+    def _keys(self, namespace: str | None) -> Iterator[tuple[str, str]]:
+        for path in sorted(self._folder.glob(f"{namespace or '*'}/[!.]*{_SUFFIX}")):
+            yield path.parent.name, path.name.removesuffix(_SUFFIX)
+
+    def _read(self, namespace: str, object_name: str) -> SecretFile | None:
+        path = self._path(namespace, object_name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            fail(path, error)
+        try:
+            return json_decoder(SecretFile).decode(data)
+        except msgspec.MsgspecError:
+            # Without its cause, whose text may have something of the file in it.
+            raise ControllerError(
+                f"the file of a secret, {path}, is broken", hint="delete it, and deploy again"
+            ) from None
+
+    def _store(
+        self,
+        namespace: str,
+        object_name: str,
+        draft: SecretDraft,
+        values: dict[str, bytes],
+        outcome: Outcome,
+        old: SecretFile | None,
+    ) -> StoredSecret:
+        now = self._clock()
+        created = now if old is None else old.created
+        new = SecretFile(
+            draft=draft, values=values, version=os.urandom(8).hex(), created=created, updated=now
+        )
+        path = self._path(namespace, object_name)
+        try:
+            for folder in (self._folder, path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            files.write_atomically(path, msgspec.json.encode(new))
+        except OSError as error:
+            fail(path, error)
+        return StoredSecret(outcome=outcome, secret=_view(namespace, object_name, new))
+
+
+def _view(namespace: str, object_name: str, stored: SecretFile) -> SecretView:
+    draft, keys = stored.draft, tuple(stored.values)
+    ref = SecretRef(draft.name, object_name, draft.mount_type, keys, draft.path)
+    shell = manifests.shell(
+        ref, namespace=namespace, username=draft.username, provider=draft.provider
+    )
+    return SecretView(
+        namespace=namespace,
+        object_name=object_name,
+        name=draft.name,
+        mount_type=draft.mount_type,
+        keys=keys,
+        version=stored.version,
+        path=draft.path,
+        renamed=draft.renamed,
+        provider=draft.provider,
+        username=draft.username,
+        override=draft.override,
+        labels=shell["metadata"]["labels"],
+        created=stored.created,
+        updated=stored.updated,
+    )
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the file beside a folder."""
+
+    spec: VolumeSpec
+    created: float
+
+
+class VolumeFolders:
+    """The volumes of an installation; a `VolumeStore`."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    # -------------------------------------------------------------------------------- VolumeStore
+
+    async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
+        claim = spec.claim_name
+        found = self.view(namespace, claim)
+        if found is not None:
+            return CreatedVolume(is_new=False, volume=found)
+        folder, note = self._folder / namespace / claim, self._note(namespace, claim)
+        stored = _Stored(spec=spec, created=self._clock())
+        try:
+            for place in (self._folder, folder.parent, folder):
+                place.mkdir(mode=0o700, exist_ok=True)
+            files.write_atomically(note, msgspec.json.encode(stored))
+        except OSError as error:
+            fail(folder, error)
+        return CreatedVolume(is_new=True, volume=self._view(namespace, claim, stored))
+
+    async def get(self, namespace: str, claim: str) -> VolumeView | None:
+        return self.view(namespace, claim)
+
+    async def list(self, namespace: str | None) -> list[VolumeView]:  # VolumeStore's
+        found = (self.view(*key) for key in self._keys(namespace))
+        return [view for view in found if view is not None]
+
+    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+        folder = self._folder / namespace / claim
+        left = folder.with_name(_DELETED + os.urandom(8).hex())
+        try:
+            self._note(namespace, claim).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(left)
+        except OSError as error:
+            fail(folder, error)
+        # Nobody sees it any more, however long it takes until its files are gone.
+        await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+        return True
+
+    async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
+        return STORAGE_CLASS
+
+    # ---------------------------------------------------------------------------- for the backend
+
+    def view(self, namespace: str, claim: str) -> VolumeView | None:
+        """A volume, if there is one of that name."""
+        note = self._note(namespace, claim)
+        try:
+            stored = json_decoder(_Stored).decode(note.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            fail(note, error)
+        except msgspec.MsgspecError as error:
+            raise ControllerError(
+                f"the file of a volume, {note}, is broken: {error}",
+                hint="delete the file; the volume can then be created again and keeps its content",
+            ) from error
+        return self._view(namespace, claim, stored)
+
+    def folder(self, namespace: str, claim: str) -> Path:
+        if self.view(namespace, claim) is None:
+            raise missing_volume(namespace, claim)
+        return self._folder / namespace / claim
+
+    def sweep(self) -> None:
+        """Remove what is left of volumes that were deleted."""
+        for folder in self._folder.glob(f"*/{_DELETED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------- pieces
+
+    def _note(self, namespace: str, claim: str) -> Path:
+        return self._folder / namespace / f".{claim}{_SUFFIX}"
+
+    def _keys(self, namespace: str | None) -> Iterator[tuple[str, str]]:
+        for note in sorted(self._folder.glob(f"{namespace or '*'}/.[!.]*{_SUFFIX}")):
+            yield note.parent.name, note.name.removeprefix(".").removesuffix(_SUFFIX)
+
+    def _view(self, namespace: str, claim: str, stored: _Stored) -> VolumeView:
+        return VolumeView(
+            namespace=namespace,
+            claim=claim,
+            spec=stored.spec,
+            storage_class=stored.spec.storage_class or STORAGE_CLASS,
+            folder=str(self._folder / namespace / claim),
+            created=stored.created,
+        )

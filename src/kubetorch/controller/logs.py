@@ -1,0 +1,183 @@
+"""The lines that the pods of a workload wrote, as one stream.
+
+First come the last lines of all pods, in the order of their times; they are asked of the agents,
+and of the backend for a pod whose agent does not answer. Then, if wanted, new lines as they
+come, of the pods that are there and of those that come later, until the workload is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+import msgspec
+
+from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller.workload import Workload
+from kubetorch.errors import ProtocolError
+from kubetorch.lib import async_http
+from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import DeployLog
+
+#: Lines that are shown when nothing is said.
+TAIL = 100
+# Lines by which a stream that broke is joined to the next one.
+_OVERLAP = 1000
+# Lines that wait for a slow reader.
+_QUEUE = 10_000
+# Seconds for an agent to answer.
+_TIMEOUT = 5.0
+# Bytes of a line: agents cut theirs at far less.
+_LINE_LIMIT = 1024 * 1024
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The fields of a line in a pod's log that are used (docs/design/logs.md)."""
+
+    time: float
+    text: str
+    source: str = "stdout"
+    level: str | None = None
+    rank: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class PodLogs:
+    """Reads the logs of one workload."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        backend: Backend,
+        *,
+        token: Callable[[], str],
+        may_read_others: Callable[[], Awaitable[bool]],
+        pod: str | None = None,
+    ) -> None:
+        self._workload = workload
+        self._backend = backend
+        self._token = token
+        self._may_read_others = may_read_others
+        self._pod = pod
+        #: The last lines of each pod that were given out.
+        self._seen: dict[str, deque[bytes]] = {}
+
+    async def tail(self, count: int) -> list[DeployLog]:
+        """The last lines, the oldest first."""
+        pods = self._pods()
+        tails = await asyncio.gather(*(self._tail(pod, max(count, _OVERLAP)) for pod in pods))
+        lines = []
+        for pod, raw in zip(pods, tails, strict=True):
+            self._seen[pod.name] = deque(raw[-_OVERLAP:], _OVERLAP)
+            lines += [line for line in (_parse(one, pod.name) for one in raw) if line]
+        lines.sort(key=lambda line: line.time)
+        return lines[-count:] if count else []
+
+    async def follow(self) -> AsyncIterator[DeployLog]:
+        """New lines as they come; call `tail` first."""
+        queue: asyncio.Queue[DeployLog] = asyncio.Queue(_QUEUE)
+        followers: dict[str, asyncio.Task[None]] = {}
+        changed = asyncio.ensure_future(self._workload.changes.wait())
+        take = asyncio.ensure_future(queue.get())
+        try:
+            while not self._workload.is_gone:
+                self._start_followers(followers, queue)
+                done, _ = await asyncio.wait({take, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if take in done:
+                    yield take.result()
+                    take = asyncio.ensure_future(queue.get())
+                if changed in done:
+                    changed = asyncio.ensure_future(self._workload.changes.wait())
+        finally:
+            tasks = [take, changed, *followers.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _pods(self) -> list[PodStatus]:
+        return [pod for pod in self._workload.pods if self._pod in (None, pod.name)]
+
+    def _start_followers(
+        self, followers: dict[str, asyncio.Task[None]], queue: asyncio.Queue[DeployLog]
+    ) -> None:
+        for pod in self._pods():
+            task = followers.get(pod.name)
+            # An agent that has a session answers; a change says when it has one again.
+            if (task is None or task.done()) and self._workload.has_session(pod.name):
+                followers[pod.name] = asyncio.ensure_future(self._follow(pod, queue))
+
+    async def _follow(self, pod: PodStatus, queue: asyncio.Queue[DeployLog]) -> None:
+        seen = self._seen.setdefault(pod.name, deque(maxlen=_OVERLAP))
+        # The stream begins with lines that were given out already, unless others pushed them out.
+        known, left = Counter(seen), _OVERLAP
+        try:
+            async with contextlib.aclosing(self._lines(pod, tail=_OVERLAP, follow=True)) as lines:
+                async for raw in lines:
+                    left -= 1
+                    if left >= 0 and known[raw] > 0:
+                        known[raw] -= 1
+                        continue
+                    seen.append(raw)
+                    line = _parse(raw, pod.name)
+                    if line is not None:
+                        await queue.put(line)
+        except OSError:
+            return  # its agent ended; a change says when it is there again
+
+    async def _tail(self, pod: PodStatus, count: int) -> list[bytes]:
+        try:
+            return [line async for line in self._lines(pod, tail=count, follow=False)]
+        except OSError:
+            # No agent has agreed to it, and the backend would show what anybody's pod wrote.
+            if not pod.is_ours and not await self._may_read_others():
+                return []
+            namespace = self._workload.record.namespace
+            return await self._backend.log_tail(namespace, pod.name, count)
+
+    async def _lines(
+        self, pod: PodStatus, *, tail: int, follow: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Lines of a pod's log; `OSError` when its agent does not answer, or not to the end."""
+        url = f"{pod.url}{routes.LOGS}?tail={tail}&follow={str(follow).lower()}"
+        headers = {routes.AUTHORIZATION: f"Bearer {self._token()}"}
+        fetched = async_http.fetch("GET", url, headers, connect_timeout=_TIMEOUT, timeout=_TIMEOUT)
+        try:
+            async with fetched as answer:
+                if answer.status != 200:
+                    raise ConnectionError(f"{url} answered {answer.status}")
+                async for line in answer.lines(limit=_LINE_LIMIT, timeout=None):
+                    yield line
+        except async_http.TooLargeError as error:
+            raise ConnectionError(str(error)) from error
+
+
+def _parse(raw: bytes, pod: str) -> DeployLog | None:
+    try:
+        line = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # cut when its agent was killed
+        return None
+    return DeployLog(
+        text=line.text,
+        pod=pod,
+        source=line.source,
+        level=line.level,
+        time=line.time,
+        rank=line.rank,
+    )
+
+
+def check_pod(workload: Workload, pod: str) -> str | None:
+    """The pod that a reader asks for; `None` when it asks for none."""
+    if pod and pod not in workload.pod_names:
+        there = ", ".join(sorted(workload.pod_names)) or "none"
+        raise ProtocolError(f"{workload.record.name} has no pod {pod}; there are {there}")
+    return pod or None
+
+
+def encode(lines: list[DeployLog]) -> bytes:
+    """Lines as NDJSON."""
+    return b"".join(messages.encode(line) + b"\n" for line in lines)

@@ -1,0 +1,373 @@
+"""Which files of a project do not travel.
+
+For each name the first of these decides that says anything about it:
+
+1. `.ktignore` files, from the name's own folder up to the project: syntax of `.gitignore`;
+2. `BUILT_IN`, and every folder that is a virtual environment (it has a `pyvenv.cfg`); only a
+   pattern of a `.ktignore` that has the very name in it goes before these, as `!node_modules/`;
+3. `.gitignore` files, from the name's own folder up to the top of the git repository.
+
+So `!name` in a `.ktignore` makes travel what the others leave out. `!follow PATH` there names links
+out of the project whose targets are to travel. A folder that does not travel is
+not looked into. Filters of the `KT_RSYNC_FILTERS` variable replace all of this.
+
+Patterns are matched as git matches them (https://git-scm.com/docs/gitignore). A pattern is matched
+against one entry and never against what lies above it: whoever walks a project does not look into a
+folder that is ignored, which is what git does too.
+"""
+
+# Names are text: a Path for each of thousands of files costs more than everything else here.
+# ruff: noqa: PTH110, PTH116, PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kubetorch.errors import SpecError
+
+_CLASSES = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": " \\t",
+    "digit": "0-9",
+    "lower": "a-z",
+    "space": "\\s",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
+
+
+_FOLLOW = "!follow "
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One line."""
+
+    text: str
+    is_excluding: bool
+    for_folders: bool
+    by_name: bool
+    regex: re.Pattern[str]
+
+    def matches(self, path: str) -> bool:
+        return bool(self.regex.fullmatch(path.rpartition("/")[2] if self.by_name else path))
+
+
+class Patterns:
+    """The patterns of one file; the last one that matches decides."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        lines = list(lines)
+        found = map(parse, lines)
+        self._patterns = [pattern for pattern in found if pattern is not None]
+        self._patterns.reverse()
+        links = (parse(line[len(_FOLLOW) :]) for line in lines if line.startswith(_FOLLOW))
+        self._links = [pattern for pattern in links if pattern is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def decide(self, path: str, *, is_folder: bool) -> Pattern | None:
+        """The pattern that decides on an entry."""
+        for pattern in self._patterns:
+            if pattern.for_folders and not is_folder:
+                continue
+            if pattern.matches(path):
+                return pattern
+        return None
+
+    def follow(self, path: str) -> bool:
+        """Whether a line names this link as one whose target is to travel."""
+        return any(pattern.matches(path) for pattern in self._links)
+
+
+def parse(line: str) -> Pattern | None:
+    """The pattern in a line; `None` when there is none, or one that matches nothing."""
+    text = _without_trailing_spaces(line.rstrip("\r\n"))
+    if text.startswith("#"):
+        return None
+    is_excluding = not text.startswith("!")
+    text = text if is_excluding else text[1:]
+    for_folders = text.endswith("/")
+    glob = text[:-1] if for_folders else text
+    by_name = "/" not in glob
+    regex = _translate(glob.removeprefix("/"))
+    if not glob.strip("/") or regex is None:
+        return None
+    return Pattern(text, is_excluding, for_folders, by_name, re.compile(regex, re.DOTALL))
+
+
+def _without_trailing_spaces(line: str) -> str:
+    stripped = line.rstrip(" ")
+    backslashes = len(stripped) - len(stripped.rstrip("\\"))
+    # An odd backslash makes the first of the spaces a part of the pattern.
+    return stripped + " " if backslashes % 2 and len(stripped) < len(line) else stripped
+
+
+def _translate(glob: str) -> str | None:
+    """The regular expression for a glob; `None` when it can match nothing."""
+    out = []
+    at = 0
+    while at < len(glob):
+        char = glob[at]
+        if char == "*":
+            end = at
+            while end < len(glob) and glob[end] == "*":
+                end += 1
+            opens = at == 0 or glob[at - 1] == "/"
+            if end - at > 1 and opens and glob[end : end + 1] == "/":
+                out.append("(?:.*/)?")
+                end += 1
+            elif end - at > 1 and opens and end == len(glob):
+                out.append(".+" if at else ".*")
+            else:
+                out.append("[^/]*")
+            at = end
+        elif char == "?":
+            out.append("[^/]")
+            at += 1
+        elif char == "[":
+            found = _bracket(glob, at)
+            if found is None:
+                return None
+            expression, at = found
+            out.append(expression)
+        else:
+            if char == "\\":
+                at += 1
+                if at == len(glob):
+                    return None
+            out.append(re.escape(glob[at]))
+            at += 1
+    return "".join(out)
+
+
+def _bracket(glob: str, begin: int) -> tuple[str, int] | None:
+    """The expression for `[…]`, and where it ends; `None` when it does not end."""
+    at = begin + 1
+    negation = ""
+    if glob[at : at + 1] in ("!", "^"):
+        negation = "^"
+        at += 1
+    items: list[str] = []
+    first = at
+    while True:
+        if at >= len(glob):
+            return None
+        if glob[at] == "]" and at > first:
+            break
+        if glob.startswith("[:", at):
+            name, colon, _ = glob[at + 2 :].partition(":]")
+            if colon and name in _CLASSES:
+                items.append(_CLASSES[name])
+                at += len(name) + 4
+                continue
+        low, at = _character(glob, at)
+        if glob[at : at + 1] == "-" and glob[at + 1 : at + 2] not in ("", "]"):
+            high, at = _character(glob, at + 1)
+            if low <= high:
+                items.append(f"{re.escape(low)}-{re.escape(high)}")
+        else:
+            items.append(re.escape(low))
+    if not items:  # only ranges that are the wrong way round
+        return ("[^/]" if negation else "(?!)"), at + 1
+    return f"(?!/)[{negation}{''.join(items)}]", at + 1
+
+
+def _character(glob: str, at: int) -> tuple[str, int]:
+    if glob[at] == "\\" and at + 1 < len(glob):
+        at += 1
+    return glob[at], at + 1
+
+
+KT_IGNORE = ".ktignore"
+GIT_IGNORE = ".gitignore"
+IGNORE_FILES = (KT_IGNORE, GIT_IGNORE)
+
+#: Byte code, version control, environments, and caches that tools write beside the code, which
+#: would make every run of the tests a new generation.
+BUILT_IN = frozenset(
+    {
+        "__pycache__",
+        ".venv",
+        ".git",
+        ".hg",
+        ".svn",
+        ".DS_Store",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".nox",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        "node_modules",
+    }
+)
+_BUILT_IN_SUFFIX = ".pyc"
+_ENVIRONMENT_MARK = "pyvenv.cfg"
+
+
+class IgnoreRules:
+    """The rules of one project; files with rules are read when a name has to be decided."""
+
+    def __init__(self, root: str, filters: tuple[str, ...] | None = None) -> None:
+        self._root = root
+        self._filters = filters
+        self._filter_patterns = None if filters is None else Patterns(filters)
+        self._files: dict[str, Patterns] = {}
+        self._above = _above(root) if filters is None else []
+
+    def signature(self) -> list[str]:
+        """Changes when the rules change that do not come from files in the project."""
+        if self._filters is not None:
+            return ["filters", *self._filters]
+        signature = []
+        for folder in self._above:
+            path = f"{folder}/{GIT_IGNORE}"
+            try:
+                facts = os.stat(path)
+            except OSError:
+                continue
+            stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
+            signature.append(f"{path} {stamp}")
+        return signature
+
+    def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
+        """Whether the entry `name` of a folder stays at home."""
+        path = f"{folder}/{name}" if folder else name
+        if self._filter_patterns is not None:
+            found = self._filter_patterns.decide(path, is_folder=is_folder)
+            return found is not None and found.is_excluding
+        own = self._decide(KT_IGNORE, folder, path, is_folder=is_folder)
+        if own is not None and (own.is_excluding or name in own.text):
+            return own.is_excluding
+        if self._is_built_in(path, name, is_folder=is_folder):
+            return True
+        if own is None:
+            own = self._decide(GIT_IGNORE, folder, path, is_folder=is_folder)
+            own = own or self._decide_above(path, is_folder=is_folder)
+        return own is not None and own.is_excluding
+
+    def is_followed(self, folder: str, name: str) -> bool:
+        """Whether a link out of the project is named as one whose target is to travel."""
+        path = f"{folder}/{name}" if folder else name
+        while True:
+            base = f"{folder}/" if folder else ""
+            if self._read(f"{self._root}/{base}{KT_IGNORE}").follow(path[len(base) :]):
+                return True
+            if not folder:
+                return False
+            folder = folder.rpartition("/")[0]
+
+    def _is_built_in(self, path: str, name: str, *, is_folder: bool) -> bool:
+        if name in BUILT_IN or name.endswith(_BUILT_IN_SUFFIX):
+            return True
+        return is_folder and os.path.exists(f"{self._root}/{path}/{_ENVIRONMENT_MARK}")
+
+    def _decide(self, file: str, folder: str, path: str, *, is_folder: bool) -> Pattern | None:
+        while True:
+            base = f"{folder}/" if folder else ""
+            patterns = self._read(f"{self._root}/{base}{file}")
+            found = patterns.decide(path[len(base) :], is_folder=is_folder) if patterns else None
+            if found is not None or not folder:
+                return found
+            folder = folder.rpartition("/")[0]
+
+    def _decide_above(self, path: str, *, is_folder: bool) -> Pattern | None:
+        for folder in self._above:
+            patterns = self._read(f"{folder}/{GIT_IGNORE}")
+            inner = self._root[len(folder) :].strip("/")
+            # Whoever deploys a project wants it, even if its repository ignores it as a whole.
+            if not patterns or _ignores(patterns, inner):
+                continue
+            found = patterns.decide(f"{inner}/{path}", is_folder=is_folder)
+            if found is not None:
+                return found
+        return None
+
+    def _read(self, path: str) -> Patterns:
+        """The patterns in a file; none if there is no such file."""
+        if path not in self._files:
+            self._files[path] = Patterns(_lines(path))
+        return self._files[path]
+
+
+def _ignores(patterns: Patterns, folder: str) -> bool:
+    """Whether a folder, or one above it, is ignored."""
+    while folder:
+        found = patterns.decide(folder, is_folder=True)
+        if found is not None and found.is_excluding:
+            return True
+        folder = folder.rpartition("/")[0]
+    return False
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            return file.readlines()
+    except PermissionError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+    except OSError:  # it is not there, a folder, or a link that leads nowhere
+        return []
+
+
+def _above(root: str) -> list[str]:
+    """The folders above the project in its git repository, the nearest first."""
+    folders: list[str] = []
+    folder = root
+    while not os.path.exists(f"{folder}/.git"):
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return []
+        folders.append(parent)
+        folder = parent
+    return folders
+
+
+# ---------------------------------------------------------------------------- KT_RSYNC_FILTERS
+
+
+def parse_filters(text: str) -> tuple[str, ...]:
+    """What `KT_RSYNC_FILTERS` means, as lines of a `.gitignore`.
+
+    Takes `--exclude=PATTERN` and `--include=PATTERN` of rsync, where the first pattern that matches
+    a name decides.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"KT_RSYNC_FILTERS is {text!r}: {error}") from error
+    lines: list[str] = []
+    while words:
+        option, equals, pattern = words.pop(0).partition("=")
+        if option not in ("--exclude", "--include"):
+            raise SpecError(
+                f"KT_RSYNC_FILTERS has {option!r}; it may have --exclude=PATTERN and "
+                "--include=PATTERN"
+            )
+        if not equals and words:
+            pattern = words.pop(0)
+        if not pattern:
+            raise SpecError(f"KT_RSYNC_FILTERS has {option} without a pattern")
+        lines.extend(_translated(pattern, "!" if option == "--include" else ""))
+    # rsync: the first that matches; .gitignore: the last.
+    return tuple(reversed(lines))
+
+
+def _translated(pattern: str, sign: str) -> list[str]:
+    """A pattern of rsync as patterns of `.gitignore`."""
+    if pattern.endswith("/***"):  # a folder, and everything in it
+        folder = pattern.removesuffix("***")
+        return [*_translated(f"{folder}**", sign), *_translated(folder, sign)]
+    # A slash in the middle anchors a pattern of .gitignore, not one of rsync.
+    if "/" in pattern.rstrip("/") and not pattern.startswith(("/", "**/")):
+        pattern = f"**/{pattern}"
+    if not sign and pattern.startswith(("#", "!")):
+        pattern = f"\\{pattern}"
+    return [sign + pattern]

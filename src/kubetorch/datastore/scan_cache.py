@@ -1,0 +1,129 @@
+"""What the last scan of a project saw, kept on disk: names, decisions, sizes, times, digests.
+
+A file with the same size, times and inode has the same content, unless it was changed again within
+the granularity of the file system's clock. So a record whose file changed less than `RACY_SECONDS`
+before it was read is *racy*: it never matches, and the file is read again by the next scan. The
+change time is what counts: unlike the modification time, no program can set it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kubetorch.datastore.blobs import digest_of
+from kubetorch.datastore.trees import Entry
+
+#: The coarsest clock of a file system is FAT's, of 2 s; most have 1 to 10 ms.
+RACY_SECONDS = 2.0
+#: Listings that nobody has used for so long are removed, in seconds.
+UNUSED_AFTER = 30 * 24 * 3600.0
+
+_VERSION = 1
+_RACY = -1
+
+
+class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A file, and what `stat` said of it when its digest was taken; `ctime_ns` is -1 if racy."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    is_executable: bool
+    digest: str
+
+    def matches(self, facts: os.stat_result) -> bool:
+        """Whether the file has not changed since."""
+        return (
+            facts.st_ctime_ns == self.ctime_ns
+            and facts.st_mtime_ns == self.mtime_ns
+            and facts.st_size == self.size
+            and facts.st_ino == self.inode
+        )
+
+
+class FolderRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A folder."""
+
+    path: str
+    listing: list[str]
+    files: list[FileRecord] = []
+    folders: list[str] = []
+    odd: list[str] = []
+    links: list[Entry] = []
+    followed: list[FileRecord] = []
+    rules: list[FileRecord] = []
+
+
+class Listings(msgspec.Struct, frozen=True, array_like=True):
+    """A project as the last scan saw it."""
+
+    version: int
+    root: str
+    signature: list[str]
+    tree: str
+    folders: list[FolderRecord]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Listings)
+
+
+def record(name: str, facts: os.stat_result, digest: str, *, read_ns: int) -> FileRecord:
+    """The record of a file that was read at `read_ns` (as of `time.time_ns`)."""
+    is_racy = facts.st_ctime_ns > read_ns - RACY_SECONDS * 1e9
+    return FileRecord(
+        name=name,
+        size=facts.st_size,
+        mtime_ns=facts.st_mtime_ns,
+        ctime_ns=_RACY if is_racy else facts.st_ctime_ns,
+        inode=facts.st_ino,
+        is_executable=bool(facts.st_mode & 0o100),
+        digest=digest,
+    )
+
+
+def new(root: str, signature: Sequence[str], tree: str, folders: list[FolderRecord]) -> Listings:
+    """The listings of a scan that has ended."""
+    return Listings(_VERSION, root, list(signature), tree, folders)
+
+
+class ListingCache:
+    """Where the listings of one project are kept; several processes may use it at once."""
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self._path = folder and folder / f"{digest_of(os.fsencode(key))[:32]}.listing"
+
+    def load(self) -> Listings | None:
+        """What the last scan saw; nothing if that is unknown or unreadable."""
+        if self._path is None:
+            return None
+        try:
+            found = _decoder.decode(self._path.read_bytes())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return found if found.version == _VERSION else None
+
+    def save(self, listings: Listings) -> None:
+        """Keep what a scan saw. A cache that cannot be written makes the next scan slower only."""
+        if self._path is None:
+            return
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            if not self._path.exists():
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for path in self._path.parent.iterdir():
+                    if time.time() - path.stat().st_mtime > UNUSED_AFTER:
+                        path.unlink(missing_ok=True)
+            temporary.write_bytes(_encoder.encode(listings))
+            temporary.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()

@@ -1,0 +1,56 @@
+"""What helm runs in the cluster before it uninstalls: what the controller has made is removed.
+
+The image that it runs in has no command line of ours, so this is a program of its own.
+
+    python -m kubetorch.install --namespace kubetorch [--watched NAMESPACE]...
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from kubetorch.errors import KubetorchError
+from kubetorch.install import remove
+from kubetorch.install.remove import Removal
+from kubetorch.k8s import kubeconfig
+from kubetorch.k8s.client import Client
+
+#: Seconds; less than the Job may take, which is less than helm waits.
+TIMEOUT = 240.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Remove it; the exit status."""
+    parser = argparse.ArgumentParser(prog="kubetorch.install", description=__doc__)
+    parser.add_argument("--namespace", required=True, help="where Kubetorch is installed")
+    parser.add_argument("--watched", action="append", default=[], help="one of watchNamespaces")
+    given = parser.parse_args(arguments)
+    try:
+        asyncio.run(_remove(given.namespace, given.watched))
+    except KubetorchError as error:
+        _say(str(error))
+        return 1
+    return 0
+
+
+async def _remove(namespace: str, watched: list[str]) -> None:
+    async with Client(kubeconfig.find()) as client:
+        scope = await remove.scope_of(client, watched, namespace)
+        removal = Removal(namespace, scope, TIMEOUT, contents_only=True)
+        done = await remove.remove(client, removal, (), _say)
+    for item in (*done.kept.volumes, *done.kept.secrets):
+        _say(f"left {item}, which a user made")
+    for one in done.others:
+        _say(f"left the kind KubetorchWorkload for {one}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""What is installed, as the cluster remembers it: values, version, and every object.
+
+It is a ConfigMap of the install namespace. It is written before anything is applied, with what
+there was and what there will be, so the next command knows all of an installation that broke off.
+
+The labels of an object say whose it is: this installation's, another one's, or helm's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from kubetorch.errors import InstallError, KubernetesNotFoundError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Object, Ref, Resource
+
+NAME = "kubetorch-release"
+#: On every object of the chart: the namespace of the installation that it belongs to.
+INSTALL_NAMESPACE = "kubetorch.com/install-namespace"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+#: What `MANAGED_BY` says on what we made.
+OURS = "kubetorch"
+
+_CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+
+
+@dataclass(frozen=True, order=True)
+class Item:
+    """One object of an installation."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, manifest: Object) -> Item:
+        """The item that a manifest describes."""
+        metadata = manifest["metadata"]
+        namespace = metadata.get("namespace") or ""
+        return cls(manifest["apiVersion"], manifest["kind"], namespace, metadata["name"])
+
+    def __str__(self) -> str:
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.kind} {self.name}{where}"
+
+    def is_same_as(self, other: Item) -> bool:
+        """Whether both are one object, perhaps in two versions of its kind."""
+        return self._key == other._key
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
+
+
+#: What defines the kind of workloads.
+DEFINITION = Item(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubetorchworkloads.kubetorch.com"
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is installed in one namespace."""
+
+    namespace: str
+    version: str
+    values: dict[str, Any] = field(default_factory=dict)
+    items: tuple[Item, ...] = ()
+
+    @property
+    def watched(self) -> list[str]:
+        """The namespaces that its controller keeps to; none if it works in all of them.
+
+        They are taken as they were given: a chart of another version may refuse other values.
+        """
+        return list(self.values.get("watchNamespaces") or ())
+
+    def with_former(self, items: Iterable[Item]) -> Release:
+        """This release, and objects of the one before that are still there."""
+        return replace(self, items=(*self.items, *self.without(items)))
+
+    def without(self, items: Iterable[Item]) -> list[Item]:
+        """Those of the items that this release does not have."""
+        return [one for one in items if not any(one.is_same_as(mine) for mine in self.items)]
+
+
+async def load(client: Client, namespace: str) -> Release | None:
+    """What is installed in a namespace; `None` if nothing is."""
+    try:
+        found = await client.get(Ref(_CONFIG_MAPS, NAME, namespace))
+    except KubernetesNotFoundError:
+        return None
+    data = found.get("data") or {}
+    try:
+        items = tuple(Item(*entry) for entry in json.loads(data["objects"]))
+        return Release(namespace, data["version"], yaml.safe_load(data["values"]) or {}, items)
+    except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise InstallError(
+            f"the ConfigMap {NAME} in namespace {namespace} cannot be read: {error!r}",
+            hint="delete it and run kt install again",
+        ) from error
+
+
+async def save(client: Client, release: Release) -> None:
+    """Have the cluster remember a release."""
+    entries = [[one.api_version, one.kind, one.namespace, one.name] for one in release.items]
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": NAME,
+            "namespace": release.namespace,
+            "labels": {MANAGED_BY: OURS, INSTALL_NAMESPACE: release.namespace},
+        },
+        "data": {
+            "version": release.version,
+            "values": yaml.safe_dump(release.values),
+            "objects": json.dumps(entries),
+        },
+    }
+    await client.apply(manifest, force=True)
+
+
+async def forget(client: Client, namespace: str) -> None:
+    """Have the cluster forget what was installed."""
+    try:
+        await client.delete(Ref(_CONFIG_MAPS, NAME, namespace))
+    except KubernetesNotFoundError:
+        return
+
+
+_HELM = "Helm"
+_RELEASE_NAME = "meta.helm.sh/release-name"
+_RELEASE_NAMESPACE = "meta.helm.sh/release-namespace"
+
+
+def labels(found: Object) -> Mapping[str, str]:
+    """The labels of an object."""
+    return found["metadata"].get("labels") or {}
+
+
+def owner(found: Object) -> str | None:
+    """The namespace of the installation that an object belongs to."""
+    return labels(found).get(INSTALL_NAMESPACE)
+
+
+def is_of(found: Object, namespace: str) -> bool:
+    """Whether `kt install` made an object, for the installation in that namespace."""
+    is_ours = labels(found).get(MANAGED_BY) == OURS
+    return is_ours and owner(found) == namespace
+
+
+def is_of_release(found: Object, namespace: str) -> bool:
+    """Whether helm made an object, for the installation in that namespace."""
+    return labels(found).get(MANAGED_BY) == _HELM and owner(found) == namespace
+
+
+async def give_up(client: Client, found: Object) -> None:
+    """Have an object belong to nobody, so that the next installation that wants it may take it."""
+    ref = Ref(await client.discovery.resource_of(found), found["metadata"]["name"])
+    marks = {MANAGED_BY: None, INSTALL_NAMESPACE: None}
+    notes = {_RELEASE_NAME: None, _RELEASE_NAMESPACE: None}
+    await client.patch(ref, {"metadata": {"labels": marks, "annotations": notes}})
+
+
+def check(found: Object, namespace: str, *, verb: str) -> None:
+    """Refuse an object that is somebody else's."""
+    item = Item.of(found)
+    if labels(found).get(MANAGED_BY) == _HELM:
+        notes = found["metadata"].get("annotations") or {}
+        release = notes.get(_RELEASE_NAME, "RELEASE")
+        where = notes.get(_RELEASE_NAMESPACE, namespace)
+        raise InstallError(
+            f"{item} belongs to the helm release {release} in namespace {where}",
+            hint=f"use helm {verb} {release} --namespace {where}",
+        )
+    other = owner(found)
+    if other is not None and other != namespace:
+        raise InstallError(
+            f"{item} belongs to the Kubetorch in namespace {other}",
+            hint=f"kt {verb} --namespace {other} works on that one; one more beside it needs "
+            "--set crd.create=false,rbac.userRoles=false and watchNamespaces of its own",
+        )

@@ -1,0 +1,191 @@
+"""Values of the chart: merged as helm merges them, checked, and read from `--set`. Pure.
+
+The check reads `values.schema.json`, which helm reads too. A word of JSON Schema that is not known
+here is an error rather than a check that is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kubetorch.errors import ConfigError, InstallError
+
+Values = dict[str, Any]
+
+_NUMBER = re.compile(r"0|-?[1-9]\d*")
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
+#: A comma, dot, brace or equals sign that is not escaped.
+_SPLIT = {mark: re.compile(rf"(?<!\\){re.escape(mark)}") for mark in ",.="}
+
+
+def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
+    """Values over values: mappings are merged, `None` removes, all else replaces."""
+    found = {key: copy.deepcopy(value) for key, value in lower.items()}
+    for key, value in upper.items():
+        below = found.get(key)
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping):
+            # What is null in a mapping of its own removes nothing and is left out too.
+            found[key] = merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            found[key] = copy.deepcopy(value)
+    return found
+
+
+def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
+    """Given values over given values: as `merged`, but a `None` stays, for the chart's own."""
+    found = {key: copy.deepcopy(value) for key, value in lower.items()}
+    for key, value in upper.items():
+        below = found.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        found[key] = layered(below or {}, value) if both else copy.deepcopy(value)
+    return found
+
+
+def parse_set(text: str) -> Values:
+    r"""What `--set` says: `a.b=1,c={x,y}`; `\` escapes a mark."""
+    found: Values = {}
+    for part in _parts(text):
+        path, equals, value = _cut(part)
+        if not equals or not path:
+            raise ConfigError(
+                f"--set {text!r} cannot be read: {part!r} is no key=value",
+                hint="for example --set replicas=2,image.pullPolicy=Always",
+            )
+        keys = [_unescaped(key) for key in _SPLIT["."].split(path)]
+        if any("[" in key or not key for key in keys):
+            raise ConfigError(
+                f"--set {text!r} cannot be read: {path!r} is no path of keys",
+                hint="lists are given whole, as key={a,b}, or in a file with -f",
+            )
+        nested: Values = {keys[-1]: _value(value)}
+        for key in reversed(keys[:-1]):
+            nested = {key: nested}
+        found = layered(found, nested)
+    return found
+
+
+def _cut(part: str) -> tuple[str, str, str]:
+    match = _SPLIT["="].search(part)
+    return (part, "", "") if match is None else (part[: match.start()], "=", part[match.end() :])
+
+
+def _parts(text: str) -> list[str]:
+    """The assignments, which commas part, but for those in braces."""
+    parts: list[str] = []
+    for piece in _SPLIT[","].split(text):
+        if parts and "={" in parts[-1] and not parts[-1].endswith("}"):
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts
+
+
+def _value(text: str) -> object:
+    if text.startswith("{") and text.endswith("}"):
+        inside = text[1:-1]
+        return [_value(item) for item in _SPLIT[","].split(inside)] if inside else []
+    if text in _WORDS:
+        return _WORDS[text]
+    return int(text) if _NUMBER.fullmatch(text) else _unescaped(text)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+# ------------------------------------------------------------------------------------ checking
+
+Schema = Mapping[str, Any]
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+}
+_KNOWN = {"$schema", "type", "enum", "required", "properties", "additionalProperties", "items"}
+_KNOWN |= {"pattern", "minLength", "minimum", "maximum"}
+
+
+def faults(schema: Schema, value: object, path: str = "") -> list[str]:
+    """What is wrong with a value, each with where it stands; empty when it will do."""
+    if unknown := set(schema) - _KNOWN:
+        raise InstallError(f"values.schema.json has {unknown}, which is not known here")
+    wanted = schema.get("type")
+    is_wanted = wanted is None or isinstance(value, _TYPES[wanted])
+    if not is_wanted or (isinstance(value, bool) and wanted not in (None, "boolean")):
+        return [f"{path or 'values'} is {value!r}; it must be of type {wanted}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"it must be one of {', '.join(map(str, schema['enum']))}")
+    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
+        found.append("it must be longer")
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        found.append(f"it must match {schema['pattern']}")
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        found.append(f"it must be at least {schema['minimum']}")
+    if isinstance(value, int) and value > schema.get("maximum", value):
+        found.append(f"it must be at most {schema['maximum']}")
+    wrong = [f"{path} is {value!r}; {one}" for one in found]
+    if isinstance(value, dict):
+        return wrong + _faults_of_mapping(schema, value, path)
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            wrong += faults(schema.get("items", {}), item, f"{path}[{index}]")
+    return wrong
+
+
+def _faults_of_mapping(schema: Schema, value: Values, path: str) -> list[str]:
+    prefix = f"{path}." if path else ""
+    properties: Schema = schema.get("properties", {})
+    others = schema.get("additionalProperties", True)
+    required = schema.get("required", ())
+    found = [f"{prefix}{name} is missing" for name in required if name not in value]
+    for name, item in value.items():
+        if name in properties:
+            found += faults(properties[name], item, f"{prefix}{name}")
+        elif others is False:
+            near = difflib.get_close_matches(str(name), properties, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(properties)}"
+            found.append(f"{prefix}{name} is no value of the chart; {meant}")
+        elif isinstance(others, Mapping):
+            found += faults(others, item, f"{prefix}{name}")
+    return found
+
+
+# ---------------------------------------------------------------------------- images
+
+# https://github.com/distribution/reference: a registry may have a port, a path has no capitals.
+_REFERENCE = re.compile(
+    r"(?P<repository>(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def parse(reference: str) -> dict[str, str]:
+    """`repository`."""
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise ConfigError(
+            f"{reference!r} is no reference of a container image",
+            hint="for example ghcr.io/kubetorch/kubetorch:0.6.0, or NAME@sha256:DIGEST",
+        )
+    found = {key: value or "" for key, value in match.groupdict().items()}
+    if not found["tag"] and not found["digest"]:
+        found["tag"] = "latest"
+    return found
+
+
+def written(image: Mapping[str, Any], version: str) -> str:
+    """The reference that the chart makes of its values of an image."""
+    if digest := image.get("digest"):
+        return f"{image['repository']}@{digest}"
+    return f"{image['repository']}:{image.get('tag') or version}"

@@ -1,0 +1,297 @@
+"""Streams into pods: programs in containers (exec), and connections to ports.
+
+Several channels share one WebSocket, as Kubernetes does it: the first byte of a message says which.
+What the peer sends is kept until it is read, up to a bound; then the connection is not read any
+more, so that whoever writes in the pod has to wait.
+
+Programs speak `v5.channel.k8s.io`, with which standard input can end, or `v4`, where a server
+(before 1.30) knows no better.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kubetorch.errors import KubernetesError, KubernetesUnavailableError
+from kubetorch.k8s import failures
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.failures import Action
+from kubetorch.k8s.resources import Ref
+from kubetorch.k8s.session import Call
+from kubetorch.lib import deadlines, websocket
+from kubetorch.lib.changes import Changes
+from kubetorch.lib.websocket import Endpoint
+
+#: Bytes that wait here before reading stops, and so few that it starts again.
+HIGH, LOW = 1024 * 1024, 256 * 1024
+#: Bytes of one message that is sent.
+PIECE = 32 * 1024
+
+
+class Channels(Endpoint):
+    """The client's end (a `websocket.Endpoint`). Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._connection: websocket.Connection | None = None
+        self._received: deque[tuple[int, bytes]] = deque()
+        self._size = 0
+        self._changes = Changes()
+
+    @property
+    def subprotocol(self) -> str | None:
+        """What is spoken."""
+        return self._connection.subprotocol if self._connection is not None else None
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """Channel and content of the next message; `None` when there will be none."""
+        while not self._received:
+            if self.reason is not None:
+                return None
+            await self._changes.wait()
+        channel, data = self._received.popleft()
+        self._size -= len(data)
+        if self._size <= LOW and self._connection is not None:
+            self._connection.read_on(True)
+        return channel, data
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Send on a channel; returns when the connection takes more."""
+        prefix = bytes([channel])
+        for start in range(0, len(data), PIECE):
+            connection = await self._writable()
+            connection.send(prefix, data[start : start + PIECE])
+        await self._writable()
+
+    def send_now(self, channel: int, data: bytes) -> None:
+        """Send a short message, even an empty one, without waiting; dropped if all is over."""
+        if self._connection is not None:
+            self._connection.send(bytes([channel]), data)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        if self._connection is not None:
+            self._connection.read_on(True)
+            self._connection.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone; that has a deadline of its own."""
+        while self.reason is None:
+            await self._changes.wait()
+
+    async def _writable(self) -> websocket.Connection:
+        while True:
+            connection = self._connection
+            if connection is None or not connection.is_open:
+                raise ConnectionResetError(self.reason or "the connection is closed")
+            if not connection.is_congested:
+                return connection
+            await self._changes.wait()
+
+    # ------------------------------------------------------------------------ the connection calls
+
+    def on_open(self, connection: websocket.Connection) -> None:  # Endpoint's
+        self._connection = connection
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
+        if not payload:
+            return
+        self._received.append((payload[0], bytes(payload[1:])))
+        self._size += len(payload) - 1
+        if self._size > HIGH and self._connection is not None:
+            self._connection.read_on(False)
+        self._changes.notify()
+
+    def on_writable(self) -> None:  # Endpoint's
+        self._changes.notify()
+
+    def on_close(self, reason: str) -> None:  # Endpoint's
+        self.reason = reason
+        self._changes.notify()
+
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+_STATUS, _RESIZE, _CLOSE = 3, 4, 255
+_V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A program that has ended."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Process:
+    """A program in a container, seen from here; an asynchronous context manager.
+
+    Leaving the context closes the streams. The program is not ended by that: Kubernetes cannot end
+    one, but most end when their streams do.
+    """
+
+    def __init__(self, channels: Channels, action: Action) -> None:
+        self._channels = channels
+        self._action = action
+        self._exit_code: int | None = None
+
+    async def __aenter__(self) -> Process:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the streams."""
+        self._channels.close()
+        await self._channels.wait_closed()
+
+    async def write(self, data: bytes) -> None:
+        """Write to its standard input, as fast as it reads."""
+        try:
+            await self._channels.send(STDIN, data)
+        except ConnectionResetError as error:
+            raise self._broken() from error
+
+    def end_input(self) -> None:
+        """Its standard input ends."""
+        if self._channels.subprotocol != _V5:
+            raise KubernetesError(
+                f"cannot end the standard input of {self._action}: the server does not speak {_V5}",
+                hint="upgrade the cluster to Kubernetes 1.30 or later",
+            )
+        self._channels.send_now(_CLOSE, bytes([STDIN]))
+
+    def resize(self, columns: int, rows: int) -> None:
+        """The terminal has this size now."""
+        size = json.dumps({"Width": columns, "Height": rows}).encode()
+        self._channels.send_now(_RESIZE, size)
+
+    async def output(self) -> AsyncGenerator[tuple[int, bytes], None]:
+        """What it writes, as it comes: pairs of `STDOUT` or `STDERR` and bytes, until it ends."""
+        while (received := await self._channels.receive()) is not None:
+            channel, data = received
+            if channel in (STDOUT, STDERR) and data:
+                yield channel, data
+            elif channel == _STATUS:
+                self._exit_code = exit_code(self._action, data)
+        if self._exit_code is None:
+            raise self._broken()
+
+    async def wait(self) -> int:
+        """Its exit code, when it has ended; output that was not read is dropped."""
+        async for _ in self.output():
+            pass
+        assert self._exit_code is not None
+        return self._exit_code
+
+    def _broken(self) -> KubernetesUnavailableError:
+        reason = self._channels.reason or "the connection is closed"
+        return KubernetesUnavailableError(
+            f"cannot {self._action}: the connection ended before the program did: {reason}",
+            hint="whether the program still runs is not known; look in the pod",
+        )
+
+
+def exit_code(action: Action, data: bytes) -> int:
+    """What the status of a program says."""
+    status = failures.parse_status(data) or _loose_status(data)
+    if status.get("status") == "Success":
+        return 0
+    details = status.get("details") or {}
+    for cause in details.get("causes") or []:
+        if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdigit():
+            return int(cause["message"])
+    said = "" if status else data[:300].decode(errors="replace")
+    raise failures.refused_by(action, status, said=said)
+
+
+def _loose_status(data: bytes) -> dict[str, Any]:
+    """A `Status` of a kubelet, which leaves out what kind of object it is."""
+    try:
+        status = json.loads(data)
+    except ValueError:
+        return {}
+    return status if isinstance(status, dict) and "status" in status else {}
+
+
+async def start(
+    client: Client,
+    pod: Ref,
+    command: Sequence[str],
+    *,
+    container: str | None = None,
+    stdin: bool = False,
+    tty: bool = False,
+) -> Process:
+    """Start a program in a container."""
+    arguments = tuple(("command", part) for part in command)
+    return await _open(client, pod, "exec", arguments + _streams(container, stdin, tty))
+
+
+async def run(
+    client: Client,
+    pod: Ref,
+    command: Sequence[str],
+    *,
+    container: str | None = None,
+    timeout: float,
+    limit: int = 16 * 1024**2,
+) -> Completed:
+    """Run a program in a container to its end."""
+    kept = {STDOUT: bytearray(), STDERR: bytearray()}
+    async with (
+        deadlines.timeout(timeout),
+        await start(client, pod, command, container=container) as process,
+    ):
+        async for stream, data in process.output():
+            kept[stream] += data[: limit - len(kept[stream])]
+        code = await process.wait()
+    return Completed(code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
+
+
+def _streams(container: str | None, stdin: bool, tty: bool) -> tuple[tuple[str, str], ...]:
+    wanted = {
+        "container": container or "",
+        "stdin": "1" if stdin else "",
+        "stdout": "1",
+        "stderr": "" if tty else "1",  # a terminal has one output
+        "tty": "1" if tty else "",
+    }
+    return tuple((name, value) for name, value in wanted.items() if value)
+
+
+async def _open(
+    client: Client, pod: Ref, subresource: str, query: tuple[tuple[str, str], ...]
+) -> Process:
+    ref = replace(pod, subresource=subresource)
+    action = client.action("get", ref)
+    channels = Channels()
+    call = Call(action, "GET", client.path(ref), query)
+    await client.session.open_channel(call, channels, (_V5, _V4))
+    return Process(channels, action)
+
+
+# ------------------------------------------------------------------------------------------ ports
+
+#: What the first byte of a message of a port says.
+PORT_DATA, PORT_ERROR = 0, 1
+
+
+async def connect_port(client: Client, pod: Ref, port: int, endpoint: Endpoint) -> Action:
+    """Open a connection to a port of a pod whose messages go to an endpoint.
+
+    Each connection is a WebSocket of its own, so one that is read slowly holds up no other. The
+    first byte of a message is `PORT_DATA` or `PORT_ERROR`; the first message of each only repeats
+    the port. Whether anybody listens there is known only when something is received.
+    """
+    ref = replace(pod, subresource="portforward")
+    action = client.action("get", ref)
+    call = Call(action, "GET", client.path(ref), (("ports", str(port)),))
+    await client.session.open_channel(call, endpoint, ("v4.channel.k8s.io",))
+    return action

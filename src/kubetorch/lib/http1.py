@@ -1,0 +1,280 @@
+"""HTTP/1.1 on a connection: heads that are written, answers that are read, and their limits.
+
+All readers of this package count the bytes that are no body while they arrive: a `MessageMeter`
+gives them to the parser in pieces, so that an endless head, or endless trailers, end early.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Iterable
+
+import httptools
+
+Header = tuple[bytes, bytes]
+
+#: Bytes that the head of a message may have: browsers send up to 16 KiB of cookies, Node.js takes
+#: 16 KiB in all, nginx 32 KiB, `http.client` 64 KiB a line.
+HEAD_LIMIT = 64 * 1024
+#: Bytes that trailers, and what else is no body, may have after a head: nobody reads trailers here.
+TRAILERS_LIMIT = 64 * 1024
+#: Bytes that the framing of chunks may add to each byte of a body: `1\r\nx\r\n` has five.
+FRAMING_FACTOR = 8
+#: Bytes that a parser is given at once: a message is refused that many bytes too late at most.
+_PIECE = 16 * 1024
+
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in http.HTTPStatus
+}
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+#: Headers that say where a message ends, and whom it is for: `Connection` may not name them, since
+#: who passes a message on leaves out what that names.
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
+
+
+class BrokenError(ConnectionError):
+    """The server broke off, or sent what is no HTTP; it may have processed the request."""
+
+
+class UnansweredError(BrokenError):
+    """The connection was closed before the first byte of an answer."""
+
+
+class IncompleteError(BrokenError):
+    """The connection was closed in the middle of the answer."""
+
+
+class TooLongError(Exception):
+    """A message has a head, or trailers, beyond the limit. `status` answers a request that does."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+def request_head(method: str, target: str | bytes, headers: Iterable[Header]) -> bytes:
+    """The head of a request. Raises `ValueError` for what would be read as something else."""
+    line = target.encode() if isinstance(target, str) else target
+    if not line.isascii() or any(code <= 32 or code == 127 for code in line):
+        raise ValueError(f"{target!r} is no target of a request: it has to be quoted")
+    return _head(b"%s %s HTTP/1.1" % (method.encode("ascii"), line), headers)
+
+
+def answer_head(status: int, headers: Iterable[Header]) -> bytes:
+    """The head of an answer. Some statuses that are in use have no name, such as 499."""
+    return _head(_STATUS_LINES.get(status, b"HTTP/1.1 %d Other" % status), headers)
+
+
+def whole_answer(status: int, body: bytes, content_type: str) -> bytes:
+    """An answer after which the connection is closed."""
+    headers = [
+        (b"content-type", content_type.encode("latin-1")),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    return answer_head(status, headers) + body
+
+
+def encoded(headers: Iterable[tuple[str, str]]) -> list[Header]:
+    """Headers as bytes."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def chunk(body: bytes) -> bytes:
+    """A piece of a chunked body; nothing for an empty piece, which would end the body."""
+    return b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+
+
+def _head(first: bytes, headers: Iterable[Header]) -> bytes:
+    lines = [first, *(b"%s: %s" % header for header in headers)]
+    head = b"\r\n".join(lines)
+    ends = len(lines) - 1
+    if head.count(b"\n") != ends or head.count(b"\r") != ends or b"\0" in head:
+        raise ValueError("a header has a line break, or a zero, in it")
+    return head + b"\r\n\r\n"
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def connection_names(headers: Iterable[Header]) -> set[bytes]:
+    """What the header `Connection` names. Raises `ValueError` for headers of the framing."""
+    values = [value for name, value in headers if name == b"connection"]
+    named = {one.strip().lower() for value in values for one in value.split(b",")}
+    if framing := named & _FRAMING:
+        raise ValueError(f"Connection names {framing.pop().decode()}")
+    return named
+
+
+class MessageMeter:
+    """Counts what of a message is no body. Its owner reports what the parser reports."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._is_in_head = True
+        self._arrived = 0
+        self._body = 0
+
+    def end_head(self) -> None:
+        """The head is complete."""
+        self._is_in_head = False
+        self._arrived = 0
+
+    def add_body(self, size: int) -> None:
+        """Bytes of the body were parsed."""
+        self._body += size
+
+    def feed(
+        self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser, data: bytes
+    ) -> bytes | None:
+        """Have the parser parse; what follows where the message changes the protocol, else `None`.
+
+        Raises `TooLongError` for a message beyond its limits.
+        """
+        for start in range(0, len(data), _PIECE):
+            piece = data[start : start + _PIECE]
+            try:
+                parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                return data[start + upgrade.args[0] :]
+            self._arrived += len(piece)
+            if self._is_in_head:
+                # The piece in which the message began may have been that of another one, too.
+                if self._arrived > HEAD_LIMIT + _PIECE:
+                    raise TooLongError("the head is too long", 431)
+            elif self._arrived > TRAILERS_LIMIT + _PIECE + (1 + FRAMING_FACTOR) * self._body:
+                raise TooLongError("there is too much around the body", 400)
+        return None
+
+
+class AnswerReader:
+    """One answer, parsed as its bytes come. Interim answers (`103 Early Hints`) are passed over.
+
+    An answer that says in two ways how long it is (`Content-Length` twice, or beside chunks) is
+    refused.
+    """
+
+    def __init__(self, *, may_upgrade: bool = False) -> None:
+        self.status = 0
+        self.reason = b""
+        #: As they came, names in lower case.
+        self.fields: list[Header] = []
+        #: The last one of each name.
+        self.headers: dict[str, str] = {}
+        self.has_head = False
+        self.is_complete = False
+        self.is_upgraded = False
+        #: Whether a head has begun to arrive, of an interim answer also, and is not complete.
+        self.is_in_head = False
+        #: What came after the answer that changed the protocol.
+        self.rest = b""
+        self._may_upgrade = may_upgrade
+        self._version = ""
+        self._pieces: list[bytes] = []
+        self._has_begun = False
+        self._has_excess = False
+        self._meter = MessageMeter()
+        #: Refers back here, so it goes when the answer is complete.
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read; nothing is the end of the connection."""
+        if not data:
+            self._end()
+            return
+        self._has_begun = True
+        if self.is_upgraded:
+            self.rest += data
+            return
+        if self._parser is None:
+            self._has_excess = True
+            return
+        try:
+            rest = self._meter.feed(self._parser, data)
+        except (httptools.HttpParserError, TooLongError) as error:
+            if not self.is_complete:
+                why = error.__context__ or error
+                raise BrokenError(f"not an HTTP answer: {why}") from error
+            self._has_excess = True
+            return
+        if rest is not None:
+            if not self._may_upgrade:
+                raise BrokenError("the server changes to another protocol, unasked")
+            self.is_upgraded = True
+            self.rest = rest
+
+    def take(self) -> bytes:
+        """What came of the body since the last time."""
+        pieces = self._pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return taken
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether nothing but the end of the connection says where the body ends."""
+        has_no_body = self.status in (204, 304)
+        says_length = self.headers.keys() & {"content-length", "transfer-encoding"}
+        return not (has_no_body or says_length)
+
+    @property
+    def lets_follow(self) -> bool:
+        """Whether another request may follow: the answer is complete, and nothing came after it."""
+        closes = "close" in self.headers.get("connection", "").lower()
+        is_whole = self.is_complete and not self._has_excess and not self.ends_with_connection
+        return is_whole and not closes and self._version == "1.1"
+
+    def _end(self) -> None:
+        if not self._has_begun:
+            raise UnansweredError("the connection was closed before an answer came")
+        if not (self.has_head and (self.is_complete or self.ends_with_connection)):
+            raise IncompleteError("the connection was closed in the middle of the answer")
+        self.is_complete = True
+        self._parser = None
+
+    # ----------------------------------------------------------------------------- the parser's
+
+    def on_message_begin(self) -> None:
+        self._has_excess = self.is_complete
+        self.is_in_head = not self.has_head
+
+    def on_status(self, status: bytes) -> None:
+        if not self.has_head:
+            self.reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_head:  # else it is a trailer, or of another answer
+            self.fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._parser is None or self.has_head:
+            return
+        self.is_in_head = False
+        connection_names(self.fields)
+        self.status = self._parser.get_status_code()
+        if 100 <= self.status < 200 and self.status != 101:
+            self.fields, self.reason = [], b""
+            return
+        self.has_head = True
+        self._version = self._parser.get_http_version()
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in self.fields
+        }
+        self._meter.end_head()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._has_excess:
+            self._meter.add_body(len(body))
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.has_head:
+            self.is_complete = True
+            self._parser = None

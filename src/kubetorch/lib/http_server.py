@@ -1,0 +1,592 @@
+"""An HTTP/1.1 server for an ASGI application on a listening socket: httptools parses, we answer.
+
+    bytes ──► httptools ──► _Connection ── one at a time ──► Cycle ──► application
+                                 │                             │
+                                 └── upgrade ──► WebSocket      └──► bytes
+
+What is left out: TLS, HTTP/2, lifespan, proxies, logs of requests. `docs/design/dependencies.md`
+says why this is not uvicorn.
+
+Limits: the head of a request and the trailers of its body while they arrive, the body that waits to
+be read, the time without a request, how many are connected. Pipelined requests wait, unparsed by
+the application, until the one before is answered.
+
+Strangers have no right to a connection: an application calls `scope["admit"]` when a request has
+proved who sends it, and where there are too many connections, those without such a request end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from kubetorch.lib import deadlines, sockets
+from kubetorch.lib.http1 import (
+    LAST_CHUNK,
+    Header,
+    MessageMeter,
+    TooLongError,
+    answer_head,
+    chunk,
+    connection_names,
+    whole_answer,
+)
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    Awaitable[None],
+]
+
+#: Bytes of a body that wait until the application takes them; then nothing more is read.
+BODY_WAITING = 256 * 1024
+#: Bytes of a body that are read and dropped after the answer, so that the client can read that.
+DROPPED_LIMIT = 4 * 1024 * 1024
+#: Bytes that each piece of them counts for: a body of tiny chunks takes more time than its bytes.
+PIECE_COST = 64
+#: Seconds that a client has to read why its request was refused. Closing the connection at once
+#: would reset it under the answer, by what the client still sends.
+REFUSAL_TIMEOUT = 2.0
+#: Pipelined requests that may wait on one connection before nothing more is parsed, and those that
+#: one piece of it may bring.
+PIPELINE_LIMIT, PIPELINE_MOST = 16, 256
+#: Chunks and requests that are parsed before other connections have their turn.
+TURN = 500
+_PIECE = 16 * 1024
+
+_log = logging.getLogger(__name__)
+#: Statuses whose answers have no body.
+_BODILESS = (204, 304)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Cycle:
+    """One request and its answer."""
+
+    def __init__(self, connection: _Connection, scope: Message, *, keep_alive: bool) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._keep_alive = keep_alive
+        self._body = bytearray()
+        self._dropped = 0
+        self._has_more = True
+        self._is_read = False
+        self._is_gone = False
+        self._arrived = asyncio.Event()
+        self._expects_continue = (b"expect", b"100-continue") in scope["headers"]
+        self.has_begun = False
+        self._is_chunked = False
+        self._is_bodiless = scope["method"] == "HEAD"
+        self._is_complete = False
+
+    async def run(self, app: Application) -> None:
+        """Let the application answer."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception as error:  # noqa: BLE001  # one request must not end the server
+            _log.warning("request failed", exc_info=error)
+            if not self.has_begun:
+                headers = [(b"content-length", b"0")]
+                await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+                await self.send({"type": "http.response.body"})
+        finally:
+            # An answer without its end is told from a complete one by the end of the connection.
+            self._connection.cycle_ended(keep_alive=self._keep_alive and self._is_complete)
+
+    # ----------------------------------------------------------------------- from the connection
+
+    def feed(self, body: bytes) -> None:
+        """More of the body; nobody wants it once the request is answered."""
+        if self._is_complete:
+            self._dropped += len(body) + PIECE_COST
+            if self._dropped > DROPPED_LIMIT:
+                self._connection.shutdown()
+            return
+        self._body += body
+        if self.is_full:
+            self._connection.pause_reading()
+        self._arrived.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more of the body is wanted for now."""
+        return len(self._body) > BODY_WAITING
+
+    def end(self) -> None:
+        """The body is complete."""
+        self._has_more = False
+        self._arrived.set()
+
+    def disconnect(self) -> None:
+        """The client is gone."""
+        self._is_gone = True
+        self._arrived.set()
+
+    # ------------------------------------------------------------------------ for the application
+
+    async def receive(self) -> Message:
+        """More of the body, or the news that the client is gone or has its answer."""
+        if self._expects_continue and not self.has_begun:
+            self._expects_continue = False
+            self._connection.write(_CONTINUE)
+        # Until there is something new of the body: more of it, or its end.
+        while not (self._is_gone or self._is_complete or self._body) and (
+            self._has_more or self._is_read
+        ):
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._is_gone or self._is_complete:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        self._is_read = not self._has_more
+        self._connection.resume_reading()
+        return {"type": "http.request", "body": body, "more_body": self._has_more}
+
+    async def send(self, message: Message) -> None:
+        """Send a piece of the answer; dropped when the client is gone."""
+        if self._is_gone:
+            return
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            self._is_bodiless |= message["status"] in _BODILESS
+            self._connection.write(self._head(message["status"], message["headers"]))
+            return
+        is_last = not message.get("more_body", False)
+        body = b"" if self._is_bodiless else message.get("body", b"")
+        if self._is_chunked:
+            body = chunk(body) + (LAST_CHUNK if is_last else b"")
+        if body:
+            self._connection.write(body)
+        if is_last:
+            self._is_complete = True
+            self._arrived.set()
+        await self._connection.drain()
+
+    def _head(self, status: int, headers: list[Header]) -> bytes:
+        if (b"connection", b"close") in headers:
+            self._keep_alive = False
+        sent = [header for header in headers if header[0] != b"connection"]
+        has_length = any(name == b"content-length" for name, _ in headers)
+        if not (has_length or self._is_bodiless):
+            if self._scope["http_version"] == "1.1":
+                self._is_chunked = True
+                sent.append((b"transfer-encoding", b"chunked"))
+            else:
+                self._keep_alive = False
+        if not self._keep_alive:
+            sent.append((b"connection", b"close"))
+        return answer_head(status, sent)
+
+
+class Refusal(Exception):
+    """Raised by what decides about an upgrade: answer it with this response instead."""
+
+    def __init__(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        super().__init__(f"refused with status {status}")
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+    @property
+    def answer(self) -> bytes:
+        """The response, after which the connection is closed."""
+        return whole_answer(self.status, self.body, self.content_type)
+
+
+class Upgrade:
+    """A request for another protocol."""
+
+    def __init__(self, url: bytes, headers: list[Header]) -> None:
+        parsed = httptools.parse_url(url)
+        self.raw_path: bytes = parsed.path or b"/"
+        self.path = unquote(self.raw_path.decode("ascii"))
+        self.query: bytes = parsed.query or b""
+        self.headers = headers
+        self.is_admitted = False
+
+    def admit(self) -> None:
+        """The request has proved who sends it."""
+        self.is_admitted = True
+
+
+class Successor(Protocol):
+    """What takes over a connection that changes its protocol."""
+
+    def take_over(
+        self, transport: asyncio.Transport, rest: bytes, connections: Connections
+    ) -> None:
+        """Become the protocol of the transport; be in `connections` while it is open."""
+
+    def shutdown(self) -> None:
+        """The server stops."""
+
+
+#: The successor for a WebSocket; `None` where the request is an ordinary one.
+Upgrader = Callable[[Upgrade], Successor | None]
+
+
+class Connections(set[Any]):
+    """The open connections, at most so many; says when there is none."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        #: Those on which nobody has proved who they are, the one that was used last at the end.
+        self._strangers: dict[Any, None] = {}
+        self.empty = asyncio.Event()
+
+    def add(self, connection: object) -> None:
+        """Have one more, of a stranger."""
+        super().add(connection)
+        self._strangers[connection] = None
+
+    def admit(self, connection: object) -> None:
+        """Keep one for as long as it is open."""
+        self._strangers.pop(connection, None)
+
+    def use(self, connection: object) -> None:
+        """A request came on one, or was answered."""
+        if self._strangers.pop(connection, self) is None:
+            self._strangers[connection] = None
+
+    def discard(self, connection: object) -> None:
+        super().discard(connection)
+        self._strangers.pop(connection, None)
+        if not self:
+            self.empty.set()
+
+    def make_room(self) -> bool:
+        """Whether one more may be kept; a stranger's ends for it if need be."""
+        if len(self) < self._most:
+            return True
+        oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            oldest.abort()
+        return oldest is not None
+
+
+class Server:
+    """Serves until it is closed."""
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        upgrade: Upgrader | None = None,
+        keep_alive: float = 75.0,
+        most: int | None = None,
+    ) -> None:
+        self.app = app
+        self.upgrade = upgrade
+        self.keep_alive = keep_alive
+        #: What is connected: connections of this server, and what took over from them.
+        self.connections = Connections(sockets.limit() * 3 // 4 if most is None else most)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections of a socket that listens already."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listener)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that are being answered."""
+        return len(self.tasks)
+
+    async def close(self, grace: float) -> None:
+        """Take no more connections, and let clients read what was sent to them."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.shutdown()
+        tasks = [task for task in self.tasks if task is not asyncio.current_task()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        if self.connections:
+            self.connections.empty.clear()
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(grace):
+                    await self.connections.empty.wait()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the requests on it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._cycle: Cycle | None = None
+        self._waiting: deque[Cycle] = deque()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._idle: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._peer: Any = None
+        # Of the request that is being parsed.
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._meter = MessageMeter()
+        #: What was read and not parsed, and what of it was parsed in this turn.
+        self._held = b""
+        self._parts = 0
+        self._is_in_head = False
+        self._parsed: Cycle | None = None
+        self._successor: Successor | None = None
+        #: Bytes that are dropped before a refused connection is cut; `None` until it is refused.
+        self._droppable: int | None = None
+
+    # ------------------------------------------------------------------------------ transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
+        self._peer = transport.get_extra_info("peername")
+        if not self._server.connections.make_room():
+            self.abort()
+            return
+        self._server.connections.add(self)
+        self._watch_idle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._server.connections.discard(self)
+        self._stop_idle()
+        self._writable.set()
+        for cycle in filter(None, (self._cycle, self._parsed, *self._waiting)):
+            cycle.disconnect()
+
+    def data_received(self, data: bytes) -> None:
+        if self._droppable is not None:
+            self._droppable -= len(data)
+            if self._droppable < 0:
+                self.abort()
+            return
+        self._held += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what was read, until it is the turn of other connections."""
+        data, start, self._parts = self._held, 0, 0
+        while start < len(data) and len(self._waiting) < PIPELINE_LIMIT and self._parts < TURN:
+            piece = data[start : start + _PIECE]
+            start += len(piece)
+            try:
+                rest = self._meter.feed(self._parser, piece)
+            except TooLongError as error:
+                self._refuse(error.status, f"of the request, {error}".encode())
+                return
+            except httptools.HttpParserError as error:
+                cause = error.__context__
+                # What a client sends is no news: only a fault of ours is.
+                if not isinstance(cause, (type(None), ValueError, httptools.HttpParserError)):
+                    _log.warning("request not understood", exc_info=error)
+                self._refuse(400, b"this is no valid HTTP request")
+                return
+            if rest is not None:
+                self._held = b""
+                self._change_protocol(rest + data[start:])
+                return
+        self._held = data[start:]
+        if self._held:
+            self.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Parse what is left of a read, then read on."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._held and len(self._waiting) < PIPELINE_LIMIT:
+            self._parse()
+        self.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._server.connections.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def admit(self) -> None:
+        """A request has proved who sends it."""
+        self._server.connections.admit(self)
+
+    def shutdown(self) -> None:
+        """Close, once what is being answered is answered."""
+        self._is_closing = True
+        if self._cycle is None and self._transport is not None:
+            self._transport.close()
+
+    # --------------------------------------------------------------------------------- parser
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._meter.begin()
+        self._is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parts += 1
+        if self._is_in_head:  # what comes after the body has been checked by nobody
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._parts += 1
+        self._meter.end_head()
+        if sum(name == b"host" for name, _ in self._headers) > 1:
+            raise ValueError("a request with several hosts")
+        connection_names(self._headers)
+        if len(self._waiting) >= PIPELINE_MOST:
+            raise ValueError("too many requests at once")
+        if self._parser.should_upgrade() and self._is_websocket():
+            assert self._server.upgrade is not None
+            self._successor = self._server.upgrade(Upgrade(self._url, self._headers))
+            if self._successor is not None:
+                return
+        self._stop_idle()
+        self._server.connections.use(self)
+        cycle = Cycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        self._parsed = cycle
+        if self._cycle is None:
+            self._begin(cycle)
+        else:
+            self._waiting.append(cycle)
+            if len(self._waiting) >= PIPELINE_LIMIT:
+                self.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._parts += 1
+        self._meter.add_body(len(body))
+        if self._parsed is not None:
+            self._parsed.feed(body)
+
+    def on_message_complete(self) -> None:
+        cycle, self._parsed = self._parsed, None
+        if cycle is not None:
+            cycle.end()
+
+    def _scope(self) -> Message:
+        parsed = httptools.parse_url(self._url)
+        raw_path = parsed.path or b"/"
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": parsed.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+            "client": self._peer,
+            "admit": self.admit,
+        }
+
+    def _is_websocket(self) -> bool:
+        wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        return b"websocket" in wanted and self._server.upgrade is not None
+
+    def _change_protocol(self, rest: bytes) -> None:
+        if self._successor is None or self._transport is None:
+            # An upgrade that nobody knows is an ordinary request, and the last one: what follows
+            # it is not parsed.
+            self._is_closing = True
+            return
+        self._stop_idle()
+        self._server.connections.discard(self)
+        self._successor.take_over(self._transport, rest, self._server.connections)
+
+    # ------------------------------------------------------------------------------- requests
+
+    def _begin(self, cycle: Cycle) -> None:
+        self._cycle = cycle
+        task = asyncio.get_running_loop().create_task(cycle.run(self._server.app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
+
+    def cycle_ended(self, *, keep_alive: bool) -> None:
+        """A request was answered: go on with the next one."""
+        self._cycle = None
+        if self._transport is None or self._droppable is not None:
+            return
+        self._server.connections.use(self)
+        if not keep_alive or self._is_closing:
+            self._transport.close()
+            return
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        else:
+            self._watch_idle()
+        self._go_on()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the client is gone."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was written."""
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._held or len(self._waiting) >= PIPELINE_LIMIT:
+            return
+        if self._parsed is not None and self._parsed.is_full:
+            return
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _refuse(self, status: int, reason: bytes) -> None:
+        """Answer what is no request, and close once the client has read that."""
+        self._droppable = DROPPED_LIMIT
+        parsed = self._parsed
+        if self._cycle is None or (self._cycle is parsed and not parsed.has_begun):
+            self.write(whole_answer(status, reason, "text/plain"))
+        for cycle in filter(None, (self._cycle, parsed, *self._waiting)):
+            cycle.disconnect()
+        self._waiting.clear()
+        self._held = b""
+        self._stop_idle()
+        if self._transport is not None:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self.resume_reading()
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(REFUSAL_TIMEOUT, self.abort)
+
+    def _watch_idle(self) -> None:
+        self._stop_idle()
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(self._server.keep_alive, self.shutdown)
+
+    def _stop_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None

@@ -1,0 +1,210 @@
+"""Processes under an event loop: their ends, the lines that they print, programs run to their end.
+
+Linux reports the end of a process through a pidfd, macOS through a kqueue; both are
+descriptors that an event loop can wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kubetorch.lib import processes
+
+#: Number of the system call, the same on every architecture.
+_PIDFD_OPEN = 434
+
+
+class ExitWatch:
+    """Calls back, once, when a process has ended; it may still be a zombie then."""
+
+    def __init__(self, pid: int, on_exit: Callable[[], object], pidfd: int | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        self._descriptor = -1
+        try:
+            self._descriptor = self._open(pid) if pidfd is None else pidfd
+        except ProcessLookupError:
+            self._loop.call_soon(self._ended)
+        else:
+            self._loop.add_reader(self._descriptor, self._ended)
+
+    def close(self) -> None:
+        """Do not watch any more."""
+        self._on_exit = lambda: None
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self, pid: int) -> int:
+        if sys.platform == "darwin":
+            queue = select.kqueue()
+            event = select.kevent(
+                pid,
+                filter=select.KQ_FILTER_PROC,
+                flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT,
+                fflags=select.KQ_NOTE_EXIT,
+            )
+            try:
+                queue.control([event], 0)
+                return os.dup(queue.fileno())
+            finally:
+                queue.close()
+        elif hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        else:
+            return _pidfd_open(pid)
+
+    def _ended(self) -> None:
+        on_exit = self._on_exit
+        self.close()
+        on_exit()
+
+
+def _pidfd_open(pid: int) -> int:
+    """For a Python that was built with headers of an older kernel than the one that it runs on."""
+    import ctypes  # noqa: PLC0415  # rarely needed
+
+    descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
+async def wait_for_ends(pids: Iterable[int]) -> None:
+    """Wait until processes have ended, whoever their parents are; take the status of children."""
+    loop = asyncio.get_running_loop()
+    ends: list[asyncio.Future[None]] = []
+    watches = []
+    try:
+        for pid in pids:
+            end = loop.create_future()
+            with contextlib.suppress(OSError):
+                watches.append(ExitWatch(pid, functools.partial(_end, pid, end)))
+                ends.append(end)
+        await asyncio.gather(*ends)
+    finally:
+        for watch in watches:
+            watch.close()
+
+
+def _end(pid: int, end: asyncio.Future[None]) -> None:
+    processes.exit_status(pid)
+    if not end.done():
+        end.set_result(None)
+
+
+def reap(pid: int) -> None:
+    """Take the exit status of an orphan that is a child of this process now, when it ends."""
+    with contextlib.suppress(OSError):
+        ExitWatch(pid, lambda: processes.exit_status(pid))
+
+
+#: Bytes of a line; a longer one is cut into several.
+LINE_LIMIT = 16 * 1024
+_READ = 64 * 1024
+
+OnLine = Callable[[str], None]
+
+
+class Output:
+    """Reads lines from a pipe until its last writer has closed it."""
+
+    def __init__(self, descriptor: int, on_line: OnLine) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._on_line = on_line
+        self._rest = b""
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    def drain(self) -> None:
+        """Read what has been written by now."""
+        while self._descriptor >= 0 and self._read():
+            pass
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._rest:
+                self._tell(self._rest)
+
+    def _read(self) -> bool:
+        """Read once; whether there may be more."""
+        try:
+            data = os.read(self._descriptor, _READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._tell(line)
+        while len(self._rest) > LINE_LIMIT:
+            self._tell(self._rest[:LINE_LIMIT])
+            self._rest = self._rest[LINE_LIMIT:]
+        return True
+
+    def _tell(self, line: bytes) -> None:
+        # A progress bar writes its states over each other; the last one is what is seen.
+        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        self._on_line(text)
+
+
+async def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: str,
+    on_line: OnLine,
+    on_error_line: OnLine | None = None,
+) -> int:
+    """Run a program to its end; its exit status, as `subprocess` counts.
+
+    What it leaves behind in the background lives on, and its lines are still told. If this is
+    cancelled, its session is killed.
+    """
+    pipes = [os.pipe()] if on_error_line is None else [os.pipe(), os.pipe()]
+    readers = [Output(pipes[0][0], on_line)]
+    if on_error_line is not None:
+        readers.append(Output(pipes[1][0], on_error_line))
+    try:
+        pid = processes.spawn(
+            ("/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, *command),
+            environ,
+            output=pipes[0][1],
+            errors=pipes[-1][1],
+        )
+    except BaseException:
+        for reader in readers:
+            reader.close()
+        raise
+    finally:
+        for _, writer in pipes:
+            os.close(writer)
+    ended = asyncio.Event()
+    watch = ExitWatch(pid, ended.set)
+    try:
+        await ended.wait()
+    except BaseException:
+        watch.close()
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        reap(pid)
+        raise
+    finally:
+        for reader in readers:
+            reader.drain()
+    status = processes.exit_status(pid)
+    return 1 if status is None else status

@@ -1,0 +1,39 @@
+"""Text of others on a terminal: what could steer the terminal, or hide what is there, is shown.
+
+A terminal obeys what it is sent: it sets its title, answers as if somebody typed, moves lines that
+are there. So of control sequences only colours and those within lines that progress bars use pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TextIO
+
+#: Colours, erasing in a line, and lines up; else control characters, C1 and marks of direction.
+_STEERING = re.compile(
+    "(\x1b\\[[0-9;:]*m|\x1b\\[[0-9]{0,3}[AK])"
+    "|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+
+
+def visible(text: str) -> str:
+    """`text` with all that steers a terminal written as in Python."""
+    return _STEERING.sub(lambda found: found[1] or _written(found[0]), text)
+
+
+def _written(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x80 else f"\\u{number:04x}"
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """`text` as it is written to a stream: visible on a terminal, else as it is."""
+    return visible(text) if is_terminal(stream) else text
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # no file, or a closed one
+        return False

@@ -1,0 +1,369 @@
+"""The agent's container: image, command, rights, port, probes, variables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kubetorch.config.settings import DEFAULT_IMAGE
+from kubetorch.manifests import labels
+from kubetorch.manifests.kinds import Manifest, Path, assign, entry, items, named
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
+from kubetorch.specs.callable import AppSpec
+from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Pairs
+from kubetorch.specs.image import Command, ImageSpec
+from kubetorch.specs.logging import LEVELS, LoggingConfig
+
+COMMAND = ("/bin/bash", "-c")
+START = "exec python -m kubetorch.pod"
+#: Service account of a pod when the user names none.
+SERVICE_ACCOUNT = "kubetorch-service-account"
+
+_IMAGES = "https://kubernetes.io/docs/concepts/containers/images/"
+_ACCOUNTS = "https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/"
+_CONTAINER = "https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/"
+
+
+def start_agent(template: PodTemplate, *, default_image: str) -> None:
+    """Have the container run the agent, whatever it ran before.
+
+    It is the agent of the container's image. One that is brought along would be put in here: an
+    init container that copies it to an `emptyDir`, a mount of that, and its path in `START`.
+    """
+    container = template.container
+    if not template.kind.is_custom:
+        # Operators of training jobs look for their container by its name.
+        container["name"] = template.kind.container
+        if template.kind.has_template:  # else its runtime has an image
+            container.setdefault("image", default_image)
+    container["command"] = list(COMMAND)
+    container["args"] = [START]
+
+
+def fill_rights(template: PodTemplate, compute: ComputeSpec) -> None:
+    """Say what nobody has said of rights."""
+    entry(template.container, "resources")
+    # Knative takes no capabilities unless its configuration allows them.
+    if not compute.freeze and not template.kind.is_autoscaled:
+        entry(template.container, "securityContext").setdefault("capabilities", _capabilities())
+    template.spec.setdefault("serviceAccountName", SERVICE_ACCOUNT)
+
+
+def _capabilities() -> dict[str, list[str]]:
+    """What debuggers of other processes need."""
+    return {"add": ["SYS_PTRACE"]}
+
+
+def _read_freeze(template: PodTemplate) -> bool | None:
+    return True if template.read_object("annotations").get(labels.FREEZE) == "true" else None
+
+
+def _write_freeze(template: PodTemplate, compute: ComputeSpec) -> None:
+    if template.is_primary:
+        assign(template.annotations_of_object(), labels.FREEZE, "true" if compute.freeze else None)
+    security = template.container.get("securityContext") or {}
+    if compute.freeze and security.get("capabilities") == _capabilities():
+        del security["capabilities"]
+        assign(template.container, "securityContext", security)
+
+
+def _write_image(template: PodTemplate, compute: ComputeSpec) -> None:
+    if compute.image is not None and compute.image.image_id is not None:
+        template.container["image"] = compute.image.image_id
+
+
+def _read_image(template: PodTemplate) -> ImageSpec | None:
+    found = template.container.get("image")
+    return None if found in (None, DEFAULT_IMAGE) else ImageSpec(image_id=found)
+
+
+def _read_account(template: PodTemplate) -> str | None:
+    found: str | None = template.spec.get("serviceAccountName")
+    return None if found == SERVICE_ACCOUNT else found
+
+
+#: Knative takes ports of this name for HTTP/1.
+AGENT_PORT_NAME = "http1"
+#: Seconds between two startup probes; `launch_timeout` is counted in them.
+STARTUP_PERIOD = 5
+
+_HEALTH = "/health"
+# What Kubernetes assumes where a probe does not say.
+_DEFAULT_PERIOD = 10
+_DEFAULT_FAILURES = 3
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+_PORTS = "https://kubernetes.io/docs/concepts/services-networking/service/"
+_PROBING = "https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/"
+
+
+def agent_port(container: Manifest) -> int:
+    """Port that the agent listens on: the one named `http1`, else 32300."""
+    found = named(container.get("ports") or [], AGENT_PORT_NAME)
+    return AGENT_PORT if found is None else int(found["containerPort"])
+
+
+def fill_probes(template: PodTemplate, compute: ComputeSpec) -> None:
+    """Add the port, and the probes that the container does not have."""
+    if named(template.container.get("ports") or [], AGENT_PORT_NAME) is None:
+        _write_port(template, compute)
+    for name, probe in _probes(compute.launch_timeout, agent_port(template.container)).items():
+        template.container.setdefault(name, probe)
+
+
+def _probes(launch_timeout: int, port: int) -> dict[str, Manifest]:
+    def probe(period: int, timeout: int, failures: int) -> Manifest:
+        return {
+            "httpGet": {"path": _HEALTH, "port": port},
+            "periodSeconds": period,
+            "timeoutSeconds": timeout,
+            "failureThreshold": failures,
+        }
+
+    startup = probe(STARTUP_PERIOD, 2, max(1, launch_timeout // STARTUP_PERIOD))
+    return {
+        "startupProbe": startup | {"initialDelaySeconds": 0},
+        "readinessProbe": probe(3, 5, 5) | {"successThreshold": 1},
+        "livenessProbe": probe(30, 5, 3),
+    }
+
+
+def _read_port(template: PodTemplate) -> int | None:
+    found = agent_port(template.container)
+    return None if found == AGENT_PORT else found
+
+
+def _write_port(template: PodTemplate, compute: ComputeSpec) -> None:
+    before, wanted = agent_port(template.container), compute.server_port or AGENT_PORT
+    found = items(template.container, "ports")
+    if template.kind.is_autoscaled:
+        # Knative allows one port, and sends calls to it.
+        found.clear()
+    there = named(found, AGENT_PORT_NAME)
+    if there is None:
+        found.append({"name": AGENT_PORT_NAME, "containerPort": wanted})
+    else:
+        there["containerPort"] = wanted
+    for name in _PROBES:
+        asked = (template.container.get(name) or {}).get("httpGet")
+        if asked == {"path": _HEALTH, "port": before}:
+            asked["port"] = wanted
+
+
+def _read_timeout(template: PodTemplate) -> int | None:
+    probe = template.container.get("startupProbe")
+    if probe is None:
+        return None
+    period = int(probe.get("periodSeconds", _DEFAULT_PERIOD))
+    return period * int(probe.get("failureThreshold", _DEFAULT_FAILURES))
+
+
+def _write_timeout(template: PodTemplate, compute: ComputeSpec) -> None:
+    probe = template.container.get("startupProbe")
+    if probe is not None:  # else `fill` makes it
+        period = int(probe.get("periodSeconds", _DEFAULT_PERIOD))
+        probe["failureThreshold"] = max(1, compute.launch_timeout // period)
+
+
+LOG_LEVEL = "KT_LOG_LEVEL"
+APP_PORT = "KT_APP_PORT"
+APP_HEALTH_CHECK = "KT_APP_HEALTHCHECK"
+
+_ENV = "https://kubernetes.io/docs/tasks/inject-data-application/define-environment-variable-container/"
+
+
+_MENTIONED = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
+
+
+def _variables(template: PodTemplate) -> Iterable[dict[str, Any]]:
+    """Those with a value of their own, not one from elsewhere."""
+    found = template.container.get("env") or ()
+    return (one for one in found if "valueFrom" not in one)
+
+
+def _read_variables(template: PodTemplate) -> Pairs | None:
+    found = ((one["name"], str(one.get("value", ""))) for one in _variables(template))
+    return tuple(one for one in found if one[0] != LOG_LEVEL) or None
+
+
+def _set(template: PodTemplate, *variables: tuple[str, str]) -> None:
+    """Set variables; one that is there keeps its template in the order."""
+    found = items(template.container, "env")
+    known = {one.get("name"): one for one in reversed(found)}
+    for name, value in variables:
+        there = known.get(name)
+        if there is None:
+            known[name] = {"name": name, "value": value}
+            found.append(known[name])
+        elif there.get("value") != value:
+            there.pop("valueFrom", None)
+            there["value"] = value
+
+
+def _write_variables(template: PodTemplate, compute: ComputeSpec) -> None:
+    # By name: the order in which a program says them is no reason to replace pods.
+    _set(template, *(one for one in sorted(compute.env_vars) if not mentions_itself(*one)))
+
+
+def mentions_itself(name: str, value: str) -> bool:
+    """Whether a value is made of the variable's own, as `$PATH:/opt/bin` is.
+
+    Only who starts a worker can expand that: set for the container, it would hide what the image
+    says, and the agent's own start would break on such a `PATH`.
+    """
+    return any(name in (found[1], found[2]) for found in _MENTIONED.finditer(value))
+
+
+def _read_level(template: PodTemplate) -> LoggingConfig | None:
+    there = named(list(_variables(template)), LOG_LEVEL)
+    level = str(there.get("value", "")).lower() if there is not None else None
+    return next((LoggingConfig(level=known) for known in LEVELS if known == level), None)
+
+
+def _write_level(template: PodTemplate, compute: ComputeSpec) -> None:
+    if LOG_LEVEL not in dict(compute.env_vars):
+        _set(template, (LOG_LEVEL, compute.logging.level.upper()))
+
+
+def write_app(template: PodTemplate, app: AppSpec) -> None:
+    """Say where the app listens."""
+    if app.port is not None:
+        _set(template, (APP_PORT, str(app.port)))
+    if app.health_check is not None:
+        _set(template, (APP_HEALTH_CHECK, app.health_check))
+
+
+def fill_log_level(template: PodTemplate, compute: ComputeSpec) -> None:
+    """Say the level of logs where nobody has."""
+    if named(template.container.get("env") or [], LOG_LEVEL) is None:
+        _write_level(template, compute)
+
+
+#: What a pod runs when nobody says what.
+IDLE = "sleep infinity"
+_REFERENCE = re.compile(r"\$(\$?)\(([A-Za-z_.-][\w.-]*)\)", re.ASCII)
+
+
+def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = None) -> str | None:
+    """`command` and `args` of the container, if it has any.
+
+    References to the container's variables, `$(NAME)`, are replaced as Kubernetes does; `$$(NAME)`
+    stands for the text itself, and what is not known stays.
+    """
+    container = WorkloadManifest.parse(dict(manifest), pod_template_path).primary.container
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not words:
+        return None
+    known = variables(container)
+    return shlex.join(_expand(str(word), known) for word in words)
+
+
+def variables(container: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a container that have a value in its manifest, their references replaced."""
+    found: dict[str, str] = {}
+    for one in container.get("env") or ():
+        if "valueFrom" not in one:
+            found[str(one["name"])] = _expand(str(one.get("value", "")), found)
+    return found
+
+
+def _expand(text: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[0][1:]
+        return variables.get(match[2], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def command_line(command: Command) -> str | None:
+    """What a Dockerfile says, see `ImageSpec.command`, if it says anything."""
+    return command if command is None or isinstance(command, str) else shlex.join(command)
+
+
+#: In the order in which they are written.
+PARAMETERS = (
+    ManifestParameter(
+        "image",
+        "C.image",
+        _read_image,
+        _write_image,
+        "the base; steps are run by live pods and are no part of it",
+        _IMAGES,
+    ),
+    ManifestParameter(
+        "image_pull_policy",
+        "C.imagePullPolicy",
+        lambda template: template.container.get("imagePullPolicy"),
+        lambda template, compute: assign(
+            template.container, "imagePullPolicy", compute.image_pull_policy
+        ),
+        "",
+        _IMAGES,
+    ),
+    ManifestParameter(
+        "working_dir",
+        "C.workingDir",
+        lambda template: template.container.get("workingDir"),
+        lambda template, compute: assign(template.container, "workingDir", compute.working_dir),
+        "",
+        _CONTAINER,
+    ),
+    ManifestParameter(
+        "service_account_name",
+        "P.serviceAccountName",
+        _read_account,
+        lambda template, compute: assign(
+            template.spec, "serviceAccountName", compute.service_account_name or SERVICE_ACCOUNT
+        ),
+        f"`{SERVICE_ACCOUNT}` if not given",
+        _ACCOUNTS,
+    ),
+    ManifestParameter(
+        "freeze",
+        f"M.annotations: {labels.FREEZE}; no C.securityContext.capabilities.add: SYS_PTRACE, "
+        "which a Knative Service never gets",
+        _read_freeze,
+        _write_freeze,
+        "pods take no live code and run no image steps",
+        "Kubetorch",
+    ),
+    ManifestParameter(
+        "server_port",
+        "C.ports: http1",
+        _read_port,
+        _write_port,
+        "32300, or the port of that name in a manifest; the probes ask it too",
+        _PORTS,
+    ),
+    ManifestParameter(
+        "launch_timeout",
+        "C.startupProbe.failureThreshold",
+        _read_timeout,
+        _write_timeout,
+        f"counted in probes of {STARTUP_PERIOD} seconds; it is the deadline of a deploy too",
+        _PROBING,
+    ),
+)
+#: Written after those of `scheduling`: keys of a container keep their order.
+ENVIRONMENT_PARAMETERS = (
+    ManifestParameter(
+        "env_vars",
+        "C.env",
+        _read_variables,
+        _write_variables,
+        "`$NAME` in a value is expanded when a worker starts, not by Kubernetes; a variable that "
+        "mentions itself, such as `$PATH:/opt/bin`, is told to the workers alone",
+        _ENV,
+    ),
+    ManifestParameter(
+        "logging",
+        "C.env: KT_LOG_LEVEL",
+        _read_level,
+        _write_level,
+        "only the level, in capitals, unless `env_vars` has that variable",
+        _ENV,
+    ),
+)

@@ -1,0 +1,227 @@
+"""A manifest whose kind is known, and the pod templates in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import kinds, labels, trainjob
+from kubetorch.manifests.kinds import Kind, Manifest, Path, entry, named
+from kubetorch.specs.compute import ComputeSpec
+
+
+@dataclass(slots=True)
+class PodTemplate:
+    """One pod template of an object, and the container in it that the agent runs in.
+
+    The parameters of a compute are written into it, and read from it.
+    """
+
+    workload: WorkloadManifest
+    body: Manifest
+    container: Manifest
+    is_primary: bool = True
+
+    @property
+    def kind(self) -> Kind:
+        """The row of the object's kind."""
+        return self.workload.kind
+
+    @property
+    def spec(self) -> Manifest:
+        """The pod's spec."""
+        spec: Manifest = self.body["spec"]
+        return spec
+
+    def labels(self) -> list[dict[str, str]]:
+        """The labels to be written: the object's own if this is the primary one, then the pods'."""
+        return self._metadata("labels")
+
+    def annotations(self) -> list[dict[str, str]]:
+        """As `labels`, for annotations."""
+        return self._metadata("annotations")
+
+    def _metadata(self, key: str) -> list[dict[str, str]]:
+        owners = [self.workload.object, self.body] if self.is_primary else [self.body]
+        return [entry(entry(owner, "metadata"), key) for owner in owners]
+
+    def annotations_of_object(self) -> dict[str, str]:
+        """The object's own annotations, to be written."""
+        return entry(entry(self.workload.object, "metadata"), "annotations")
+
+    def read_object(self, key: str) -> dict[str, str]:
+        """The object's `labels` or `annotations`."""
+        found: dict[str, str] = (self.workload.object.get("metadata") or {}).get(key) or {}
+        return found
+
+    def read_pods(self, key: str) -> dict[str, str]:
+        """The `labels` or `annotations` of the pods."""
+        found: dict[str, str] = (self.body.get("metadata") or {}).get(key) or {}
+        return found
+
+
+class WorkloadManifest:
+    """An object whose kind is known, and the pod templates in it, the one that is called first.
+
+    Groups of workers that the object does not have are left out.
+    """
+
+    def __init__(self, manifest: Manifest, kind: Kind) -> None:
+        self.object = manifest
+        self.kind = kind
+        self.templates: list[PodTemplate] = []
+        self.locate_templates()
+
+    @classmethod
+    def parse(cls, manifest: Manifest, path: Path | None = None) -> WorkloadManifest:
+        """The object of a user, whose pod template is at `path` if its kind does not say.
+
+        Raises:
+            SpecError: The kind is not known, or there is no pod template.
+        """
+        return cls(manifest, _kind(manifest, path))
+
+    @property
+    def primary(self) -> PodTemplate:
+        """The template of the pods that are called."""
+        return self.templates[0]
+
+    def locate_templates(self) -> None:
+        """Find the templates again, after groups of workers were added."""
+        kind = self.kind
+        if not kind.has_template:
+            self.templates = [self._template(trainjob.template(self.object))]
+            return
+        self.templates = [self._template(kinds.get(self.object, kind.primary.template))]
+        for group in kind.workers:
+            for path in kinds.expand(self.object, group.template):
+                found = kinds.get(self.object, path)
+                if isinstance(found, Mapping) and kinds.get(found, ("spec", "containers")):
+                    self.templates.append(self._template(found, is_primary=False))
+
+    def _template(self, body: Any, *, is_primary: bool = True) -> PodTemplate:  # noqa: ANN401  # a node
+        containers = body["spec"]["containers"]
+        container = named(containers, self.kind.container) or containers[0]
+        return PodTemplate(self, body, container, is_primary)
+
+    def write_templates(self) -> None:
+        """Say in the object what its templates say, where it has none of its own: a TrainJob."""
+        if not self.kind.has_template:
+            trainjob.write(self.object, self.primary.body)
+
+
+@dataclass(frozen=True)
+class ManifestParameter:
+    """One field of `ComputeSpec` in a manifest."""
+
+    name: str
+    target: str
+    read: Callable[[PodTemplate], Any]
+    write: Callable[[PodTemplate, ComputeSpec], None]
+    about: str = ""
+    source: str = ""
+
+
+# ------------------------------------------------------------------------------------- the kind
+
+_WHERE = "pod_template_path"
+
+
+def _kind(manifest: Mapping[str, Any], path: Path | None) -> Kind:
+    """The row of a manifest's kind."""
+    for key in ("apiVersion", "kind"):
+        if not isinstance(manifest.get(key), str) or not manifest[key]:
+            raise SpecError(
+                f"the manifest has no {key!r}", hint="it must be a Kubernetes object, such as a Job"
+            )
+    if manifest["apiVersion"].partition("/")[0] == labels.PREFIX.rstrip("/"):
+        raise SpecError(
+            f"a {manifest['kind']} can be no service: Kubetorch makes it itself, of each service",
+            hint="give the object whose pods are to be called, such as a Deployment",
+        )
+    if path is not None:
+        row = kinds.custom(manifest, path)
+    else:
+        known = kinds.find(manifest)
+        if known is None:
+            raise _unknown(manifest)
+        row = known
+        _check_unique(manifest, row)
+    if row.has_template:
+        _check_template(manifest, row)
+    return row
+
+
+def _unknown(manifest: Mapping[str, Any]) -> SpecError:
+    namesakes = [
+        repr("/".join(filter(None, (row.group, row.versions[0]))))
+        for row in kinds.KINDS.values()
+        if row.kind == manifest["kind"]
+    ]
+    found = [".".join(path) for path in _candidates(manifest)]
+    hint = "nothing in it looks like a pod template (a `spec` with `containers`)"
+    if found:
+        which = "it seems to be" if len(found) == 1 else "it may be one of"
+        hint = f"{which} " + ", ".join(f'{_WHERE}="{path}"' for path in found)
+    if namesakes:
+        hint = f"did you mean apiVersion {' or '.join(namesakes)}? Else, {hint}"
+    return SpecError(
+        f"the kind {manifest['kind']!r} of {manifest['apiVersion']!r} is not known, so {_WHERE} "
+        "has to say where its pod template lies",
+        hint=hint,
+    )
+
+
+def _check_unique(manifest: Mapping[str, Any], row: Kind) -> None:
+    """The list of equals in which the pod template lies has one entry."""
+    if "0" not in row.primary.template:
+        return
+    before = row.primary.template[: row.primary.template.index("0")]
+    several = kinds.get(manifest, before, [])
+    if len(several) > 1:
+        rest = row.primary.template[len(before) + 1 :]
+        found = [".".join((*before, str(number), *rest)) for number in range(len(several))]
+        raise SpecError(
+            f"the {row.kind} has {len(several)} pod templates at {'.'.join(before)}, so {_WHERE} "
+            "has to say which one is called",
+            hint=" or ".join(f'{_WHERE}="{path}"' for path in found),
+        )
+
+
+def _check_template(manifest: Mapping[str, Any], row: Kind) -> None:
+    where = row.primary.template
+    template = kinds.get(manifest, where)
+    shown = ".".join(where) or "its top"
+    if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
+        found = [".".join(path) for path in _candidates(manifest) if path != where]
+        raise SpecError(
+            f"the {row.kind} has no pod template at {shown}",
+            hint=f'there is one at {found[0]}: {_WHERE}="{found[0]}"'
+            if found
+            else f"a pod template has a `spec` with `containers`; {_WHERE} says where it lies",
+        )
+    containers = template["spec"].get("containers")
+    if not isinstance(containers, list) or not containers:
+        raise SpecError(
+            f"the pod template of the {row.kind} at {shown} has no containers",
+            hint=f"one, with an image, is enough: it may be named {row.container!r}",
+        )
+    if not all(isinstance(one, Mapping) for one in containers):
+        raise SpecError(f"{shown}.spec.containers of the {row.kind} is no list of dictionaries")
+
+
+def _candidates(manifest: Mapping[str, Any]) -> Iterator[Path]:
+    """Paths of what looks like a pod template."""
+    pending: list[tuple[Path, Any]] = [((), manifest)]
+    while pending:
+        path, node = pending.pop(0)
+        if isinstance(node, Mapping):
+            spec = node.get("spec")
+            if isinstance(spec, Mapping) and isinstance(spec.get("containers"), list):
+                yield path
+                continue
+            pending += [((*path, str(key)), value) for key, value in node.items()]
+        elif isinstance(node, list):
+            pending += [((*path, str(number)), value) for number, value in enumerate(node)]

@@ -1,0 +1,422 @@
+"""The agent: reads who it is, builds everything, runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from kubetorch._version import __version__
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.errors import KubetorchError
+from kubetorch.lib import files, http_server, memory, processes, proxy, websocket
+from kubetorch.lib.websocket import Endpoint
+from kubetorch.pod import environment, identity
+from kubetorch.pod.apps.process import AppHost
+from kubetorch.pod.apps.proxy import AppNames, AppProxy
+from kubetorch.pod.calls import Call, Calls
+from kubetorch.pod.environment import Interpreters, agent_python, container_environ
+from kubetorch.pod.filesystem import PodFilesystem
+from kubetorch.pod.http.app import App
+from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.image.images import Images
+from kubetorch.pod.knative_keepalive import KnativeKeepAlive
+from kubetorch.pod.logs import AgentLines, LogLine, PodLog
+from kubetorch.pod.membership import Membership
+from kubetorch.pod.peers import Peers
+from kubetorch.pod.pod_processes import MemoryLimit, OrphanReaper
+from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.session import HEARTBEAT, RANK_HEARTBEAT, ControllerAddress, Session
+from kubetorch.pod.shells import Shells
+from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
+from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
+from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker import Worker, WorkerHost
+from kubetorch.pod.worker_process.zygotes import Launched
+from kubetorch.specs.logging import LEVELS
+from kubetorch.wire import routes, tokens, versions
+from kubetorch.wire.messages import (
+    Activity,
+    CancelCall,
+    Ending,
+    FromController,
+    Hello,
+    Members,
+    Probe,
+    RegroupFailed,
+    Reload,
+    SendBlobs,
+    Terminate,
+    Welcome,
+)
+from kubetorch.wire.podenv import PodEnv
+
+#: All addresses of a container: IPv4, or IPv6 and IPv4.
+EVERYWHERE = ("0.0.0.0", "::")
+#: Seconds from SIGTERM to SIGKILL that Kubernetes gives unless it is told otherwise, and those of
+#: them that are for what comes after the calls: workers, outcomes, the last answers.
+KILL_GRACE, LAST_WORDS = 30.0, 5.0
+#: Connections that wait to be accepted.
+BACKLOG = 2048
+#: Seconds that a client has to read what was sent to it before the process ends.
+GOODBYE_TIMEOUT = 2.0
+#: Seconds that workers have to end after their calls.
+WORKER_GRACE = 2.0
+#: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
+UPLOAD_GRACE = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def main(
+    environ: Mapping[str, str], zygote: Launched | None = None, *, refusal: str | None = None
+) -> int:
+    """Run the agent; its exit status."""
+    memory.give_back_soon()
+    level = environ.get("KT_LOG_LEVEL", "")
+    logging.basicConfig(
+        stream=sys.stderr,
+        # A name that is no level must not keep the agent from starting.
+        level=level.upper() if level.lower() in LEVELS else "INFO",
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        pod = PodEnv.read(identity.complete(environ))
+        is_local = pod.backend == "local"
+        credentials = Credentials.read(pod.credentials_file) if is_local else Credentials()
+        if not is_local:
+            Path(pod.working_dir).mkdir(parents=True, exist_ok=True)
+        filesystem = PodFilesystem(pod, refusal)
+        filesystem.attach(pod.attachments_file)
+        # A container is reached at its address, by probes, and through port-forwards at loopback.
+        everywhere = EVERYWHERE[":" in pod.host]
+        sock = bind(pod.host if is_local else pod.listen or everywhere, pod.port)
+    except (KubetorchError, OSError) as error:
+        _log.error("agent not started error=%s", error)
+        return 1
+    processes.become_subreaper()
+    with sock:
+        is_to_go_on = uvloop.run(_run(pod, credentials, environ, filesystem, zygote, sock))
+    if is_to_go_on:
+        # As new, for a service that is deployed to this pod later.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that takes connections at this address; they wait until the server is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _run(
+    pod: PodEnv,
+    credentials: Credentials,
+    environ: Mapping[str, str],
+    filesystem: PodFilesystem,
+    zygote: Launched | None,
+    sock: socket.socket,
+) -> bool:
+    """Whether the pod goes on afterwards."""
+    agent = Agent(pod, credentials, container_environ(environ), filesystem, zygote)
+    loop = asyncio.get_running_loop()
+    grace = KILL_GRACE if pod.grace is None else pod.grace
+    calls = max(grace - LAST_WORDS, grace / 4)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
+    await agent.run(sock)
+    return agent.is_dismissed and pod.is_joined
+
+
+class Agent:
+    """Everything that an agent consists of, put together."""
+
+    def __init__(
+        self,
+        pod: PodEnv,
+        credentials: Credentials,
+        environ: Mapping[str, str],
+        filesystem: PodFilesystem,
+        zygote: Launched | None = None,
+    ) -> None:
+        #: Whether the controller ended it, not who made the pod.
+        self.is_dismissed = False
+        self._pod = pod
+        self._incarnation = os.urandom(8).hex()
+        self._stopped: asyncio.Future[tuple[str, float]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        root = Path(pod.root)
+        store = BlobStore(root / "blobs")
+        output = root / "agent.log" if pod.backend == "local" else None
+        self._log = PodLog(root / "log", stdout=sys.stdout.fileno(), output=output)
+        contact = ControllerAddress.of_pod(pod, credentials.session)
+        self._transfers = Transfers(store, contact)
+        self._session = Session(
+            address=contact,
+            hello=self._hello,
+            activity=self._activity,
+            on_message=self._on_message,
+            on_settled=lambda call_id: self._results.forget(call_id),
+            on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
+        )
+        self._results = Results(
+            root / "results",
+            pod_name=pod.pod,
+            upload=self._transfers.upload,
+            report=self._session.report_call,
+        )
+        self._members = Membership(self._session.send)
+        self._peers = Peers(pod.pod, lambda: self._guard.own_token())
+        self._calls = Calls(
+            pod_name=pod.pod,
+            results=self._results,
+            on_line=self._write_line,
+            outcomes=Outcomes(root / "outcomes", time.monotonic),
+            on_change=self._session.activity_changed,
+        )
+        self._apps = AppHost(
+            root,
+            pod_name=pod.pod,
+            on_line=self._write_line,
+            on_exit=lambda app: self._supervisor.on_app_exit(app),
+            on_change=self._session.app_changed,
+            on_activity=self._session.activity_changed,
+        )
+        host = self._workers = WorkerHost(
+            pod_name=pod.pod,
+            on_line=self._on_line,
+            on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
+            zygote=zygote,
+        )
+        self._limit = None
+        if pod.memory_limit is not None:
+            self._limit = MemoryLimit(
+                pod.memory_limit,
+                pod_name=pod.pod,
+                processes=lambda: [*host.alive, *self._apps.alive],
+            )
+        images = Images(
+            pod=pod,
+            store=store,
+            blobs=self._transfers,
+            filesystem=filesystem,
+            session=self._session,
+            on_line=self._on_step_line,
+        )
+        code = ProjectCode(root, Path(pod.working_dir), store, self._transfers)
+        loader = GenerationLoader(
+            pod=pod,
+            environ=environ,
+            host=host,
+            apps=self._apps,
+            code=code,
+            images=images,
+            session=self._session,
+            membership=self._members,
+            peers=self._peers,
+            incarnation=self._incarnation,
+            on_line=self._write_line,
+        )
+        interpreters = Interpreters(pod, environ, agent_python())
+        interpreters.start()
+        self._supervisor = Supervisor(
+            pod=pod,
+            interpreters=interpreters,
+            loader=loader,
+            code=code,
+            apps=self._apps,
+            calls=self._calls,
+            session=self._session,
+            membership=self._members,
+        )
+        audience = tokens.audience(pod.namespace, pod.workload)
+        guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
+        self._guard = guard
+        self._streams = Streams(
+            incarnation=self._incarnation,
+            pod_name=pod.pod,
+            calls=self._calls,
+            guard=guard,
+            allocate=memory.allocate,
+        )
+        self._keepalive = KnativeKeepAlive(self._streams.has_unseen_call, guard.own_token, environ)
+        self._app_names = AppNames(pod.namespace, pod.workload)
+        gate = AppProxy(pod_name=pod.pod, guard=guard, host=self._apps, names=self._app_names)
+        app = App(
+            pod_name=pod.pod,
+            guard=guard,
+            calls=self._calls,
+            members=self._members,
+            images=images,
+            supervisor=self._supervisor,
+            workers=host,
+            apps=self._apps,
+            gate=gate,
+            log=self._log,
+        )
+        self._shells = Shells(
+            pod_name=pod.pod,
+            guard=guard,
+            shell_environment=self._supervisor.shell_environment,
+            on_change=self._session.activity_changed,
+        )
+        upgrade = websocket.upgrader(self._accept, max_message=MESSAGE_LIMIT)
+        self._server = http_server.Server(
+            app,
+            upgrade=proxy.tunnels(lambda asked: gate.takes(asked.raw_path), gate.open, upgrade),
+        )
+
+    def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+        if path == routes.SHELL:
+            return self._shells.accept(headers)
+        return self._streams.accept(path, headers)
+
+    # --------------------------------------------------------------------------------- its life
+
+    def stop(self, reason: str, grace: float) -> None:
+        """End soon: calls have `grace` seconds."""
+        if not self._stopped.done():
+            self._stopped.set_result((reason, grace))
+
+    async def run(self, sock: socket.socket) -> None:
+        """Serve until `stop`."""
+        loop = asyncio.get_running_loop()
+        orphans = OrphanReaper()
+        orphans.start()
+        lines = AgentLines(self._log, self._pod.pod, loop)
+        logging.getLogger("kubetorch").addHandler(lines)
+        # The session is opened while the port is: the socket takes connections already.
+        session = loop.create_task(self._session.run())
+        await self._server.start(sock)
+        self._results.recover()
+        self._keepalive.start()
+        _log.info("agent started pod=%s port=%s", self._pod.pod, self._pod.port)
+        # What is here now stays: the collector need not look at it again and again.
+        gc.freeze()
+        gc.enable()
+        if self._limit is not None:
+            self._limit.start()
+        try:
+            reason, grace = await self._stopped
+            await self._drain(reason, grace)
+        finally:
+            orphans.stop()
+            if self._limit is not None:
+                self._limit.stop()
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            logging.getLogger("kubetorch").removeHandler(lines)
+            self._log.close()
+
+    async def _drain(self, reason: str, grace: float) -> None:
+        _log.info("agent stops reason=%s grace=%s", reason, grace)
+        self._streams.go_away(reason)
+        preempting = asyncio.ensure_future(self._workers.preempt(grace))
+        # Awaited and no task: no call is taken from this turn of the loop on.
+        await self._calls.drain(grace, reason)
+        await preempting
+        self._peers.close()
+        self._keepalive.close()
+        await self._shells.close()
+        await self._server.close(GOODBYE_TIMEOUT)
+        await asyncio.gather(
+            self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
+        )
+        self._transfers.close()
+
+    # ----------------------------------------------------------------------------- the session
+
+    def _hello(self) -> Hello:
+        pod = self._pod
+        host = f"[{pod.host}]" if ":" in pod.host else pod.host
+        spec = self._calls.spec
+        return Hello(
+            namespace=pod.namespace,
+            workload=pod.workload,
+            pod=pod.pod,
+            incarnation=self._incarnation,
+            url=f"http://{host}:{pod.port}",
+            protocol=versions.PROTOCOL,
+            version=__version__,
+            generation=self._supervisor.generation,
+            python=(spec.runtime.version if spec else None) or sys.version.split()[0],
+        )
+
+    def _activity(self) -> Activity:
+        return Activity(
+            calls=self._calls.running + self._apps.busy + self._shells.running,
+            last=max(self._calls.last, self._apps.last),
+            workers=self._supervisor.workers,
+            app=self._apps.view if self._supervisor.serves_app else None,
+        )
+
+    def _on_message(self, message: FromController) -> None:
+        match message:
+            case Reload():
+                self._supervisor.on_reload(message)
+            case Terminate(grace=grace, reason=reason):
+                self.is_dismissed = not self._stopped.done()
+                self.stop(reason, grace)
+            case Ending():
+                self._calls.ending = message
+            case CancelCall(id=call_id, reason=reason):
+                call = self._calls.find(call_id)
+                if isinstance(call, Call):
+                    call.revoke(reason)
+            case Members():
+                self._members.update(message)
+                self._write_members(message)
+                self._session.beat(HEARTBEAT if message.world is None else RANK_HEARTBEAT)
+                self._supervisor.on_members()
+            case Probe():
+                self._session.probe(message)
+            case Welcome():
+                self._guard.take_key(bytes.fromhex(message.key))
+                self._app_names.told = message.app_hosts
+            case RegroupFailed(id=call_id, failure=failure):
+                self._members.regrouped(call_id)
+                self._calls.refuse_waiting(call_id, failure)
+            case SendBlobs():
+                self._transfers.send_later(message.blobs, message.trees)
+
+    def _write_members(self, message: Members) -> None:
+        """Tell code in the pod where its siblings answer."""
+        hosts = [member.host for member in message.members if member.url]
+        file = Path(self._pod.root, environment.MEMBERS)
+        with contextlib.suppress(OSError):  # a full disk costs news, never a call
+            files.write_atomically(file, "".join(f"{host}\n" for host in hosts).encode())
+
+    # ----------------------------------------------------------------------------- the workers
+
+    def _on_line(self, line: Line, worker: Worker, request: str | None) -> None:
+        self._write_line(line, worker.generation, request)
+
+    def _write_line(self, line: Line, generation: int, request: str | None = None) -> None:
+        pod, (text, source, level, time_, *_) = self._pod.pod, line
+        self._log.write(LogLine(time_, pod, text, source, level, request, generation, line.rank))
+        self._supervisor.on_line(line, generation)
+
+    def _on_step_line(self, text: str, generation: int) -> None:
+        line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
+        self._log.write(line, echo=False)

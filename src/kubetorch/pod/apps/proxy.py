@@ -1,0 +1,233 @@
+"""Requests and WebSockets below `/http/`: who may reach the app, and what it sees of them.
+
+A token may come in `Authorization`, in `X-Kubetorch-Token` where the app wants the former for
+itself, in a cookie, or in the query, which a browser can be sent to and which is exchanged for the
+cookie. The app never sees it: its log, or what it calls, would give it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+
+from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
+from kubetorch.lib import asgi, proxy
+from kubetorch.lib.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
+from kubetorch.lib.http1 import BrokenError, Header
+from kubetorch.lib.http_server import Message, Upgrade
+from kubetorch.lib.proxy import Mount, Target
+from kubetorch.pod.apps.process import AppHost, AppProcess
+from kubetorch.pod.http.auth import Guard, refused
+from kubetorch.wire import routes, tokens
+from kubetorch.wire.tokens import AppRequest
+
+#: Seconds that a browser keeps the cookie; the token in it may end earlier.
+COOKIE_AGE = 12 * 3600
+
+_MOUNT = Mount(outside=routes.APP, inside="")
+_PREFIX = b"x-forwarded-prefix"
+_PATH = re.compile(rb"/[!-:<-~]*")
+_HINT = (
+    "send it as Authorization: Bearer <token>; a browser is sent to the page with "
+    f"?{routes.APP_TOKEN_QUERY}=<token>; kt token NAME prints one"
+)
+
+
+def cookie(name: str, token: str, *, path: str, is_secure: bool) -> str:
+    """The value of a `Set-Cookie` header; `path` is where the browser sees the app."""
+    from http.cookies import CookieError, SimpleCookie  # noqa: PLC0415  # 1 ms, for browsers
+
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar[name] = token
+    except CookieError as error:
+        raise ValueError(name) from error
+    jar[name]["path"] = path
+    jar[name]["secure"] = is_secure
+    jar[name]["max-age"] = COOKIE_AGE
+    jar[name]["httponly"] = True
+    jar[name]["samesite"] = "Strict"
+    return jar[name].OutputString()
+
+
+class AppNames:
+    """The names by which a browser may call the app of a pod in a cluster.
+
+    Any other name may be somebody else's that leads here (DNS rebinding). Addresses and `localhost`
+    cannot be made to.
+    """
+
+    def __init__(self, namespace: str, workload: str) -> None:
+        self._namespace = namespace
+        self._workload = workload
+        #: Names that the controller said, `*.` before those of a whole domain; `None` from one that
+        #: says none, and then nothing is refused.
+        self.told: tuple[str, ...] | None = None
+
+    def has(self, name: str) -> bool:
+        if self.told is None or asgi.is_loopback(name) or _is_address(name):
+            return True
+        if any(name == one or (one[:1] == "*" and name.endswith(one[1:])) for one in self.told):
+            return True
+        inner = name.removesuffix(".cluster.local").removesuffix(".svc")
+        first, *rest = inner.split(".")
+        if inner != name:
+            return bool(rest) and rest[-1] == self._namespace
+        if rest:
+            return name == f"{self._workload}.{self._namespace}"
+        return first == self._workload or first.startswith(f"{self._workload}-")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class AppProxy:
+    """Lets requests through to the app."""
+
+    def __init__(self, *, pod_name: str, guard: Guard, host: AppHost, names: AppNames) -> None:
+        self._pod_name = pod_name
+        self._names = names
+        self._guard = guard
+        self._host = host
+        self._cookie = f"{routes.APP_COOKIE}{re.sub('[^a-zA-Z0-9-]', '-', pod_name)}"
+
+    def takes(self, path: bytes) -> bool:
+        """Whether a path, as it is quoted, is one of the app's."""
+        return self._host.view is not None and _MOUNT.has(path)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with what the app answers."""
+        headers = list(scope["headers"])
+        passage = self._admit(scope["method"], headers, scope["query_string"], scope["admit"])
+        if passage.query_token is not None and scope["method"] == "GET":
+            await self._exchange(scope, passage, send)
+            return
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        self._host.begin()
+        try:
+            process = await self._host.serving()
+            asked = {**scope, "query_string": passage.query}
+            passed = [*passage.headers, *_forwarded(headers)]
+            try:
+                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+            except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+                if has_begun:
+                    raise ClientGoneError from error
+                why = str(error) if isinstance(error, BrokenError) else type(error).__name__
+                raise refusal(
+                    502,
+                    f"the app in {self._pod_name} did not answer on port {process.app.port}: {why}",
+                    hint="kt logs shows what it does",
+                ) from error
+        finally:
+            self._host.finish()
+
+    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
+        try:
+            passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
+            self._host.begin()
+            try:
+                process = await self._host.serving()
+            except BaseException:
+                self._host.finish()
+                raise
+        except KubetorchError as error:
+            raise refused(error, self._pod_name) from error
+        upgrade.query = passage.query
+        passed = [*passage.headers, *_forwarded(upgrade.headers)]
+        return _target(process, upgrade.headers), passed, self._host.finish
+
+    def _admit(
+        self, method: str, headers: list[Header], query: bytes, on_token: Callable[[], None]
+    ) -> AppRequest:
+        """Refuse who may not ask; else the request without what is not the app's business."""
+        is_token = self._guard.is_token
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self._check_page(found, method)
+        # Those of other services are not the app's business either.
+        passage = tokens.inspect(
+            headers, query, is_ours=lambda token: tokens.is_signed(token) or is_token(token)
+        )
+        if any(map(is_token, passage.tokens)):
+            on_token()
+        elif not self._host.is_public:
+            raise UnauthorizedError("this app needs a token", hint=_HINT)
+        return passage
+
+    def _check_page(self, headers: Mapping[str, str], method: str) -> None:
+        """Refuse what a page of another site sent, and names that nobody gave to the app."""
+        host, origin = headers.get("host"), headers.get("origin")
+        is_local = self._guard.is_local or asgi.is_loopback(asgi.host_of(host))
+        asgi.check_link(headers, method, may_be_beside=is_local)
+        if is_local:
+            asgi.check_local(host, origin)
+            return
+        # A proxy that calls the app by another name says what the browser called.
+        called = headers.get("x-forwarded-host", host or "").split(",")
+        names = {asgi.host_of(one) for one in (host, *called)}
+        if origin is not None and asgi.host_of_origin(origin) not in names:
+            raise ForeignOriginError(f"requests of pages from {origin[:200]!r} are refused")
+        unknown = [name for name in names if not self._names.has(name)]
+        if self._host.is_public and unknown:
+            raise ForeignOriginError(
+                f"this app is not called {unknown[0]!r:.200}",
+                hint="an administrator names further hosts of apps: "
+                "kt upgrade --set ingress.appHosts={HOST}",
+            )
+
+    async def _exchange(self, scope: Scope, passage: AppRequest, send: Send) -> None:
+        """Give a browser the cookie for the token that it was sent here with."""
+        assert passage.query_token is not None
+        respond = Responder(send, {})
+        headers: Mapping[str, str] = {}
+        if self._guard.is_token(passage.query_token):
+            known = dict(scope["headers"])
+            is_secure = known.get(b"x-forwarded-proto") == b"https"
+            path = _seen(scope["headers"]) or routes.APP
+            text = cookie(self._cookie, passage.query_token, path=path, is_secure=is_secure)
+            headers = {"set_cookie": text}
+        # Relative, since who is in between may call this path otherwise.
+        name = scope["raw_path"].rpartition(b"/")[2].decode("latin-1")
+        query = f"?{passage.query.decode('latin-1')}" if passage.query else ""
+        location = f"./{name}{query}"
+        await respond.answer(
+            303, b"", "text/plain", location=location, cache_control="no-store", **headers
+        )
+
+
+def _target(process: AppProcess, headers: list[Header]) -> Target:
+    assert process.app.port is not None
+    return Target(process.address, process.app.port, _MOUNT._replace(seen=_seen(headers)))
+
+
+def _seen(headers: list[Header]) -> str:
+    """Where a browser sees the app, if who passed the request on said so."""
+    told = dict(headers).get(_PREFIX, b"")
+    return told.decode() if _PATH.fullmatch(told) else ""
+
+
+def _forwarded(headers: list[Header]) -> list[Header]:
+    """What the app is told of the way to it."""
+    known = dict(headers)
+    more = []
+    if _PREFIX not in known:
+        more.append((_PREFIX, _MOUNT.outside.encode()))
+    if b"host" in known and b"x-forwarded-host" not in known:
+        more.append((b"x-forwarded-host", known[b"host"]))
+    if b"x-forwarded-proto" not in known:
+        more.append((b"x-forwarded-proto", b"http"))
+    return more

@@ -1,0 +1,746 @@
+"""The calls of a pod: which may start, on which worker they run, how they end.
+
+                ┌── refused
+open ── begin ──┤
+                └── waiting for a worker ── running ── ended
+
+A *caller* (a stream's end of a call, an HTTP request) opens a call and begins it once all arguments
+are there. It ends exactly once: with a result, a failure, or a refusal, which says that nothing of
+it ran. Nothing of a call awaits: everything happens in the turn of the event loop in which a frame
+came, because a task per call costs more than the relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kubetorch.errors import (
+    CallableNotFoundError,
+    CallCancelledError,
+    CallRefusedError,
+    CallTimeoutError,
+    DataStoreError,
+    InstanceReplacedError,
+    KubetorchError,
+    ProtocolError,
+    SerializationError,
+    SpecError,
+)
+from kubetorch.pod.ranks import RankGroup
+from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker import Worker
+from kubetorch.pod.worker_process.worker_socket import Payload
+from kubetorch.specs.callable import CALLABLES
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import codecs, exceptions, routes
+from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
+from kubetorch.wire.frames import Open, Progress
+from kubetorch.wire.messages import CallReport, Ending
+
+#: Calls that the pod knows at one time, whatever their state.
+CALL_LIMIT = 10_000
+#: Seconds that a call without a timeout waits for a worker to be there.
+WORKER_TIMEOUT = 30.0
+#: Failures that the agent itself makes and that are an answer all the same: the call ran.
+_ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
+
+
+class Caller(Protocol):
+    """Who opened a call, or joined it. After a result or a failure nothing follows."""
+
+    def on_log(self, line: Line) -> None:
+        """As `CallSink.on_log`."""
+
+    def on_replaced(self, notice: str, instance: str) -> None:
+        """The instance that the call runs on was made anew, for the reason that the notice says."""
+
+    def on_progress(self, report: Progress) -> None:
+        """As `CallSink.on_progress`."""
+
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        """As `CallSink.on_yield`; answered by `Call.grant` when the value was passed on."""
+
+    def on_result(self, result: Returned, payload: Payload | None) -> None:
+        """The call returned. `payload` is to be released once `result.payload` was passed on."""
+
+    def on_failure(self, failure: bytes) -> None:
+        """The call failed, or was refused: a failure as JSON."""
+
+
+class Call:
+    """One call."""
+
+    def __init__(self, calls: Calls, request: Open, caller: Caller) -> None:
+        self._calls = calls
+        self._timer: asyncio.TimerHandle | None = None
+        self._worker_timer: asyncio.TimerHandle | None = None
+        self._payload: Payload | None = None
+        self._has_yielded = False
+        self.request = request
+        #: Spawned calls with the same idempotency key, which have its end too.
+        self.twins: list[Open] = []
+        #: Whether it is on disk, so that its end is known whatever happens.
+        self.is_recorded = False
+        #: Who is told of it.
+        self.callers = [caller]
+        #: Seconds since the epoch.
+        self.opened = time.time()
+        #: What was served, or about to be, when it was opened.
+        self.spec: WorkloadSpec | None = None
+        #: The worker that runs it, and its number there.
+        self.worker: Worker | RankGroup | None = None
+        self.number = 0
+        #: Why it is to end.
+        self.cancelled: str | None = None
+        #: The callers have its end.
+        self.is_answered = False
+        #: Nothing of it runs any more.
+        self.is_ended = False
+
+    @property
+    def name(self) -> str:
+        """Callable and method, such as `Counter.add`."""
+        return _name(self.request)
+
+    @property
+    def refusal(self) -> CallRefusedError | None:
+        """Why no second caller can have its outcome: some of its values are gone."""
+        if not self._has_yielded:
+            return None
+        return CallRefusedError(
+            f"call {self.request.id} streams its values, which are not kept: nobody can join it",
+            hint="give each call of a generator an idempotency key of its own",
+        )
+
+    @property
+    def spawned(self) -> list[Open]:
+        """The requests whose callers find its end by their id, whenever they ask."""
+        return [*([self.request] if self.request.detached else []), *self.twins]
+
+    # ------------------------------------------------------------------------- from its callers
+
+    def begin(self, payload: Payload) -> None:
+        """All arguments are there: run it as soon as a worker serves."""
+        if self.is_ended:
+            payload.release()
+            return
+        self._payload = payload
+        self._calls.dispatch(self)
+
+    def cancel(self, caller: Caller, reason: str) -> None:
+        """A caller does not want the call any more.
+
+        It goes on if others wait for it too, unless it is detached: then whoever has its handle
+        decides.
+        """
+        if len(self.callers) > 1 and not self.spawned:
+            self.callers.remove(caller)
+            error = CallCancelledError(reason)
+            caller.on_failure(self._calls.describe(error, started=True).to_json())
+            return
+        self.revoke(reason)
+
+    def leave(self, caller: Caller) -> None:
+        """A caller is gone. A call that is left by all is cancelled, unless it is detached."""
+        if caller in self.callers:
+            self.callers.remove(caller)
+        if not self.callers and not self.spawned and not self.is_ended:
+            self.revoke("the caller is gone")
+
+    def join(self, caller: Caller) -> None:
+        """Tell one more caller how it ends."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.callers.append(caller)
+
+    def grant(self, count: int) -> None:
+        """So many values of a generator were passed on."""
+        if self.worker is not None and not self.is_ended:
+            self.worker.grant(self.number, count)
+
+    def revoke(self, reason: str) -> None:
+        """End the call for all its callers."""
+        if self.is_ended or self.cancelled is not None:
+            return
+        self.cancelled = reason
+        if self.worker is None:
+            self.fail(CallCancelledError(reason), started=False)
+        else:
+            self.worker.cancel(self.number, reason, timed_out=False)
+
+    # ------------------------------------------------------------------------ from the dispatcher
+
+    def run_on(self, worker: Worker | RankGroup) -> None:
+        """Hand it to a worker."""
+        if self._worker_timer is not None:
+            self._worker_timer.cancel()
+            self._worker_timer = None
+        payload, self._payload = self._payload, None
+        assert payload is not None
+        try:
+            self.number = worker.call(self, self.request, payload)
+        except KubetorchError as error:
+            self.fail(error, started=False)
+            return
+        self.worker = worker
+
+    def wait_until(self, seconds: float, on_timeout: Callable[[Call], None]) -> None:
+        """Call back if no worker has it by then; the first deadline counts."""
+        if self._worker_timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._worker_timer = loop.call_later(seconds, on_timeout, self)
+
+    def limit(self, seconds: float) -> None:
+        """Interrupt it after so many seconds."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._time_out)
+
+    def fail(self, error: KubetorchError, *, started: bool) -> None:
+        """End it, for its callers and here."""
+        self._answer(Raised(self._calls.describe(error, started=started)))
+        self._end(is_failure=True)
+
+    def fail_with(self, failure: exceptions.Failure) -> None:
+        """End it with a failure that somebody else made, before it began."""
+        self._answer(Raised(failure))
+        self._end(is_failure=True)
+
+    def _time_out(self) -> None:
+        # What was left of it when the call was sent.
+        timeout = round(self.request.timeout or 0.0, 2)
+        reason = f"the call did not end within its timeout of {timeout:g} s"
+        if self.worker is None:
+            self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
+            return
+        # The callers are told at once, however long the worker takes to stop.
+        self._answer(Raised(self._calls.describe(CallTimeoutError(reason), started=True)))
+        self.worker.cancel(self.number, reason, timed_out=True)
+
+    # ---------------------------------------------------------------------------- from its worker
+
+    def on_log(self, line: Line) -> None:  # CallSink's
+        for caller in self.callers:
+            caller.on_log(line)
+
+    def on_progress(self, report: Progress) -> None:  # CallSink's
+        for caller in self.callers:
+            caller.on_progress(report)
+
+    def on_yield(  # CallSink's
+        self, codec: str, sizes: Sequence[int], payload: Payload
+    ) -> None:
+        self._has_yielded = True
+        if self.is_answered or self.cancelled is not None:
+            payload.release()
+        elif len(self.callers) == 1 and not self.spawned:
+            self.callers[0].on_yield(codec, sizes, payload)
+        else:
+            payload.release()
+            error = CallRefusedError(
+                f"{self.name} is a generator; its values cannot be kept for later",
+                hint="call it without .spawn(), or let it return a list",
+            )
+            self._answer(Raised(self._calls.describe(error, started=True)))
+            self.revoke(error.message)
+
+    def on_result(  # CallSink's
+        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
+    ) -> None:
+        if self.is_answered:
+            payload.release()
+            self._end(is_failure=True)
+            return
+        worker = self.worker
+        generation = worker.generation if worker is not None else 0
+        instance = self._calls.instance
+        result = Returned(codec, tuple(sizes), payload.view, streamed, generation, instance)
+        self._end(is_failure=False)
+        self._answer(result, payload)
+
+    def on_error(self, failure_json: bytes) -> None:  # CallSink's
+        self._end(is_failure=True)
+        if not self.is_answered:
+            self._answer_failure(failure_json)
+
+    def on_failing(self, failure: bytes) -> None:  # CallSink's
+        if not self.is_answered:
+            self._answer_failure(failure)
+
+    def on_lost(self, error: KubetorchError) -> None:  # CallSink's
+        self._calls.on_lost(self)
+        self._end(is_failure=True)
+        if not self.is_answered:
+            self._answer(Raised(self._calls.describe(error, started=True)))
+
+    # ----------------------------------------------------------------------------------- its end
+
+    def _answer(self, outcome: Outcome, payload: Payload | None = None) -> None:
+        if self.is_answered:
+            return
+        if isinstance(outcome, Raised):
+            self._answer_failure(outcome.failure.to_json(), outcome)
+            return
+        self.is_answered = True
+        callers, self.callers = self.callers, []
+        if self.spawned or self.request.idempotency_key is not None:
+            self._calls.keep(self, outcome)
+        for caller in callers:
+            caller.on_result(outcome, payload if len(callers) == 1 else None)
+        if payload is not None and not callers:
+            payload.release()
+
+    def _answer_failure(self, failure: bytes, outcome: Raised | None = None) -> None:
+        self.is_answered = True
+        callers, self.callers = self.callers, []
+        if self.spawned or self.request.idempotency_key is not None:
+            # What the agent itself says of a call that was refused or lost its worker is no answer:
+            # a second call with the key is to run.
+            is_answer = outcome is None or (
+                outcome.failure.started and outcome.failure.code in _ANSWERS
+            )
+            kept = outcome or Raised(exceptions.parse_json(failure))
+            self._calls.keep(self, kept, is_answer=is_answer)
+        for caller in callers:
+            caller.on_failure(failure)
+
+    def _end(self, *, is_failure: bool) -> None:
+        if self.is_ended:
+            return
+        self.is_ended = True
+        for timer in (self._timer, self._worker_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._payload is not None:
+            self._payload.release()
+            self._payload = None
+        self._calls.on_end(self, is_failure=is_failure)
+
+
+def join(found: Call | Outcome, caller: Caller) -> Call | None:
+    """Let a caller have the end of a call that came before; the call, if it runs still."""
+    if isinstance(found, Call):
+        found.join(caller)
+        return found
+    if isinstance(found, Raised):
+        caller.on_failure(found.failure.to_json())
+    else:
+        caller.on_result(found, None)
+    return None
+
+
+class Calls:
+    """All calls of a pod, and the worker that serves them."""
+
+    def __init__(
+        self,
+        *,
+        pod_name: str,
+        results: Results,
+        on_line: Callable[[Line, int], None],
+        outcomes: Outcomes,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._pod_name = pod_name
+        self._results = results
+        self._on_line = on_line
+        self._on_change = on_change
+        self._outcomes = outcomes
+        self._open: set[Call] = set()
+        self._by_id: dict[str, Call] = {}
+        self._by_key: dict[tuple[str, str | None, str], Call] = {}
+        self._waiting: deque[Call] = deque()
+        self._worker: Worker | RankGroup | None = None
+        # What served before it, in a world of the generation before.
+        self._earlier: RankGroup | None = None
+        self._spec: WorkloadSpec | None = None
+        #: Identity of the instance of a class that serves.
+        self.instance: str | None = None
+        # That it was made anew, and why; and whether nobody was told.
+        self._notice: str | None = None
+        self._is_untold = False
+        self._refusal: KubetorchError | None = CallRefusedError(
+            "nothing is deployed on this pod yet", hint="deploy it with .to(compute)"
+        )
+        self._is_draining = False
+        self._idle: asyncio.Event | None = None
+        #: Calls begun and failed since the agent started.
+        self.total = 0
+        self.failed = 0
+        #: Seconds since the epoch of the last begin or end of a call.
+        self.last = time.time()
+        #: Why somebody ends the pod, if its backend says so.
+        self.ending: Ending | None = None
+        #: Process id of the last worker that ended while it had calls.
+        self.lost_with: int | None = None
+
+    @property
+    def running(self) -> int:
+        """Calls that have not ended."""
+        return len(self._open)
+
+    @property
+    def spec(self) -> WorkloadSpec | None:
+        """What is served, or about to be."""
+        return self._spec
+
+    @property
+    def generation(self) -> int:
+        """Generation that serves calls now; 0 when none does."""
+        return self._worker.generation if self._worker is not None else 0
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a call would run at once."""
+        return self._worker is not None and not self._is_draining
+
+    def refuse_waiting(self, call_id: str, failure: dict[str, Any]) -> None:
+        """There will be no new world for the call that has asked for it."""
+        for call in [one for one in self._waiting if one.request.id == call_id]:
+            self._waiting.remove(call)
+            call.fail_with(exceptions.parse(failure))
+
+    def detached(self) -> set[Call]:
+        """Spawned calls that have not ended."""
+        return {call for call in self._open if call.spawned}
+
+    # ------------------------------------------------------------------------ from the supervisor
+
+    def serve(self, spec: WorkloadSpec, worker: Worker | RankGroup, why: str | None = None) -> None:
+        """This worker runs calls from now on, those that wait first.
+
+        `why` says what ended the worker before it, unless this one was made for a deploy.
+        """
+        before = self._worker
+        self._earlier = before if isinstance(before, RankGroup) else None
+        self._spec, self._worker, self._refusal = spec, worker, None
+        self.instance = self._notice = None
+        if spec.callable.kind == "cls":
+            self.instance = os.urandom(4).hex()
+            if why is not None:
+                self._notice = self._note_replaced(spec.callable.name, worker, why)
+        self._is_untold = self._notice is not None
+        self._dispatch_waiting()
+
+    def hold(self, spec: WorkloadSpec) -> None:
+        """No worker serves for the moment; calls wait for the next one."""
+        self._spec, self._worker, self._refusal = spec, None, None
+
+    def refuse(self, error: KubetorchError) -> None:
+        """No worker serves, and none is about to."""
+        self._worker, self._refusal = None, error
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.fail(error, started=False)
+
+    # --------------------------------------------------------------------------------- callers
+
+    def check(self, request: Open) -> None:
+        """Refuse what cannot be run, before its arguments arrive."""
+        self.check_target(request.callable, request.body.codec)
+        asks_for_ranks = request.workers is not None or request.restart_procs or request.part
+        is_plain = self._spec is not None and self._spec.compute.distribution is None
+        if asks_for_ranks and is_plain:
+            raise SpecError(
+                f"{request.callable} is not distributed: it has no workers to choose or restart",
+                hint="kt.Compute(...).distribute(...) makes it so",
+            )
+        timeout = request.timeout
+        if timeout is not None and not 0 <= timeout <= routes.LONGEST_TIMEOUT:
+            raise ProtocolError(
+                f"a timeout of {timeout} s; there may be 0 to {routes.LONGEST_TIMEOUT:.0f}"
+            )
+        if request.detached and not CALL_ID.fullmatch(request.id):
+            raise CallRefusedError(f"{request.id[:80]!r} cannot be the id of a call")
+        body = request.body
+        check_arguments(body.total)
+        sizes = body.sizes
+        if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != body.total:
+            raise SerializationError(f"a payload of {body.total} bytes in other segments")
+
+    def check_target(self, name: str, codec: str) -> None:
+        """Refuse a call of something else, or in a codec that the workload does not allow."""
+        if self._is_draining:
+            raise CallRefusedError(
+                f"pod {self._pod_name} is being stopped", hint="call again: another pod takes it"
+            )
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if len(self._open) >= CALL_LIMIT:
+            raise CallRefusedError(
+                f"pod {self._pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
+            )
+        if self._spec is not None:
+            check_name(name, self._spec)
+            codecs.check_allowed(codec, self._spec.compute.allowed_serialization)
+        elif codec not in codecs.CODECS:
+            raise SerializationError(f"Serialization format {codec!r} is unknown")
+
+    def open(self, request: Open, caller: Caller) -> Call:
+        """A new call; it runs after `Call.begin`."""
+        self.check(request)
+        if request.id in self._by_id:
+            raise CallRefusedError(f"there is a call {request.id} already")
+        call = Call(self, request, caller)
+        call.spec = self._spec
+        self._open.add(call)
+        if request.detached:
+            self._by_id[request.id] = call
+        if request.idempotency_key is not None:
+            self._by_key[_key(request)] = call
+        if request.timeout is not None:
+            call.limit(request.timeout)
+        self.total += 1
+        self.last = call.opened
+        self._on_change()
+        return call
+
+    def repeated(self, request: Open) -> Call | Outcome | None:
+        """The call with the same idempotency key, or what became of it."""
+        if request.idempotency_key is None:
+            return None
+        key = _key(request)
+        return _unanswered(self._by_key.get(key)) or self._outcomes.get(key)
+
+    def find(self, call_id: str) -> Call | Outcome | None:
+        """A detached call by its id, or what became of it lately."""
+        return _unanswered(self._by_id.get(call_id)) or self._results.find(call_id)
+
+    def describe(self, error: KubetorchError, *, started: bool) -> exceptions.Failure:
+        """The failure of a call that the agent ends."""
+        return exceptions.describe_refusal(error, pod_name=self._pod_name, started=started)
+
+    # --------------------------------------------------------------------------------- calls
+
+    def dispatch(self, call: Call) -> None:
+        """Run a call whose arguments are there, or let it wait."""
+        worker = self._worker_for(call.request)
+        if worker is None or not worker.takes(call.request, call.opened):
+            self._wait(call)
+            return
+        if call.spec is not self._spec and not self._is_still_right(call):
+            return
+        # First this: a caller that spawns waits for either, and so has it in hand.
+        if self._notice is not None and not self._tell(call, self._notice):
+            return
+        if not self._record(call):
+            return
+        call.run_on(worker)
+
+    def _worker_for(self, request: Open) -> Worker | RankGroup | None:
+        """Who is to run a call: a part of one that began in an earlier world belongs there."""
+        earlier, part = self._earlier, request.part
+        is_earlier = earlier is not None and part is not None and part.epoch == earlier.world.epoch
+        return earlier if is_earlier else self._worker
+
+    def _note_replaced(self, name: str, worker: Worker | RankGroup, why: str) -> str:
+        """Write into the log that the instance is another one; the same for callers."""
+        now = time.time()
+        notice = (
+            f"{name} in pod {self._pod_name} is a new instance ({self.instance}), made at "
+            f"{time.strftime('%H:%M:%S', time.localtime(now))} without the state of the one "
+            f"before: {why}"
+        )
+        self._on_line(Line(notice, "logger", "WARNING", now, None), worker.generation)
+        return notice
+
+    def _tell(self, call: Call, notice: str) -> bool:
+        """Tell a caller, once, that the instance is another one; whether its call is to run.
+
+        The first to call is told, and every program that has called an instance before.
+        """
+        assert self.instance is not None
+        assert self._spec is not None
+        if call.request.method == CALLABLES:
+            return True
+        if call.request.instance == self.instance:
+            self._is_untold = False
+            return True
+        if call.request.instance is None and not self._is_untold:
+            return True
+        # Of a spawned call that has waited, the caller may never ask.
+        if call.callers and not call.is_recorded:
+            self._is_untold = False
+        if self._spec.callable.on_replace == "error":
+            hint = "call again: the next call runs on the new instance"
+            error = InstanceReplacedError(notice, instance=self.instance, hint=hint)
+            call.fail(error, started=False)
+            return False
+        for caller in call.callers:
+            caller.on_replaced(notice, self.instance)
+        return True
+
+    def _record(self, call: Call) -> bool:
+        """Write a spawned call down before it runs; false if it ends here, because it cannot be.
+
+        Older clients do not wait for it, and have the call run all the same.
+        """
+        if not call.request.detached or call.is_recorded:
+            return True
+        try:
+            self._results.begin(_report(call.request, "running", call.opened))
+        except OSError as error:
+            if not call.request.confirm:
+                return True
+            call.fail(self._unwritten(error), started=False)
+            return False
+        call.is_recorded = True
+        return True
+
+    def _unwritten(self, error: OSError) -> DataStoreError:
+        return DataStoreError(
+            f"pod {self._pod_name} cannot write the call to its disk: {error}",
+            hint="free some of the pod's disk, or call it without .spawn()",
+        )
+
+    def add_twin(self, found: Call | Outcome, request: Open) -> None:
+        """Record one more spawned call with the key of one that came before."""
+        if isinstance(found, Call) and found.refusal is not None:
+            raise found.refusal
+        now = time.time()
+        try:
+            self._results.begin(_report(request, "running", now))
+        except OSError as error:
+            raise self._unwritten(error) from error
+        if isinstance(found, Call):
+            found.twins.append(request)
+            self._by_id[request.id] = found
+        else:
+            self._keep_spawned(request, found, now)
+
+    def keep(self, call: Call, outcome: Outcome, *, is_answer: bool = True) -> None:
+        """Keep how a call ended for those who ask later."""
+        request = call.request
+        if request.idempotency_key is not None and is_answer:
+            refusal = call.refusal
+            answer = outcome
+            if refusal is not None:
+                answer = Raised(self.describe(refusal, started=True))
+            self._outcomes.put(_key(request), answer)
+        for spawned in call.spawned:
+            self._keep_spawned(spawned, outcome, call.opened, call.cancelled)
+
+    def _keep_spawned(
+        self, request: Open, outcome: Outcome, started: float, cancelled: str | None = None
+    ) -> None:
+        state = "succeeded" if isinstance(outcome, Returned) else "failed"
+        if state == "failed" and cancelled is not None:
+            state = "cancelled"
+        self._results.end(_report(request, state, started, ended=time.time()), outcome)
+
+    def on_lost(self, call: Call) -> None:
+        """The worker of a call ended before the call did."""
+        if call.worker is not None:
+            self.lost_with = call.worker.pid
+
+    def on_end(self, call: Call, *, is_failure: bool) -> None:
+        """Nothing of a call runs any more."""
+        self._open.discard(call)
+        request = call.request
+        for spawned in call.spawned:
+            self._by_id.pop(spawned.id, None)
+        if request.idempotency_key is not None:
+            self._by_key.pop(_key(request), None)
+        self.failed += is_failure
+        self.last = time.time()
+        self._on_change()
+        if self._idle is not None and not self._open:
+            self._idle.set()
+        if self._waiting and self._worker is not None and self._worker.takes_calls:
+            self._dispatch_waiting()
+
+    def _dispatch_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            if not call.is_ended:
+                self.dispatch(call)
+
+    def _wait(self, call: Call) -> None:
+        if self._refusal is not None:
+            call.fail(self._refusal, started=False)
+            return
+        if not self._record(call):  # it may be asked for by its id already
+            return
+        self._waiting.append(call)
+        call.wait_until(self._patience(call.request), self._give_up)
+
+    def _patience(self, request: Open) -> float:
+        """Seconds that a call waits for a worker: longer where it is for those of a new world."""
+        compute = None if self._spec is None else self._spec.compute
+        if compute is None or compute.distribution is None:
+            return WORKER_TIMEOUT
+        if not request.restart_procs and request.part is None:
+            return WORKER_TIMEOUT
+        quorum = compute.distribution.quorum_timeout or compute.launch_timeout
+        return float(quorum + compute.launch_timeout)
+
+    def _give_up(self, call: Call) -> None:
+        self._waiting.remove(call)
+        error = CallRefusedError(
+            f"pod {self._pod_name} has had no worker for {self._patience(call.request):g} s",
+            hint="its code is still being loaded, or it fails again and again: kt logs shows it",
+        )
+        call.fail(error, started=False)
+
+    def _is_still_right(self, call: Call) -> bool:
+        """Whether a call may run although something else was deployed since it was opened."""
+        try:
+            self.check_target(call.request.callable, call.request.body.codec)
+        except KubetorchError as error:
+            call.fail(error, started=False)
+            return False
+        return True
+
+    # ----------------------------------------------------------------------------------- the end
+
+    async def drain(self, grace: float, reason: str) -> None:
+        """Refuse new calls, let running ones end for `grace` seconds, then end them."""
+        self._is_draining = True
+        self._waiting.clear()
+        for call in [call for call in self._open if call.worker is None]:
+            refusal = CallRefusedError(f"pod {self._pod_name} is being stopped")
+            call.fail(refusal, started=False)
+        if self._open:
+            self._idle = asyncio.Event()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), grace)
+        for call in list(self._open):
+            ending = self.ending or Ending(reason=reason)
+            call.fail(ending.error(self._pod_name), started=True)
+
+
+def check_name(name: str, spec: WorkloadSpec) -> None:
+    """Whether this is the callable that was deployed."""
+    deployed = spec.callable.name
+    if name != deployed:
+        raise CallableNotFoundError(
+            f"Callable '{name}' not found in metadata configuration. Found '{deployed}' instead"
+        )
+
+
+def _unanswered(call: Call | None) -> Call | None:
+    """A call that may be joined: one that timed out has told its callers, and may still run."""
+    return None if call is None or call.is_answered else call
+
+
+def _name(request: Open) -> str:
+    return f"{request.callable}.{request.method}" if request.method else request.callable
+
+
+def _report(request: Open, state: str, started: float, *, ended: float | None = None) -> CallReport:
+    """The news of a spawned call for the controller."""
+    return CallReport(
+        id=request.id, callable=_name(request), state=state, started=started, ended=ended
+    )
+
+
+def _key(request: Open) -> tuple[str, str | None, str]:
+    assert request.idempotency_key is not None
+    return request.callable, request.method, request.idempotency_key

@@ -1,1 +1,0 @@
-"""Calls in the agent: the streams that they come on, where they run, what is kept of them."""

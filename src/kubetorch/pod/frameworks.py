@@ -1,0 +1,115 @@
+"""The variables by which the processes of a distributed service find each other.
+
+Each framework's own, as its documentation names them: PyTorch
+(https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization), JAX
+(https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html), TensorFlow
+(https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from kubetorch.pod.user_process.monarch_hosts import HOSTS as MONARCH_HOSTS
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.wire.messages import Member, World
+
+#: Says which devices a process may use.
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def rank_of(world: World, node: int, local: int) -> int:
+    """The rank of a process of a pod."""
+    return node * world.processes + local
+
+
+def rank_environ(
+    compute: ComputeSpec, world: World, node: int, local: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of one process of the pod with this node rank.
+
+    Args:
+        compute: The compute of a distributed service.
+        world: The world that the process belongs to.
+        node: Node rank of the pod.
+        local: Number of the process in its pod.
+        environ: The environment that the process has beside them.
+    """
+    assert compute.distribution is not None
+    rank, size = rank_of(world, node, local), len(world.members) * world.processes
+    first = world.members[0]
+    hosts = [member.host for member in world.members]
+    found = {
+        "WORLD_SIZE": str(size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "NODE_RANK": str(node),
+        "LOCAL_WORLD_SIZE": str(world.processes),
+        "POD_IPS": ",".join(hosts),
+    }
+    port = world.ports[0] if world.ports else compute.distribution.port
+    visible = _visible(compute, environ)
+    share = len(visible) // world.processes
+    devices = range(local * share, (local + 1) * share)
+    # JAX chooses by itself, among those that the pod has.
+    is_split = share and world.processes > 1 and compute.distribution.distribution_type != "jax"
+    if is_split and DEVICES not in dict(compute.env_vars):
+        found[DEVICES] = ",".join(visible[number] for number in devices)
+    match compute.distribution.distribution_type:
+        case "pytorch":
+            found |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(port)}
+        case "jax":
+            found |= {
+                "JAX_COORDINATOR_ADDRESS": _at(first, port),
+                "JAX_PROCESS_ID": str(rank),
+                "JAX_NUM_PROCESSES": str(size),
+                "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices)) or str(local),
+            }
+        case "tensorflow":
+            ports = world.ports or (port,) * size
+            members = [one for one in world.members for _ in range(world.processes)]
+            names = [_at(one, own) for one, own in zip(members, ports, strict=False)]
+            task = {"type": "worker", "index": rank}
+            found |= {
+                "TF_CONFIG": json.dumps({"cluster": {"worker": names}, "task": task}),
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                "TF_GPU_THREAD_MODE": "gpu_private",
+            }
+        case "monarch":
+            found |= {MONARCH_HOSTS: ",".join(monarch_hosts(world, port))}
+        case "ray":
+            found |= {"RAY_HEAD_NODE_IP": hosts[0], "RAY_ADDRESS": _at(first, port)}
+    return found
+
+
+def monarch_hosts(world: World, port: int) -> list[str]:
+    """The addresses of the hosts of a world, as Monarch writes them."""
+    ports = world.ports or (port,) * len(world.members)
+    return [f"tcp://{_at(one, own)}" for one, own in zip(world.members, ports, strict=False)]
+
+
+def pool_environ(compute: ComputeSpec, ordinal: int, members: list[Member]) -> dict[str, str]:
+    """The variables of a pool of replicas, whose pods do not wait for each other."""
+    return {
+        "WORLD_SIZE": str(compute.pods),
+        "RANK": str(ordinal),
+        "LOCAL_RANK": "0",
+        "NODE_RANK": str(ordinal),
+        "LOCAL_WORLD_SIZE": "1",
+        "POD_IPS": ",".join(member.host for member in members if member.url),
+    }
+
+
+def _at(member: Member, port: int) -> str:
+    """Host and port, as one text."""
+    host = member.host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _visible(compute: ComputeSpec, environ: Mapping[str, str]) -> list[str]:
+    """The devices of a pod, as far as that is known."""
+    visible = [one for one in environ.get(DEVICES, "").split(",") if one.strip()]
+    if not visible and compute.gpus is not None and compute.gpus.isdecimal():
+        visible = [str(number) for number in range(int(compute.gpus))]
+    return visible

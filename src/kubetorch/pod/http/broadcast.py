@@ -1,0 +1,201 @@
+"""A `POST` to a service with several pods: the pod that gets it passes it on to all of them.
+
+It is a client of its siblings, and of itself: each runs the call as if it were alone, with the same
+arguments and the same token. The answer is the JSON list of theirs, in pod order; of a generator
+their lines, as they come, each with the number of its pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from kubetorch.errors import AgentDiedError, CallRefusedError, KubetorchError, SerializationError
+from kubetorch.lib import async_http, backoff, deadlines, transports
+from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
+from kubetorch.pod.http import calling
+from kubetorch.pod.membership import Membership
+from kubetorch.wire import exceptions, routes
+from kubetorch.wire.messages import Member
+
+#: Seconds that a pod which is away is waited for.
+PATIENCE = 30.0
+#: Seconds that the other pods get to say how their calls ended once one has failed.
+SETTLING = 0.2
+_CONNECTING = 5.0
+#: Bytes that one value of a generator may have as JSON.
+_VALUE_LIMIT = 1024 * 1024 * 1024
+_PASSED_ON = (
+    routes.AUTHORIZATION,
+    routes.REQUEST_ID,
+    routes.SERIALIZATION,
+    routes.TIMEOUT,
+    routes.IDEMPOTENCY_KEY,
+    "traceparent",
+)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a pod answered; nothing is left of one that streamed its lines."""
+
+    status: int
+    content_type: str = JSON
+    body: bytes = b""
+    is_streamed: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the body is a failure."""
+        return self.status != 200
+
+    def as_json(self) -> bytes:
+        """The body as a JSON value."""
+        if self.content_type.startswith(JSON):
+            return self.body
+        return json.dumps(self.body.decode(errors="replace")).encode()
+
+
+async def call(request: Request, respond: Responder, members: Membership, count: int) -> None:
+    """Run the call that a request describes on every pod, and answer with what comes of it."""
+    body = await request.body(calling.BODY_LIMIT)
+    headers = {
+        name: request.headers[name.lower()]
+        for name in _PASSED_ON
+        if name.lower() in request.headers
+    }
+    timeout = calling.timeout_of(request)
+    patience = PATIENCE if timeout is None else min(timeout, PATIENCE)
+    output = _Output(respond)
+    tasks = [
+        asyncio.ensure_future(
+            _Part(ordinal, members, patience).run(request.path, headers, body, output)
+        )
+        for ordinal in range(count)
+    ]
+    gone = asyncio.ensure_future(request.disconnected())
+    try:
+        await _settle(tasks, gone)
+        if not gone.done():
+            answers = [task.result() if task.done() else None for task in tasks]
+            await _answer(answers, respond)
+    finally:
+        for task in (*tasks, gone):
+            task.cancel()
+        await asyncio.gather(*tasks, gone, return_exceptions=True)
+
+
+async def _settle(tasks: Sequence[asyncio.Task[_Answer]], gone: asyncio.Task[None]) -> None:
+    """Wait for all answers, or for one that is a failure and those that come with it."""
+    pending = set(tasks)
+    while pending and not gone.done():
+        await asyncio.wait({*pending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        pending = {task for task in pending if not task.done()}
+        if any(task.done() and task.result().has_failed for task in tasks):
+            if pending:
+                await asyncio.wait(pending, timeout=SETTLING)
+            return
+
+
+async def _answer(answers: Sequence[_Answer | None], respond: Responder) -> None:
+    failed = [answer for answer in answers if answer is not None and answer.has_failed]
+    if respond.has_begun:
+        for answer in failed:
+            await respond.write(answer.body + b"\n")
+        await respond.write(b"", more=False)
+    elif failed:
+        first, *others = (json.loads(answer.body) for answer in failed)
+        first["other_errors"] = others
+        await respond.answer(failed[0].status, json.dumps(first, ensure_ascii=False).encode())
+    else:
+        values = [answer.as_json() for answer in answers if answer is not None]
+        await respond.answer(200, b"[" + b",".join(values) + b"]", JSON)
+
+
+class _Output:
+    """The lines of all pods' generators, one after the other."""
+
+    def __init__(self, respond: Responder) -> None:
+        self._respond = respond
+        self._writing = asyncio.Lock()
+
+    async def write(self, ordinal: int, line: bytes) -> None:
+        """Pass on a line, which is a JSON object."""
+        async with self._writing:
+            if not self._respond.has_begun:
+                await self._respond.begin(200, NDJSON)
+            await self._respond.write(b'{"pod":%d,%b\n' % (ordinal, line[1:]))
+
+
+class _Part:
+    """The call on one pod."""
+
+    def __init__(self, ordinal: int, members: Membership, patience: float) -> None:
+        self._ordinal = ordinal
+        self._members = members
+        self._patience = patience
+
+    async def run(
+        self, path: str, headers: Mapping[str, str], body: bytes, output: _Output
+    ) -> _Answer:
+        """What the pod answers; what goes wrong on the way is an answer too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        headers = {**headers, routes.ALONE: "1"}
+        for delay in backoff.exponential(first=0.05, limit=1.0):
+            member = self._members.find(self._ordinal)
+            if member is not None:
+                fetched = async_http.fetch(
+                    "POST",
+                    member.url + path,
+                    headers,
+                    body,
+                    connect_timeout=_CONNECTING,
+                    timeout=None,
+                )
+                with contextlib.suppress(transports.UnreachableError):
+                    return await self._exchange(fetched, member, output)
+            left = deadline - loop.time()
+            if left <= 0:
+                break
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                async with deadlines.timeout(min(delay, left)):
+                    await self._members.changes.wait()
+        error = CallRefusedError(f"pod {self._ordinal} could not be reached")
+        return _failure(error, None, started=False)
+
+    async def _exchange(
+        self,
+        fetched: AbstractAsyncContextManager[async_http.Answer],
+        member: Member,
+        output: _Output,
+    ) -> _Answer:
+        error: KubetorchError
+        try:
+            async with fetched as answer:
+                return await self._read(answer, output)
+        except transports.UnreachableError:
+            raise
+        except OSError:
+            error = AgentDiedError(member.pod, "AgentDied")
+        except async_http.TooLargeError as large:
+            error = SerializationError(f"pod {member.pod} gave {large}")
+        return _failure(error, member.pod, started=True)
+
+    async def _read(self, answer: async_http.Answer, output: _Output) -> _Answer:
+        content_type = answer.headers.get("content-type", "")
+        if not content_type.startswith(NDJSON):
+            body = [piece async for piece in answer.pieces(timeout=None)]
+            return _Answer(answer.status, content_type, b"".join(body))
+        async for line in answer.lines(limit=_VALUE_LIMIT, timeout=None):
+            await output.write(self._ordinal, line)
+        return _Answer(200, is_streamed=True)
+
+
+def _failure(error: KubetorchError, pod: str | None, *, started: bool) -> _Answer:
+    failure = exceptions.describe_refusal(error, pod_name=pod, started=started)
+    return _Answer(failure.status, body=failure.to_json())

@@ -1,0 +1,206 @@
+"""Steps in a pod that serves (`POST /v1/run`): `Compute.run_bash`, `pip_install`, `sync_package`.
+
+The workers' environment is not touched: it may be one that others share. What is installed goes to
+a folder of the pod's own that its workers import from first, so they find it without being started
+again. It stays as long as the pod does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from kubetorch.errors import ProtocolError
+from kubetorch.lib import deadlines, process_watch
+from kubetorch.lib.asgi import NDJSON, Request, Responder
+from kubetorch.pod.environment import Prepared
+from kubetorch.pod.filesystem import PodFilesystem
+from kubetorch.pod.image import image_steps, venvs
+from kubetorch.pod.image.image_steps import Copier, Place
+from kubetorch.specs.image import CopyStep, ImageSpec, PipStep, RunStep, Step
+from kubetorch.wire import messages
+from kubetorch.wire.pod_commands import RunEnd, RunLine, RunStepNow
+
+#: Exit code of what was ended because its time was over, as that of `timeout`.
+TIMED_OUT = 124
+
+#: Told of a line, and of where it was written.
+OnLine = Callable[[str, str], None]
+
+_PIP = """#!/bin/sh
+if [ "$1" = install ]; then shift; exec {install} "$@"; fi
+exec {python} -m pip "$@"
+"""
+_UV = """#!/bin/sh
+if [ "$1 $2" = "pip install" ]; then shift 2; exec {install} "$@"; fi
+exec {uv} "$@"
+"""
+#: Bytes of a request.
+BODY_LIMIT = 1024 * 1024
+#: Lines that wait for a slow client; further ones are dropped, and counted.
+_LINES = 10_000
+
+
+class CommandRunner:
+    """Runs steps."""
+
+    def __init__(
+        self,
+        root: Path,
+        working_dir: str,
+        filesystem: PodFilesystem,
+        copier: Copier,
+        downloads: Path,
+    ) -> None:
+        self._programs = root / "bin"
+        self._working_dir = working_dir
+        self._filesystem = filesystem
+        self._copier = copier
+        self._downloads = downloads
+        self._installing = asyncio.Lock()
+        #: Where packages are installed that no image has.
+        self.packages = root / "packages"
+        self.packages.mkdir(parents=True, exist_ok=True)
+
+    async def run(
+        self,
+        step: Step,
+        image: ImageSpec | None,
+        prepared: Prepared,
+        site: Sequence[str],
+        on_line: OnLine,
+        *,
+        frozen: Sequence[str],
+        timeout: float,
+    ) -> int:
+        """Run a step; its exit code."""
+        if image_steps.needs_own_paths(step, image or ImageSpec()):
+            await self._filesystem.shield(frozen)
+        try:
+            async with deadlines.timeout(timeout):
+                environ = await asyncio.to_thread(self._environ, prepared)
+                if isinstance(step, CopyStep):
+                    await self._copier.run(step, Place(environ, "/"), _Lines(on_line))
+                    if step.is_package:
+                        await asyncio.to_thread(self._link, step)
+                    return 0
+                if isinstance(step, RunStep):
+                    return await self._shell(image_steps.background(step.command), environ, on_line)
+                if not isinstance(step, PipStep):
+                    raise ProtocolError(f"{step!r} cannot be run in a pod that serves")
+                install = (image.install_cmd if image else None) or "pip install"
+                async with self._installing:
+                    await asyncio.to_thread(venvs.put_stand_ins, self.packages, site)
+                    try:
+                        return await self._shell(f"{install} {step.requirement}", environ, on_line)
+                    finally:
+                        await asyncio.to_thread(venvs.remove_stand_ins, self.packages)
+        except TimeoutError:
+            on_line(f"ended after {timeout:g} s", "stderr")
+            return TIMED_OUT
+
+    def _link(self, step: CopyStep) -> None:
+        """Let a package be imported from where it was copied to."""
+        target = Path(self._copier.target(step))
+        modules = [target] if (target / "__init__.py").exists() else []
+        for entry in () if modules else self._copier.entries(step):
+            folders = [path.parent for path in Path(entry).glob("*/__init__.py")]
+            modules += [*folders, *Path(entry).glob("*.py")]
+        for module in modules:
+            link = self.packages / module.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(module)
+
+    async def _shell(self, command: str, environ: dict[str, str], on_line: OnLine) -> int:
+        return await process_watch.run(
+            [image_steps.SHELL, "-c", command],
+            environ,
+            folder=self._working_dir,
+            on_line=lambda text: on_line(text, "stdout"),
+            on_error_line=lambda text: on_line(text, "stderr"),
+        )
+
+    def _environ(self, prepared: Prepared) -> dict[str, str]:
+        """The workers' variables, but that every installer installs for this pod alone."""
+        python, uv = prepared.python, venvs.find_uv()
+        target = ["--python", python, "--target", str(self.packages)]
+        words = {
+            "install": shlex.join([uv, "pip", "install", *target]),
+            "python": shlex.quote(python),
+            "uv": shlex.quote(uv),
+        }
+        # User code may have removed them.
+        for folder in (self._working_dir, self._programs, self.packages):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in (("pip", _PIP), ("pip3", _PIP), ("uv", _UV)):
+            program = self._programs / name
+            program.write_text(text.format(**words))
+            program.chmod(0o755)
+        path = [str(self._programs), str(Path(python).parent), prepared.env.get("PATH", os.defpath)]
+        found = {
+            **prepared.env,
+            "PATH": os.pathsep.join(path),
+            "PYTHONPATH": os.pathsep.join(prepared.path),
+            "PIP_TARGET": str(self.packages),
+        }
+        found.setdefault("UV_CACHE_DIR", str(self._downloads))
+        found.pop("UV_SYSTEM_PYTHON", None)
+        found.update(image_steps.QUIET)
+        return found
+
+
+class _Lines:
+    """The `image_steps.Progress` of a step whose lines are wanted only."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+
+    def on_step(self, message: str, *, warning: bool = False) -> None:
+        """Nothing waits for steps."""
+
+    def on_output(self, text: str) -> None:
+        """A step wrote a line."""
+        self._on_line(text, "stdout")
+
+
+async def run(
+    request: Request,
+    respond: Responder,
+    run_step: Callable[[RunStepNow, OnLine], Awaitable[int]],
+) -> None:
+    """Run the step that a request describes. It ends when the client goes away."""
+    order = messages.decode(RunStepNow, await request.body(BODY_LIMIT))
+    lines: asyncio.Queue[RunLine | None] = asyncio.Queue(_LINES + 2)
+    dropped = 0
+
+    def on_line(text: str, source: str) -> None:
+        nonlocal dropped
+        if lines.qsize() < _LINES:
+            lines.put_nowait(RunLine(text=text, source=source))
+        else:
+            dropped += 1
+
+    running = asyncio.ensure_future(run_step(order, on_line))
+    running.add_done_callback(lambda _: lines.put_nowait(None))
+    gone = asyncio.ensure_future(request.disconnected())
+    gone.add_done_callback(lambda _: running.cancel())
+    try:
+        while (line := await lines.get()) is not None:
+            if not respond.has_begun:
+                await respond.begin(200, NDJSON)
+            await respond.write(messages.encode(line) + b"\n")
+        if gone.done():
+            return
+        exit_code = await running
+        if not respond.has_begun:
+            await respond.begin(200, NDJSON)
+        if dropped:
+            last = RunLine(text=f"… {dropped} more lines", source="stderr")
+            await respond.write(messages.encode(last) + b"\n")
+        await respond.write(messages.encode(RunEnd(exit_code=exit_code)) + b"\n", more=False)
+    finally:
+        gone.cancel()
+        running.cancel()

@@ -1,0 +1,312 @@
+"""The steps of an image: what can be said of one without running it, and running its commands.
+
+Requirements that lead a list of steps make the same environment wherever they are installed, so it
+is made once and shared (`shared_steps`). A command may do anything to the pod that it runs in:
+with the first one an environment becomes the pod's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import posixpath
+import re
+import shlex
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kubetorch.datastore import trees
+from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.datastore.trees import materialise
+from kubetorch.errors import ImageStepError
+from kubetorch.lib import process_watch
+from kubetorch.pod.transfers import Transfers
+from kubetorch.specs.image import (
+    INSTALL_VARIABLE,
+    CopyStep,
+    EnvStep,
+    ImageSpec,
+    PipStep,
+    RunStep,
+    Step,
+    UserStep,
+    WorkdirStep,
+)
+
+#: Programs that change the machine's own packages.
+PACKAGE_MANAGERS = frozenset(
+    {
+        *("apk", "apt", "apt-get", "aptitude", "brew", "dnf", "dpkg", "microdnf", "pacman"),
+        *("rpm", "snap", "yum", "zypper"),
+    }
+)
+#: Variables that change what an installer does.
+_INSTALLER = ("PIP_", "UV_")
+#: What a shell would make something of.
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
+_SHELL = re.compile(r"[$`;|&<>()\n]")
+#: Where a flag or a comment begins, outside of quotes.
+_FLAG = re.compile(r"(^|\s)[-#]")
+#: Options whose value is a local path.
+_PATH_OPTIONS = frozenset(
+    {
+        *("-c", "--constraint", "--constraints", "-e", "--editable", "-f", "--find-links"),
+        *("--override", "--overrides", "--prefix", "--python", "-r", "--requirement"),
+        *("--requirements", "--root", "-t", "--target"),
+    }
+)
+#: What stands before a command and is none.
+_PREFIXES = frozenset(
+    {"sudo", "env", "exec", "nohup", "time", "command", "then", "do", "else", "!"}
+)
+#: Lines of a step's output that its error shows.
+SHOWN_LINES = 30
+#: Runs commands.
+SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+#: A progress bar is of no use in a log.
+QUIET = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
+#: Says whether a command that goes on in the background fails at once.
+_BACKGROUND = "{command} &\njob=$!; sleep 0.5; kill -0 $job 2>/dev/null || wait $job"
+#: Removes byte code: Python would take a same-size edit within one second for no edit.
+_FORGET = (
+    "find . -type d -exec sh -c 'for folder; do rm -rf \"$0/$folder/__pycache__\"; done' "
+    "{target} {{}} +"
+)
+
+
+def needs_environment(step: Step) -> bool:
+    """Whether a step runs with an environment to install into."""
+    return isinstance(step, (PipStep, RunStep))
+
+
+def needs_own_paths(step: Step, image: ImageSpec) -> bool:
+    """Whether a step may write at any path, so that the pod needs a view of its own."""
+    if isinstance(step, RunStep) or (isinstance(step, PipStep) and image.install_cmd):
+        return True
+    if isinstance(step, CopyStep):
+        return _is_outside(step.target)
+    return isinstance(step, WorkdirStep) and _is_outside(step.path)
+
+
+def _is_outside(path: str) -> bool:
+    """Whether a path leads out of the working directory."""
+    return posixpath.normpath(path).split("/")[0] in ("", "..")
+
+
+def shared_steps(image: ImageSpec) -> int:
+    """How many leading steps make the same environment in every pod."""
+    for number, step in enumerate(image.steps):
+        if isinstance(step, RunStep) or step.force:
+            return number
+        if isinstance(step, PipStep) and (image.install_cmd or not _is_plain(step.requirement)):
+            return number
+    return len(image.steps)
+
+
+def _is_plain(requirement: str) -> bool:
+    """Whether a requirement means the same in every pod."""
+    if _SHELL.search(_QUOTED.sub("", requirement)):
+        return False
+    try:
+        words = shlex.split(requirement)
+    except ValueError:
+        return False
+    return not any(_is_local(word) for word in words)
+
+
+def _is_local(word: str) -> bool:
+    option, _, value = word.partition("=")
+    if option in _PATH_OPTIONS:
+        return True
+    path = value if option.startswith("-") and value else word
+    is_url = "://" in path and not path.startswith("file:")
+    return not is_url and ("/" in path or path.startswith((".", "~", "file:")))
+
+
+def installation(steps: Sequence[Step], number: int, end: int) -> PipStep | None:
+    """What one command installs when it is a requirement's turn; `None` if a later one has it.
+
+    Requirements without flags that were given together are resolved together. The command of one
+    names those before it too, so it cannot undo what they ask for.
+    """
+    step, following = steps[number], steps[number + 1 : end][:1]
+    assert isinstance(step, PipStep)
+    if not _has_no_flags(step):
+        return step
+    if any(isinstance(one, PipStep) and one.joins and _has_no_flags(one) for one in following):
+        return None
+    together = [step.requirement]
+    while isinstance(step, PipStep) and step.joins and number:
+        number -= 1
+        step = steps[number]
+        if isinstance(step, PipStep) and _has_no_flags(step):
+            together.insert(0, step.requirement)
+    return PipStep(" ".join(together))
+
+
+def _has_no_flags(step: PipStep) -> bool:
+    unquoted = _QUOTED.sub("", step.requirement)
+    return not (_SHELL.search(unquoted) or _FLAG.search(unquoted))
+
+
+def digest(above: str, requirement: str, variables: Mapping[str, str]) -> str:
+    """Identity of the environment `above` with one more requirement."""
+    relevant = {name: value for name, value in variables.items() if name.startswith(_INSTALLER)}
+    # Where it keeps its downloads makes no difference.
+    relevant.pop("UV_CACHE_DIR", None)
+    return digest_of(json.dumps([above, requirement, sorted(relevant.items())]).encode())
+
+
+def package_manager(command: str) -> str | None:
+    """The system's package manager that a shell command calls; `None` if it calls none."""
+    for part in re.split(r"&&|\|\||[;|&\n(){}]", command):
+        for word in part.split():
+            name = word.rpartition("/")[2]
+            if name in PACKAGE_MANAGERS:
+                return name
+            if name not in _PREFIXES and "=" not in word and not word.startswith("-"):
+                break
+    return None
+
+
+def describe(step: Step) -> str:
+    """A step on one line, for people."""
+    if isinstance(step, EnvStep):
+        return f"ENV {step.name}"  # its value may be a secret
+    if isinstance(step, UserStep):
+        return f"USER {step.user}"
+    text = step.text("pip install").replace("\n", " ")
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+class Progress(Protocol):
+    """Told how far the steps are."""
+
+    def on_step(self, message: str, *, warning: bool = False) -> None:
+        """A step begins, or is not run."""
+
+    def on_output(self, text: str) -> None:
+        """A step wrote a line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where commands run."""
+
+    environ: Mapping[str, str]
+    folder: str
+
+
+def variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dict[str, str]:
+    """The variables of programs that use an environment."""
+    path = environ.get("PATH", os.defpath)
+    found = {
+        **environ,
+        "VIRTUAL_ENV": str(venv),
+        "PATH": f"{venv / 'bin'}{os.pathsep}{path}",
+        INSTALL_VARIABLE: "uv pip install",
+    }
+    found.setdefault("UV_CACHE_DIR", str(downloads))
+    # It would install into the machine's own interpreter.
+    found.pop("UV_SYSTEM_PYTHON", None)
+    return found
+
+
+def background(command: str) -> str:
+    """A shell command; one that ends in `&` is watched for half a second."""
+    stripped = command.rstrip()
+    if re.search(r"(?<!&)&$", stripped):
+        return _BACKGROUND.format(command=stripped[:-1])
+    return command
+
+
+async def shell(step: Step, command: str, place: Place, progress: Progress) -> None:
+    """Run a shell command of a step."""
+    await program(step, [SHELL, "-c", command], place, progress)
+
+
+async def program(step: Step, command: list[str], place: Place, progress: Progress) -> None:
+    """Run a program for a step."""
+    last: deque[str] = deque(maxlen=SHOWN_LINES)
+
+    def on_line(text: str) -> None:
+        last.append(text)
+        progress.on_output(text)
+
+    status = await process_watch.run(
+        command, {**QUIET, **place.environ}, folder=place.folder, on_line=on_line
+    )
+    if status != 0:
+        raise failure(step, f"ended with exit code {status}", last, exit_code=status)
+
+
+def failure(
+    step: Step, what: str, lines: deque[str] | None = None, *, exit_code: int | None = None
+) -> ImageStepError:
+    """The error for a step that failed."""
+    shown = "".join(f"\n  {line}" for line in lines or ())
+    error = ImageStepError(
+        f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",
+        hint="put the step right and deploy again; the steps before it are not run again",
+    )
+    error.step = describe(step)
+    error.exit_code = exit_code
+    return error
+
+
+class Copier:
+    """Copies files and folders, several at once too."""
+
+    def __init__(self, folder: Path, working_dir: str, store: BlobStore, blobs: Transfers) -> None:
+        self._folder = folder
+        self._working_dir = working_dir
+        self._store = store
+        self._blobs = blobs
+        self._numbers = itertools.count()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def target(self, step: CopyStep) -> str:
+        """Absolute path of the copy."""
+        return posixpath.normpath(posixpath.join(self._working_dir, step.target))
+
+    async def run(self, step: CopyStep, place: Place, progress: Progress) -> None:
+        """Copy."""
+        if step.digest is None:
+            raise failure(step, "names no files: it was not sent by a deploy")
+        await self._blobs.fetch([step.digest])
+        content = await asyncio.to_thread(self._store.read, step.digest)
+        tree = await asyncio.to_thread(trees.decode, content)
+        await self._blobs.fetch(tree.digests())
+        source = self._folder / str(next(self._numbers))
+        try:
+            source.mkdir(parents=True)
+            await asyncio.to_thread(materialise, str(source), tree, self._store.stream, {}, [])
+            await shell(step, self._command(step, source), place, progress)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, source, ignore_errors=True)
+
+    def entries(self, step: CopyStep) -> tuple[str, ...]:
+        """What to import a copied package from."""
+        folder = Path(self.target(step))
+        if (folder / "__init__.py").exists():
+            return (str(folder.parent),)
+        source = folder / "src"
+        return (str(source), str(folder)) if source.is_dir() else (str(folder),)
+
+    def _command(self, step: CopyStep, source: Path) -> str:
+        target = shlex.quote(self.target(step))
+        if step.is_folder:
+            folder = shlex.quote(str(source))
+            copy = f"mkdir -p {target} && cp -RPp {folder}/. {target}/"
+            return f"{copy} && cd {folder} && {_FORGET.format(target=target)}"
+        (file,) = source.iterdir()
+        if step.target.endswith("/"):
+            return f"mkdir -p {target} && cp -p {shlex.quote(str(file))} {target}/"
+        above = shlex.quote(posixpath.dirname(self.target(step)))
+        return f"mkdir -p {above} && cp -p {shlex.quote(str(file))} {target}"

@@ -1,0 +1,109 @@
+"""Keeps a pod of Knative alive for calls that Knative does not see.
+
+    calls ── is there one without a request? ── KnativeKeepAlive ══ queue-proxy ══ this agent
+
+Knative counts requests at its queue-proxy, in the pod. A spawned call whose client has left, and a
+call whose client came back past Knative after that had cut the connection, have none. As long as
+there is such a call, the agent keeps one request of its own open, to itself through the
+queue-proxy, so that the pod is as busy to Knative as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.wire import frames, routes, versions
+
+#: Where the queue-proxy of a pod takes requests, whatever the port of the container.
+URL = "http://127.0.0.1:8012"
+#: The variable by which a container of Knative knows its Revision.
+REVISION = "K_REVISION"
+#: Seconds between two looks: a client comes back within moments.
+INTERVAL = 2.0
+#: Seconds that the queue-proxy may have the request wait behind others.
+PATIENCE = 60.0
+
+_MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
+_log = logging.getLogger(__name__)
+
+
+class KnativeKeepAlive:
+    """The agent's own request."""
+
+    def __init__(
+        self,
+        has_unseen_call: Callable[[], bool],
+        token: Callable[[], str | None],
+        environ: Mapping[str, str],
+        *,
+        url: str = URL,
+        interval: float = INTERVAL,
+    ) -> None:
+        self._has_unseen_call = has_unseen_call
+        self._token = token
+        self._is_scaled = bool(environ.get(REVISION))
+        self._url = url
+        self._interval = interval
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a request."""
+        return self._connection is not None and self._connection.is_open
+
+    def start(self) -> None:
+        """Look for such calls from now on, in a pod of Knative."""
+        if self._is_scaled:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def close(self) -> None:
+        """Nothing is to be kept."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        self._close_request()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            if not self._has_unseen_call():
+                self._close_request()
+            elif not self.is_open:
+                await self._open_request()
+
+    def _close_request(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(websocket_protocol.NORMAL, "no call needs it any more")
+
+    async def _open_request(self) -> None:
+        token = self._token()
+        if token is None:
+            return
+        headers = {
+            routes.AUTHORIZATION: f"Bearer {token}",
+            routes.PROTOCOL: str(versions.PROTOCOL),
+            routes.CLIENT: f"keepalive-{os.urandom(8).hex()}",
+        }
+        try:
+            self._connection = await websocket.connect(
+                self._url + routes.STREAM,
+                Endpoint(),
+                headers=headers,
+                max_message=_MESSAGE_LIMIT,
+                timeout=PATIENCE,
+            )
+        except (
+            OSError,
+            TimeoutError,
+            asyncio.TimeoutError,
+            websocket_protocol.UpgradeRefusedError,
+            websocket_protocol.WebSocketError,
+        ) as error:
+            _log.warning("pod not kept busy url=%s error=%s", self._url, error)

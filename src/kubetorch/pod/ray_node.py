@@ -1,0 +1,78 @@
+"""The Ray node of a pod: `ray start`, on the head and on the pods that join it.
+
+Options as of https://docs.ray.io/en/latest/cluster/cli.html. Where KubeRay runs the cluster, its
+own containers have started Ray already, and nothing of this is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from kubetorch.errors import ResourceNotAvailableError, StartupError
+from kubetorch.pod.node_process import NodeProcess
+
+#: Set by KubeRay in the containers of a RayCluster.
+OPERATED = "KUBERAY_GEN_RAY_START_CMD"
+#: What `ray start --block` prints once the node is there.
+_STARTED = "Ray runtime started"
+#: Seconds between two attempts to join a head that is not there yet.
+_AGAIN = 0.5
+_RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+
+
+def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """The variable by which processes of a Ray that an operator started find the user's code.
+
+    They were started before the code came, and `ray.init` sends them what this says.
+    """
+    inherited = env.get("PYTHONPATH", "").split(os.pathsep)
+    found = os.pathsep.join(filter(None, [*paths, *inherited]))
+    config = {"runtime_env": {"env_vars": {"PYTHONPATH": found}}}
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config)}
+
+
+class RayNode:
+    """A node of a Ray cluster, as the processes below `ray start --block`."""
+
+    def __init__(self, python: str, env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+        self._python = python
+        own = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
+        self._process = NodeProcess(own, on_line)
+
+    async def start(self, host: str, port: int, *, own_host: str, is_head: bool) -> None:
+        """Start the node; it is part of the cluster at `host:port` then. Waits for a head.
+
+        Raises:
+            ResourceNotAvailableError: The interpreter of the workers has no Ray.
+            StartupError: Ray does not start.
+        """
+        options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]
+        if is_head:
+            folder = f"--temp-dir={self._process.folder}"
+            options += ["--head", f"--port={port}", "--include-dashboard=false", folder]
+        else:
+            options += [f"--address={host}:{port}"]
+        command = (self._python, "-c", _RAY, "start", *options)
+        while not await self._process.start(command, _STARTED):
+            lines = self._process.lines
+            if any("No module named 'ray'" in line for line in lines):
+                raise ResourceNotAvailableError(
+                    f"{self._python} has no Ray, which a service that is distributed as ray needs",
+                    hint='kt.Image().pip_install(["ray[default]"]) installs it',
+                )
+            if is_head:
+                said = "\n".join(lines)
+                raise StartupError(f"the head of the Ray cluster did not start:\n{said}")
+            await asyncio.sleep(_AGAIN)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return not self._process.has_ended
+
+    async def kill(self) -> None:
+        """End all processes of the node."""
+        await self._process.kill()

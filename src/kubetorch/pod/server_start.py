@@ -1,0 +1,42 @@
+"""`kt server start`: the agent in a pod that somebody else made.
+
+The runtime has this as `/kubetorch/bin/kt`, where the rest of the command line is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from kubetorch.config import environment
+from kubetorch.errors import KubetorchError
+from kubetorch.pod import agent
+from kubetorch.pod.identity import HOST, PORT, Options, environ_of
+
+
+def start(options: Options) -> int:
+    """Be the agent; its exit status."""
+    return agent.main(environ_of(options, environment.for_programs()))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`kt server start` where nothing else of the command line is; the exit status."""
+    parser = argparse.ArgumentParser(prog="kt server start", add_help=False)
+    parser.add_argument("server", choices=["server"])
+    parser.add_argument("start", choices=["start"])
+    parser.add_argument("-p", "--port", type=int, default=PORT)
+    parser.add_argument("-h", "--host", default=HOST)
+    parser.add_argument("-n", "--workload")
+    parser.add_argument("-u", "--controller-url")
+    parser.add_argument("--help", action="help")
+    found = parser.parse_args(arguments)
+    try:
+        return start(Options(found.workload, found.controller_url, found.host, found.port))
+    except KubetorchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

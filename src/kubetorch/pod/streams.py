@@ -1,0 +1,713 @@
+"""The streams of clients (`kubetorch.wire.frames`): one per client, over all its connections.
+
+    Streams ── ClientStream ── StreamedCall ── kubetorch.pod.calls.Call
+
+A stream belongs to the client, not to a connection: when one breaks, what was sent and not
+acknowledged is sent again on the next (`kubetorch.wire.frames`), and calls go on meanwhile.
+
+What a call sends keeps its order: once something waits, everything after it waits behind it. It
+waits for the connection (congested, or broken and not back yet) or for the client's credit. What
+waits for a slow reader is bounded: a generator is granted more values only when its values were
+sent, lines beyond the client's window are dropped and counted, and of reports of progress the last
+stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError, ResultExpiredError
+from kubetorch.lib import websocket_protocol
+from kubetorch.lib.asgi import refusal
+from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.pod.calls import Call, Calls, join
+from kubetorch.pod.http.auth import Guard, refused
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.specs.logging import LEVELS
+from kubetorch.wire import frames, routes, tokens, versions
+from kubetorch.wire.calls import ARGUMENTS_LIMIT, Returned
+from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
+
+Buffer = bytes | bytearray | memoryview
+
+#: Longest message: the largest meta and one chunk.
+MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
+#: Bytes that may be sent and not acknowledged; a client that never acknowledges gets no more.
+UNACKNOWLEDGED_LIMIT = 64 * 1024 * 1024
+#: Seconds that a client has to come back after its connection broke.
+LINGER = 30.0
+#: Clients at one time, with or without a connection.
+CLIENT_LIMIT = 4096
+#: Credit that lines leave to results: they are less important than those.
+LOG_RESERVE = CHUNK
+#: Values of a generator that are granted together.
+GRANT_COUNT = 8
+#: Bytes of credit for arguments that are given together.
+CREDIT_BYTES = WINDOW // 4
+
+_LOG_ROOM = WINDOW // 8
+_RANKS: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_RESUME = re.compile(r"([A-Za-z0-9._-]{1,128}):(\d{1,18})")
+# As plain numbers: these are compared for every call.
+_DATA, _OPEN, _ACK = int(Kind.DATA), int(Kind.OPEN), int(Kind.ACK)
+_FROM_CLIENT = frozenset(map(int, (Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK, Kind.ATTACH)))
+
+
+@dataclass
+class _QueuedFrame:
+    """Something that waits to be sent: a frame, and a payload after it or in it."""
+
+    head: bytes
+    payload: Payload | None = None
+    is_progress: bool = False
+    is_yield: bool = False
+    sent: int = 0
+
+
+class StreamedCall:
+    """The stream's end of one call."""
+
+    def __init__(
+        self, stream: ClientStream, number: int, *, pod_name: str, log_level: str | None
+    ) -> None:
+        self._stream = stream
+        self._pod_name = pod_name
+        self._level = None if log_level is None else _RANKS.get(log_level, 1)
+        self._credit = WINDOW
+        self._queue: deque[_QueuedFrame] = deque()
+        self._is_queued = False
+        self._dropped = 0
+        self._granted = 0
+        # Arguments that are on their way.
+        self._memory: Payload | None = None
+        self._filled = 0
+        self._taken = 0
+        self.number = number
+        self.call: Call | None = None
+
+    # ------------------------------------------------------------------------------- arguments
+
+    def receive_into(self, memory: Payload) -> None:
+        """Arguments follow in DATA frames."""
+        self._memory = memory
+
+    def place(self, size: int) -> memoryview | None:
+        """Where the next `size` bytes of arguments belong; `None` when the call has ended."""
+        if self._memory is None:
+            return None
+        view = self._memory.view[self._filled : self._filled + size]
+        if len(view) != size or not size:
+            raise ProtocolError(f"call {self.number} gets other arguments than its OPEN announced")
+        return view
+
+    def placed(self, size: int) -> int:
+        """So many bytes are where they belong; returns the credit to give."""
+        memory = self._memory
+        if memory is None:
+            return 0
+        self._filled += size
+        if self._filled == len(memory.view):
+            self._memory = None
+            self.begin(memory)
+            return 0
+        self._taken += size
+        if self._taken < CREDIT_BYTES:
+            return 0
+        taken, self._taken = self._taken, 0
+        return taken
+
+    def begin(self, arguments: Payload) -> None:
+        """All arguments are there."""
+        call = self.call
+        if call is not None:
+            call.begin(arguments)
+            if call.is_recorded and call.request.confirm:
+                self.confirm()
+
+    def confirm(self) -> None:
+        """Say that the call is on disk."""
+        self._send(frames.encode(Kind.ACCEPTED, self.number))
+
+    def stop_receiving(self) -> None:
+        """What still comes of the arguments is dropped."""
+        if self._memory is not None:
+            self._memory.release()
+            self._memory = None
+
+    # ------------------------------------------------------------------------ the call, a Caller
+
+    def on_log(self, line: Line) -> None:  # Caller's
+        if self._level is None:
+            return
+        # Levels that users made up are shown.
+        if line.level and _RANKS.get(line.level.lower(), len(LEVELS)) < self._level:
+            return
+        pod = line.pod or self._pod_name
+        meta = frames.Log(line.text, pod, line.source, line.level, line.time, line.rank)
+        frame = frames.encode(Kind.LOG, self.number, meta)
+        size = len(frame) - frames.HEADER_BYTES
+        # Once lines are dropped they are until there is room for many: a gap here and there would
+        # be harder to read than one.
+        reserve = LOG_RESERVE + _LOG_ROOM if self._dropped else LOG_RESERVE
+        if self._credit - size < reserve:
+            self._dropped += 1
+            return
+        if self._dropped:
+            self._report_dropped()
+        self._credit -= size
+        self._send(frame)
+
+    def on_replaced(self, notice: str, instance: str) -> None:  # Caller's
+        meta = frames.Log(notice, self._pod_name, "logger", "WARNING", time.time(), None, instance)
+        frame = frames.encode(Kind.LOG, self.number, meta)
+        self._credit -= len(frame) - frames.HEADER_BYTES
+        self._send(frame)
+
+    def on_progress(self, report: frames.Progress) -> None:  # Caller's
+        frame = frames.encode(Kind.PROGRESS, self.number, report)
+        if self._queue and self._queue[-1].is_progress:
+            self._queue[-1].head = frame
+        else:
+            self._send(frame, is_progress=True)
+
+    def on_yield(  # Caller's
+        self, codec: str, sizes: Sequence[int], payload: Payload
+    ) -> None:
+        meta = frames.Yield(Body(codec, tuple(sizes), len(payload.view)))
+        self._send_value(frames.encode(Kind.YIELD, self.number, meta), payload, is_yield=True)
+
+    def on_result(self, result: Returned, payload: Payload | None) -> None:  # Caller's
+        if self._dropped:
+            self._report_dropped()
+        body = Body(result.codec, result.sizes, len(result.payload))
+        meta = frames.Result(body, result.generation, result.streamed, result.instance)
+        head = frames.encode(Kind.RESULT, self.number, meta)
+        self.call = None
+        self._send_value(head, payload or OwnedPayload(result.payload))
+        self._finish()
+
+    def on_failure(self, failure: bytes) -> None:  # Caller's
+        if self._dropped:
+            self._report_dropped()
+        self.call = None
+        self.stop_receiving()
+        self._send(frames.pack_header(Kind.ERROR, self.number) + failure)
+        self._finish()
+
+    def _report_dropped(self) -> None:
+        count, self._dropped = self._dropped, 0
+        text = f"… {count} lines left out, because they were read too slowly; kt logs has them"
+        meta = frames.Log(text, self._pod_name, "stderr")
+        self._send(frames.encode(Kind.LOG, self.number, meta))
+
+    # ------------------------------------------------------------------------------- sending
+
+    def on_credit(self, size: int) -> None:
+        """The client takes so many more bytes."""
+        self._credit += size
+        if self._queue:
+            self._take_turn()
+
+    def send_next(self) -> bool:
+        """Send one frame of what waits; whether there may be more to send."""
+        item = self._queue[0]
+        view = None if item.payload is None else item.payload.view
+        piece: Buffer
+        if view is None:
+            self._stream.send(item.head)
+            self._done(item)
+        elif item.head and len(view) > CHUNK:
+            self._stream.send(item.head)
+            item.head = b""
+        else:
+            piece = view[item.sent : item.sent + CHUNK]
+            if self._credit < len(piece):
+                self._is_queued = False
+                return False
+            self._credit -= len(piece)
+            if item.sent + len(piece) == len(view):
+                # It is kept until it is acknowledged: it must not keep all the others.
+                piece = bytes(piece)
+            if item.head:
+                self._stream.send(item.head + piece)
+            else:
+                self._stream.send(frames.pack_header(Kind.DATA, self.number), piece)
+            item.sent += len(piece)
+            if item.sent == len(view):
+                self._done(item)
+        self._is_queued = bool(self._queue)
+        return self._is_queued
+
+    def _send(self, frame: bytes, *, is_progress: bool = False) -> None:
+        """Send a frame without payload, in order."""
+        if not self._queue and self._stream.can_send:
+            self._stream.send(frame)
+            return
+        self._queue.append(_QueuedFrame(frame, is_progress=is_progress))
+        self._take_turn()
+
+    def _send_value(self, head: bytes, payload: Payload, *, is_yield: bool = False) -> None:
+        """Send a frame with payload, in order."""
+        view = payload.view
+        size = len(view)
+        if size <= CHUNK and size <= self._credit and not self._queue and self._stream.can_send:
+            self._credit -= size
+            self._stream.send(head + view)
+            payload.release()
+            if is_yield:
+                self._grant()
+            return
+        self._queue.append(_QueuedFrame(head, payload, is_yield=is_yield))
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._stream.queue(self)
+
+    def _done(self, item: _QueuedFrame) -> None:
+        self._queue.popleft()
+        if item.payload is not None:
+            item.payload.release()
+        if item.is_yield:
+            self._grant()
+        if not self._queue and self.call is None:
+            self._stream.forget(self)
+
+    def _grant(self) -> None:
+        self._granted += 1
+        if self._granted >= GRANT_COUNT and self.call is not None:
+            granted, self._granted = self._granted, 0
+            self.call.grant(granted)
+
+    def _finish(self) -> None:
+        if not self._queue:
+            self._stream.forget(self)
+
+    # ------------------------------------------------------------------------------- its end
+
+    def abandon(self) -> None:
+        """The client is gone for good."""
+        self.stop_receiving()
+        for item in self._queue:
+            if item.payload is not None:
+                item.payload.release()
+        self._queue.clear()
+        call, self.call = self.call, None
+        if call is not None:
+            call.leave(self)
+
+    def cancel(self, reason: str) -> None:
+        """The client does not want the call any more."""
+        if self.call is not None:
+            self.call.cancel(self, reason)
+
+
+class ClientStream(Endpoint):
+    """One client's stream; the endpoint of whichever connection it has."""
+
+    def __init__(
+        self,
+        client: str,
+        *,
+        incarnation: str,
+        pod_name: str,
+        calls: Calls,
+        allocate: Callable[[int], Payload],
+        on_over: Callable[[ClientStream], None],
+    ) -> None:
+        self.client = client
+        self._incarnation = incarnation
+        self._pod_name = pod_name
+        self._calls = calls
+        self._allocate = allocate
+        self._on_over = on_over
+        self._connection: Connection | None = None
+        self._outbox = Outbox()
+        self._inbox = Inbox()
+        self._streamed: dict[int, StreamedCall] = {}
+        # Numbers of calls that were opened elsewhere: others may have left them.
+        self._attached: set[int] = set()
+        # Whether its connection is its first: later ones lead past Knative's queue-proxy.
+        self._is_first = True
+        # Calls with something to send, in turn.
+        self._ready: deque[StreamedCall] = deque()
+        # Frames that the client says it has, on a connection that is being opened.
+        self._resume_at: int | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    # ----------------------------------------------------------------------- the registry
+
+    def expect(self, resume_at: int | None) -> None:
+        """A connection is about to be opened."""
+        if resume_at is not None:
+            self._outbox.after(resume_at)
+        self._resume_at = resume_at
+        if self._connection is not None:
+            # The client has left it, even if this end has not noticed yet.
+            self._connection.abort("the client has opened another connection")
+        self._wait_for_client()
+
+    def go_away(self, reason: str) -> None:
+        """Say that no more calls are taken; those that run go on."""
+        if self._connection is not None:
+            self._connection.send(frames.encode(Kind.GOAWAY, 0, frames.Goaway(reason)))
+
+    def end(self, code: int = websocket_protocol.GOING_AWAY, reason: str = "") -> None:
+        """The client is gone for good, or is to be: its calls are cancelled."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._linger is not None:
+            self._linger.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(code, reason)
+        streamed = list(self._streamed.values())
+        self._streamed.clear()
+        self._ready.clear()
+        for call in streamed:
+            call.abandon()
+        self._on_over(self)
+
+    def counted_calls(self) -> set[Call]:
+        """The calls that Knative's queue-proxy counts: it sees the first connection alone."""
+        if self._connection is None or not self._is_first:
+            return set()
+        found = self._streamed.items()
+        return {r.call for n, r in found if r.call is not None and n not in self._attached}
+
+    def calls(self) -> set[Call]:
+        """All calls of the client."""
+        return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
+
+    # ----------------------------------------------------------------------- the connection
+
+    def on_open(self, connection: Connection) -> None:  # Endpoint's
+        self._connection = connection
+        self._is_first = self._resume_at is None
+        if self._linger is not None:
+            self._linger.cancel()
+        resume_at, self._resume_at = self._resume_at, None
+        welcome = frames.Welcome(
+            incarnation=self._incarnation,
+            pod=self._pod_name,
+            generation=self._calls.generation,
+            protocol=versions.PROTOCOL,
+            received=self._inbox.received,
+            resumed=resume_at is not None,
+            max_payload=ARGUMENTS_LIMIT,
+            confirms=True,
+        )
+        connection.send(frames.encode(Kind.WELCOME, 0, welcome))
+        if resume_at is not None:
+            for frame in self._outbox.after(resume_at):
+                connection.send(*frame)
+            self._pump()
+
+    def on_close(self, reason: str) -> None:  # Endpoint's
+        connection = self._connection
+        if connection is None or connection.is_open or self._is_over:
+            return  # of a connection that was replaced
+        if connection.close_code is None:
+            self._wait_for_client()
+        else:
+            # It said goodbye, or something that made no sense.
+            self.end()
+
+    def _wait_for_client(self) -> None:
+        """There is no connection: the client is gone if it opens none in time."""
+        self._connection = None
+        if self._linger is not None:
+            self._linger.cancel()
+        self._linger = asyncio.get_running_loop().call_later(LINGER, self.end)
+
+    def on_writable(self) -> None:  # Endpoint's
+        self._pump()
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
+        try:
+            if opcode != websocket_protocol.BINARY:
+                raise ProtocolError(f"a message of text: {bytes(payload[:80])!r}")
+            kind, number, meta, rest = frames.split(payload)
+            self._on_frame(kind, number, meta, rest)
+            self._count(kind, len(payload))
+        except ProtocolError as error:
+            self._break(error)
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
+        streamed = self._streamed.get(number)
+        if kind != Kind.DATA or meta_length or streamed is None:
+            return None
+        try:
+            return streamed.place(length - len(head))
+        except ProtocolError as error:
+            self._break(error)
+            return None
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:  # Endpoint's
+        try:
+            kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
+            if meta_length > (0 if kind == _DATA else min(len(rest), frames.META_LIMIT)):
+                raise ProtocolError(f"a frame claims {meta_length} bytes of meta")
+            if kind != _DATA:
+                self._on_frame(kind, number, rest[:meta_length], rest[meta_length:])
+            else:
+                self._placed(number, len(rest))
+            self._count(kind, len(head) + len(rest))
+        except ProtocolError as error:
+            self._break(error)
+
+    def _break(self, error: ProtocolError) -> None:
+        """The client does not speak the protocol: nothing that it says makes sense any more."""
+        self.end(websocket_protocol.PROTOCOL_ERROR, error.message)
+
+    # -------------------------------------------------------------------------------- frames in
+
+    def _count(self, kind: int, size: int) -> None:
+        if kind in frames.UNCOUNTED or self._is_over:
+            return
+        if self._inbox.count(size) and self._connection is not None:
+            meta = frames.Ack(self._inbox.acknowledged())
+            self._connection.send(frames.encode(Kind.ACK, 0, meta))
+
+    def _on_frame(self, kind: int, number: int, meta: memoryview, payload: memoryview) -> None:
+        if kind == _DATA:
+            streamed = self._streamed.get(number)
+            place = streamed.place(len(payload)) if streamed is not None else None
+            if place is not None:
+                place[:] = payload
+                self._placed(number, len(payload))
+            return
+        if kind not in _FROM_CLIENT:
+            raise ProtocolError(f"a client may not send a frame of kind {kind}")
+        content: Any = frames.decode_meta(kind, meta)
+        if kind == _OPEN:
+            self._on_open_frame(number, content, payload)
+        elif kind == _ACK:
+            self._outbox.ack(content.frames)
+            if self._ready:
+                self._pump()
+        elif kind == Kind.ATTACH:
+            self._on_attach(number, content)
+        else:
+            streamed = self._streamed.get(number)
+            if streamed is None:  # it has ended meanwhile
+                return
+            if kind == Kind.CREDIT:
+                if content.bytes < 0:
+                    raise ProtocolError(f"a credit of {content.bytes} bytes")
+                streamed.on_credit(content.bytes)
+            else:
+                streamed.cancel(content.reason)
+
+    def _on_open_frame(self, number: int, request: frames.Open, payload: memoryview) -> None:
+        size = request.body.total
+        is_inline = size <= frames.CHUNK
+        if len(payload) != (size if is_inline else 0):
+            raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
+        streamed = self._new_call(number, request.log_level if request.stream_logs else None)
+        earlier = self._calls.repeated(request)
+        try:
+            if earlier is not None:
+                if request.detached:
+                    self._calls.add_twin(earlier, request)
+                    if request.confirm:
+                        streamed.confirm()
+                streamed.call = join(earlier, streamed)
+                return
+            streamed.call = call = self._calls.open(request, streamed)
+        except KubetorchError as error:
+            # Of one that cannot be joined something runs: to send it again would not help.
+            started = isinstance(earlier, Call)
+            streamed.on_failure(self._calls.describe(error, started=started).to_json())
+            return
+        if is_inline:
+            streamed.begin(OwnedPayload(bytes(payload)))
+            return
+        try:
+            streamed.receive_into(self._allocate(size))
+        except (OSError, MemoryError) as error:
+            full = KubetorchError(f"no memory for arguments of {size} bytes: {error}")
+            call.fail(full, started=False)
+
+    def _on_attach(self, number: int, meta: frames.Attach) -> None:
+        streamed = self._new_call(number, "debug" if meta.stream_logs else None)
+        self._attached.add(number)
+        found = self._calls.find(meta.id)
+        try:
+            if found is None:
+                raise ResultExpiredError(f"pod {self._pod_name} knows no call {meta.id}")
+            streamed.call = join(found, streamed)
+        except KubetorchError as error:
+            streamed.on_failure(self._calls.describe(error, started=True).to_json())
+
+    def _placed(self, number: int, size: int) -> None:
+        streamed = self._streamed.get(number)
+        credit = streamed.placed(size) if streamed is not None else 0
+        if credit:
+            self.send(frames.encode(Kind.CREDIT, number, frames.Credit(credit)))
+
+    def _new_call(self, number: int, level: str | None) -> StreamedCall:
+        if number in self._streamed:
+            raise ProtocolError(f"there is a call with the number {number} already")
+        streamed = StreamedCall(self, number, pod_name=self._pod_name, log_level=level)
+        self._streamed[number] = streamed
+        return streamed
+
+    # ------------------------------------------------------------------------------- frames out
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a frame would go out now."""
+        connection = self._connection
+        return (
+            connection is not None
+            and not connection.is_congested
+            and self._outbox.kept_bytes < UNACKNOWLEDGED_LIMIT
+        )
+
+    def send(self, *parts: Buffer) -> None:
+        """Send one counted frame; parts do not change any more."""
+        self._outbox.keep(parts)
+        if self._connection is not None:
+            self._connection.send(*parts)
+
+    def queue(self, streamed: StreamedCall) -> None:
+        """Let a call that has something to send take its turn."""
+        self._ready.append(streamed)
+        if len(self._ready) == 1:
+            self._pump()
+
+    def forget(self, streamed: StreamedCall) -> None:
+        """Nothing comes from this call any more."""
+        self._streamed.pop(streamed.number, None)
+        self._attached.discard(streamed.number)
+
+    def _pump(self) -> None:
+        """Send what waits, one frame of each call in turn, as long as the client reads."""
+        ready = self._ready
+        while ready:
+            if not self.can_send:
+                return
+            streamed = ready.popleft()
+            if streamed.send_next():
+                ready.append(streamed)
+
+
+class Streams:
+    """Accepts the connections of clients."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        pod_name: str,
+        calls: Calls,
+        guard: Guard,
+        allocate: Callable[[int], Payload],
+    ) -> None:
+        self._incarnation = incarnation
+        self._pod_name = pod_name
+        self._calls = calls
+        self._guard = guard
+        self._allocate = allocate
+        self._streams: dict[str, ClientStream] = {}
+        self._draining: str | None = None
+
+    def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
+        """The stream for a request to upgrade; see `kubetorch.lib.websocket.Acceptor`."""
+        try:
+            self._guard.check_origin(headers.get("host"), headers.get("origin"))
+            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.CALL)
+            if path != routes.STREAM:
+                raise refusal(404, f"there is no stream at {path[:200]!r}")
+            versions.check(
+                _protocol(headers),
+                peer="the client",
+                fix_peer=versions.FIX_CLIENT,
+                fix_self=versions.FIX_PODS,
+            )
+            client, resume_at = self._identify(headers)
+            return self._stream(client, resume_at)
+        except KubetorchError as error:
+            raise refused(error, self._pod_name) from error
+
+    def has_unseen_call(self) -> bool:
+        """Whether there is a call that no client's first connection stands for.
+
+        One that was made by `POST` has its request.
+        """
+        streams = list(self._streams.values())
+        counted = {call for stream in streams for call in stream.counted_calls()}
+        others = {call for stream in streams for call in stream.calls()}
+        return not counted.issuperset(others | self._calls.detached())
+
+    def go_away(self, reason: str) -> None:
+        """Take no new clients, and tell those that there are to call elsewhere."""
+        self._draining = reason
+        for stream in self._streams.values():
+            stream.go_away(reason)
+
+    def _identify(self, headers: Mapping[str, str]) -> tuple[str, int | None]:
+        """The client, and how many frames it has of what this incarnation sent to it."""
+        client = headers.get(routes.CLIENT.lower(), "")
+        if not _NAME.fullmatch(client):
+            raise ProtocolError(f"{routes.CLIENT} is {client[:80]!r}; it must name the client")
+        resume = headers.get(routes.RESUME.lower())
+        if resume is None:
+            return client, None
+        match = _RESUME.fullmatch(resume)
+        if match is None:
+            raise ProtocolError(f"{routes.RESUME} is {resume[:80]!r}; it must be <name>:<number>")
+        return client, int(match[2]) if match[1] == self._incarnation else None
+
+    def _stream(self, client: str, resume_at: int | None) -> ClientStream:
+        known = self._streams.get(client)
+        if known is not None:
+            try:
+                if resume_at is not None:
+                    known.expect(resume_at)
+                    return known
+            except ProtocolError:  # it lacks frames that are gone: it starts from scratch
+                pass
+            known.end()
+        if self._draining is not None:
+            raise CallRefusedError(
+                f"pod {self._pod_name} is being stopped: {self._draining}",
+                hint="call again: another pod takes it",
+            )
+        if len(self._streams) >= CLIENT_LIMIT:
+            raise CallRefusedError(f"pod {self._pod_name} has {CLIENT_LIMIT} clients")
+        stream = ClientStream(
+            client,
+            incarnation=self._incarnation,
+            pod_name=self._pod_name,
+            calls=self._calls,
+            allocate=self._allocate,
+            on_over=self._forget,
+        )
+        self._streams[client] = stream
+        stream.expect(None)
+        return stream
+
+    def _forget(self, stream: ClientStream) -> None:
+        if self._streams.get(stream.client) is stream:
+            del self._streams[stream.client]
+
+
+def _protocol(headers: Mapping[str, str]) -> int | None:
+    value = headers.get(routes.PROTOCOL.lower(), "")
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None

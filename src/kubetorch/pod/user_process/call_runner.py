@@ -1,0 +1,538 @@
+"""Runs calls: arguments in, user code, result or failure out; cancellation and progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import faulthandler
+import inspect
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+from kubetorch.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    KubetorchError,
+    SerializationError,
+)
+from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.capture import OutputPipe
+from kubetorch.pod.user_process.current_call import current
+from kubetorch.pod.user_process.loader import DeployedCallable
+from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.pod.user_process.preemption import callbacks
+from kubetorch.pod.user_process.protocol import AgentSocket, Frame
+from kubetorch.pod.user_process.thread_pool import Job
+from kubetorch.wire import codecs, exceptions
+
+#: Seconds between two reports of progress; the last one is always sent.
+PROGRESS_INTERVAL = 0.05
+#: Folder of the code of workers, whose frames users have no interest in.
+CODE = str(Path(__file__).parent) + os.sep
+_MAIN_THREAD = (
+    "set handlers of signals in the constructor of a class (kt.cls), or at the top level of the "
+    "module: calls may run in other threads"
+)
+
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_set_exception.restype = ctypes.c_int
+_take_back = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+
+class Interruptible:
+    """A stretch of code that can be interrupted once.
+
+    The interpreter delivers the exception at some later moment; leaving the block waits for the
+    interrupter and takes back what was not delivered, so none ever arrives behind it:
+
+        with call.interruptible:
+            user_code()
+
+    The permit to interrupt is an object that either side takes atomically.
+    """
+
+    def __init__(self) -> None:
+        self._permits: list[int] = []
+        self._gate: threading.Lock | None = None
+
+    def __enter__(self) -> None:
+        self._permits.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._permits.pop()
+        except IndexError:
+            gate = self._gate
+            if gate is None:
+                return
+            # An exception that is delivered in these lines cuts them short, which does no harm:
+            # then there is none left to take back.
+            self._gate = None
+            gate.acquire()
+            _take_back(threading.get_ident(), None)
+
+    def interrupt(self, error: type[KubetorchError]) -> None:
+        """Raise `error` in the block, if a thread is in it. To be called at most once."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gate = gate
+        try:
+            thread = self._permits.pop()
+        except IndexError:
+            self._gate = None
+            return
+        _set_exception(thread, error)
+        gate.release()
+
+
+class RunningCall:
+    """One call."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        request_id: str,
+        method: str | None,
+        codec: str,
+        segments: list[memoryview],
+        agent: AgentSocket,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.number = number
+        self.request_id = request_id
+        self.method = method
+        self.codec = codec
+        #: The encoded arguments; taken away when they are decoded, so that memory is freed.
+        self.segments = segments
+        self.interruptible = Interruptible()
+        #: Why it is to end.
+        self.cancelled: KubetorchError | None = None
+        # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
+        self._claims = [None]
+        #: The task that runs it, for a call on the event loop.
+        self.task: asyncio.Task[Any] | None = None
+        self._agent = agent
+        self._loop = loop
+        # Values that a generator may still send.
+        self._grant = protocol.FIRST_GRANT
+        self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._granted: asyncio.Future[None] | None = None
+        self._progress: bytes | None = None
+        self._progress_sent = 0.0
+
+    def claim(self) -> bool:
+        """Whether it is the caller's to run, or to end without running; true once."""
+        try:
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
+
+    # --------------------------------------------------------------------------- cancellation
+
+    def cancel(self, reason: str, *, timed_out: bool) -> None:
+        """End it soon: by an exception where it runs."""
+        if self.cancelled is not None:
+            return
+        error = CallTimeoutError if timed_out else CallCancelledError
+        self.cancelled = error(reason)
+        self.interruptible.interrupt(error)
+        self._grants.put(0)
+        self._loop.call_soon_threadsafe(self._cancel_task)
+
+    def check(self) -> None:
+        """Raise what the call was cancelled with."""
+        if self.cancelled is not None:
+            raise self.cancelled
+
+    def _cancel_task(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    # ----------------------------------------------------------------------------- generators
+
+    def grant(self, count: int) -> None:
+        """The caller takes so many more values."""
+        self._grants.put(count)
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def wait_for_grant(self) -> None:
+        """Wait in a thread until a value may be sent."""
+        while self._grant == 0:
+            self.check()
+            self._grant += self._grants.get()  # ends: the agent grants, cancels, or is gone
+        self.check()
+        self._grant -= 1
+
+    async def wait_for_grant_async(self) -> None:
+        """Wait on the event loop until a value may be sent."""
+        while True:
+            while not self._grants.empty():
+                self._grant += self._grants.get()
+            if self._grant:
+                self._grant -= 1
+                return
+            self._granted = self._loop.create_future()
+            await self._granted
+
+    def _wake(self) -> None:
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
+
+    # ------------------------------------------------------------------------------- progress
+
+    def progress(self, current: float, total: float | None, message: str | None) -> None:
+        """Tell the caller how far the call has come."""
+        report = json.dumps([current, total, message]).encode()
+        now = time.monotonic()
+        due = self._progress_sent + PROGRESS_INTERVAL
+        if now >= due:
+            self._progress, self._progress_sent = None, now
+            self._agent.send(protocol.PROGRESS, self.number, report)
+            return
+        is_scheduled = self._progress is not None
+        self._progress = report
+        if not is_scheduled:
+            self._loop.call_soon_threadsafe(self._loop.call_later, due - now, self.finish_progress)
+
+    def finish_progress(self) -> None:
+        """Send the last report if it is still to be sent."""
+        report, self._progress = self._progress, None
+        if report is not None:
+            self._progress_sent = time.monotonic()
+            self._agent.send(protocol.PROGRESS, self.number, report)
+
+
+class CallRunner:
+    """The calls that run in this process."""
+
+    def __init__(  # noqa: PLR0913  # what a worker was told at its start
+        self,
+        agent: AgentSocket,
+        loop: asyncio.AbstractEventLoop,
+        pipe: OutputPipe,
+        *,
+        pod_name: str,
+        modules: Mapping[str, str],
+        working_dir: str,
+        code: str | None,
+        stacks: int | None,
+    ) -> None:
+        self._stacks = stacks
+        self._working_dir = working_dir
+        self._code = code
+        self._agent = agent
+        self._loop = loop
+        self._pipe = pipe
+        self._pod_name = pod_name
+        self._modules = modules
+        self._pid = os.getpid()
+        #: The agent has asked this process to end.
+        self.is_stopped = False
+        self._calls: dict[int, RunningCall] = {}
+        self._deployed: DeployedCallable
+        self._hosts: MonarchHosts | None = None
+        self._context: contextvars.Context
+
+    def serve(self, deployed: DeployedCallable, hosts: MonarchHosts | None = None) -> None:
+        """What is called, and with what context variables; before the first call comes."""
+        self._deployed = deployed
+        self._hosts = hosts
+        self._context = contextvars.copy_context()
+
+    # ---------------------------------------------------------------- frames, from the reader
+
+    def next_job(self) -> Job | None:
+        """Wait for the next call to run in this thread; `None` when there will be no more."""
+        while True:
+            frame = self._agent.read()
+            if frame.kind == protocol.CALL:
+                job = self._open(frame)
+                if job is not None:
+                    return job
+            elif frame.kind == protocol.STOP:
+                self.is_stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                return None
+            elif frame.kind == protocol.DUMP:
+                # Later than that, nobody reads it, or somebody who has asked again.
+                if self._stacks is not None and time.monotonic() * 1000 < frame.call:
+                    faulthandler.dump_traceback(self._stacks)
+            elif frame.kind == protocol.PREEMPT:
+                callbacks.run(lambda: self._agent.send(protocol.PREEMPTED))
+            else:
+                self._control(frame)
+
+    def _control(self, frame: Frame) -> None:
+        call = self._calls.get(frame.call)
+        if call is None:  # it has ended meanwhile
+            return
+        if frame.kind == protocol.GRANT:
+            call.grant(frame.argument)
+        elif frame.kind == protocol.CANCEL:
+            timed_out = bool(frame.flags & protocol.TIMED_OUT)
+            call.cancel(frame.meta.decode(), timed_out=timed_out)
+            if call.cancelled is not None and call.claim():  # it waits for its turn
+                self._fail(call, call.cancelled, started=False)
+
+    def _open(self, frame: Frame) -> Job | None:
+        codec, sizes, meta = protocol.unpack_sizes(frame)
+        method, request_id = protocol.unpack_call(meta)
+        try:
+            payload = memoryview(self._agent.payload(frame))
+            segments = codecs.split(payload, sizes)
+        except (OSError, SerializationError) as error:
+            self._send_failure(frame.call, error, started=False)
+            return None
+        call = RunningCall(
+            frame.call,
+            request_id=request_id,
+            method=method,
+            codec=codec,
+            segments=segments,
+            agent=self._agent,
+            loop=self._loop,
+        )
+        self._calls[call.number] = call
+        context = self._context.copy()
+        if self._deployed.runs_on_loop(method):
+            self._start_async(call, None, context)
+            return None
+        return Job(method, lambda: context.run(self._run, call))
+
+    # ----------------------------------------------------------------------- in a thread
+
+    def _run(self, call: RunningCall) -> None:
+        if not call.claim():
+            return
+        try:
+            self._answer(call)
+        except BaseException as error:  # noqa: BLE001  # this thread must go on
+            self._give_up(call, error)
+
+    def _answer(self, call: RunningCall) -> None:
+        current.set(call)
+        try:
+            function, args, kwargs = self._prepare(call)
+        except BaseException as error:  # noqa: BLE001  # unpickling may raise anything
+            self._fail(call, error, started=False)
+            return
+        streamed = False
+        try:
+            with call.interruptible:
+                call.check()
+                value = function(*args, **kwargs)
+            del args, kwargs
+            if isinstance(value, GeneratorType):
+                streamed = True
+                value = self._stream(call, value)
+            elif inspect.iscoroutine(value) or isinstance(value, AsyncGeneratorType):
+                # A plain function that wraps an `async def`.
+                self._start_async(call, value, contextvars.copy_context())
+                return
+        except BaseException as error:  # noqa: BLE001  # SystemExit of user code ends its call
+            self._fail(call, error, started=not _is_unbound(error))
+            return
+        self._succeed(call, value, streamed=streamed)
+
+    def _stream(self, call: RunningCall, generator: Generator[Any, Any, Any]) -> object:
+        """Send what a generator yields, as fast as the caller takes it; what it returns."""
+        try:
+            while True:
+                call.wait_for_grant()
+                try:
+                    with call.interruptible:
+                        value = next(generator)
+                except StopIteration as end:
+                    return end.value
+                self._yield(call, value)
+        finally:
+            generator.close()
+
+    # ------------------------------------------------------------------- on the event loop
+
+    def _start_async(self, call: RunningCall, value: Any, context: contextvars.Context) -> None:  # noqa: ANN401
+        coroutine = self._run_async(call, value)
+        self._loop.call_soon_threadsafe(self._loop.create_task, coroutine, context=context)
+
+    async def _run_async(self, call: RunningCall, value: Any) -> None:  # noqa: ANN401  # the user's
+        """Run the callable, or go on with what it returned."""
+        if value is None and not call.claim():
+            return
+        try:
+            await self._answer_async(call, value)
+        except BaseException as error:  # noqa: BLE001  # the loop must go on
+            self._give_up(call, error)
+
+    async def _answer_async(self, call: RunningCall, value: Any) -> None:  # noqa: ANN401  # the user's
+        current.set(call)
+        # From here on: a task that is cancelled before it runs would never answer.
+        call.task = asyncio.current_task()
+        started = value is not None
+        streamed = False
+        try:
+            call.check()
+            if value is None:
+                function, args, kwargs = self._prepare(call)
+                started = True
+                value = function(*args, **kwargs)
+                del args, kwargs
+            if isinstance(value, AsyncGeneratorType):
+                streamed = True
+                await self._stream_async(call, value)
+                value = None
+            else:
+                value = await value
+        except BaseException as error:  # noqa: BLE001  # as in `_run`
+            if exceptions.is_a(value, CoroutineType):  # it may not have begun
+                exceptions.safely(value.close, None)
+            self._fail(call, error, started=started and not _is_unbound(error))
+            return
+        self._succeed(call, value, streamed=streamed)
+
+    async def _stream_async(self, call: RunningCall, generator: AsyncGenerator[Any, Any]) -> None:
+        try:
+            while True:
+                await call.wait_for_grant_async()
+                try:
+                    value = await generator.__anext__()
+                except StopAsyncIteration:
+                    return
+                self._yield(call, value)
+        finally:
+            await generator.aclose()
+
+    # ------------------------------------------------------------------------------- both
+
+    def _prepare(self, call: RunningCall) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+        function = self._deployed.find(call.method)
+        try:
+            os.getcwd()  # noqa: PTH109  # a call has microseconds
+        except FileNotFoundError:
+            self._make_working_dir()
+        segments, call.segments = call.segments, []
+        args, kwargs = decode(call.codec, segments, self._modules)
+        if self._hosts is not None:
+            self._hosts.give(function, args, kwargs)
+        return function, args, kwargs
+
+    def _make_working_dir(self) -> None:
+        """Go back to the working directory, with the project in it: a call deleted it."""
+        folder = Path(self._working_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        if self._code is not None:
+            with contextlib.suppress(FileExistsError):
+                folder.joinpath(Path(self._code).name).symlink_to(self._code)
+
+    def _yield(self, call: RunningCall, value: object) -> None:
+        self._agent.send_value(protocol.YIELD, call.number, call.codec, value)
+
+    def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
+        if os.getpid() != self._pid:
+            _leave_child(0)
+        self._finish(call)
+        flags = protocol.STREAMED if streamed else 0
+        try:
+            self._agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
+        except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
+            self._send_failure(call.number, error, started=True)
+
+    def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
+        if os.getpid() != self._pid:
+            _leave_child(exceptions.safely(_exit_status, 1, error))
+        self._finish(call)
+        cancelled = call.cancelled
+        if cancelled is not None and exceptions.is_a(
+            error, (asyncio.CancelledError, type(cancelled))
+        ):
+            trace = exceptions.trace_of(error)
+            error = type(cancelled)(cancelled.message).with_traceback(trace)
+        if exceptions.is_a(error, (ValueError, RuntimeError)):
+            exceptions.safely(_explain, None, error)
+        self._send_failure(call.number, error, started=started)
+
+    def _give_up(self, call: RunningCall, error: BaseException) -> None:
+        """End a call whose end itself failed: nobody is to wait for it."""
+        if os.getpid() != self._pid:
+            _leave_child(1)
+        self._calls.pop(call.number, None)
+        what = f"the end of the call could not be told: {exceptions.name_of(type(error))}"
+        told = exceptions.Failure("RemoteError", what, pod_name=self._pod_name)
+        self._agent.send(protocol.ERROR, call.number, told.to_json())
+
+    def _finish(self, call: RunningCall) -> None:
+        self._calls.pop(call.number, None)
+        callbacks.forget(call.number)
+        self._pipe.finish(call.number)
+        call.finish_progress()
+
+    def _send_failure(self, number: int, error: BaseException, *, started: bool) -> None:
+        failure = exceptions.describe(error, pod_name=self._pod_name, started=started, skip=CODE)
+        self._agent.send(protocol.ERROR, number, failure.to_json())
+
+
+def decode(
+    codec: str, segments: list[memoryview], modules: Mapping[str, str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments of a call."""
+    found = codecs.decode(codec, segments, modules=modules)
+    if found is None:
+        return [], {}
+    args = found.get("args", []) if isinstance(found, dict) else None
+    kwargs = found.get("kwargs", {}) if isinstance(found, dict) else None
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
+        raise SerializationError(
+            'arguments must be {"args": [...], "kwargs": {...}}, '
+            f"not a value of type {type(found).__name__}"
+        )
+    return list(args), kwargs
+
+
+def _is_unbound(error: BaseException) -> bool:
+    """Whether the arguments did not fit the function, so that nothing of it ran."""
+    trace = exceptions.trace_of(error)
+    # The only frame is ours, which made the call.
+    return exceptions.is_a(error, TypeError) and trace is not None and trace.tb_next is None
+
+
+def _explain(error: BaseException) -> None:
+    """Say where handlers of signals can be set."""
+    if not str(error).endswith("only works in main thread of the main interpreter"):
+        return
+    exceptions.set_attribute(error, "hint", _MAIN_THREAD)
+    notes = exceptions.attributes_of(error).get("__notes__", [])
+    exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {_MAIN_THREAD}"])
+
+
+def _exit_status(error: BaseException) -> int:
+    """What a program ends with that lets this exception out; it is shown as by Python."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    traceback.print_exception(error)
+    return 1
+
+
+def _leave_child(status: int) -> None:
+    """End a process that user code forked and that returned into ours."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(status)

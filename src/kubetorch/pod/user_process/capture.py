@@ -1,0 +1,288 @@
+"""What user code prints and logs becomes records; what it does to file descriptors stays possible.
+
+`sys.stdout` and `sys.stderr` are replaced by text files that collect whole lines and write each as
+a record that names the call. They respect redirection of descriptors 1 and 2: while one of them is
+not the captured pipe, what is printed goes there as plain bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import select
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO, cast
+
+from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.current_call import current
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+#: Bytes of an unfinished line that are collected before they are written.
+_PENDING_LIMIT = 2048
+
+
+class OutputPipe:
+    """The pipe to the agent, and the unfinished lines that wait here."""
+
+    def __init__(self, descriptor: int, nonce: bytes) -> None:
+        self._descriptor = descriptor
+        self._nonce = nonce
+        self._identity = _identity(descriptor)
+        self._writer = os.getpid()
+        # Re-entrant: a destructor that prints may run at any allocation.
+        self._lock = threading.RLock()
+        self._pending: dict[tuple[int, int], bytes] = {}
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def write(self, source: int, data: bytes) -> None:
+        """A piece of a stream: whole lines are written, the rest is kept."""
+        call = current.get()
+        number = 0 if call is None else call.number
+        key = (number, source)
+        with self._lock:
+            kept = self._pending.pop(key, b"")
+            end = data.rfind(b"\n") + 1
+            if len(kept) + len(data) - end > _PENDING_LIMIT or b"\r" in data:
+                end = len(data)
+            if end == 0:
+                self._pending[key] = kept + data
+                return
+            if end < len(data):
+                self._pending[key] = data[end:]
+            self._emit(source, number, kept + data[:end])
+
+    def flush(self, source: int) -> None:
+        """Write what this call has of an unfinished line."""
+        call = current.get()
+        key = (0 if call is None else call.number, source)
+        with self._lock:
+            kept = self._pending.pop(key, b"")
+            if kept:
+                self._emit(source, key[0], kept)
+
+    def finish(self, number: int) -> None:
+        """A call ended: write its unfinished lines."""
+        if not self._pending:
+            return
+        with self._lock:
+            for source in (protocol.STDOUT, protocol.STDERR):
+                kept = self._pending.pop((number, source), b"")
+                if kept:
+                    self._emit(source, number, kept)
+
+    def log(self, level: str, text: str, created: float) -> None:
+        """One message of a logger."""
+        call = current.get()
+        number = 0 if call is None else call.number
+        data = text.encode(errors="backslashreplace")
+        with self._lock:
+            name = level.encode(errors="replace")[:64]
+            self._records(protocol.LOGGER, number, data, name, created)
+
+    def _emit(self, source: int, number: int, data: bytes) -> None:
+        redirected = self._redirected(source)
+        if redirected is not None:
+            _write_all(redirected, data)
+        else:
+            self._records(source, number, data, b"", time.time())
+
+    def _redirected(self, source: int) -> int | None:
+        """Descriptor 1 or 2, when user code has made it something else than the pipe."""
+        try:
+            return None if _identity(source) == self._identity else source
+        except OSError:  # closed
+            return None
+
+    def _records(self, source: int, number: int, data: bytes, level: bytes, at: float) -> None:
+        room = protocol.RECORD_LIMIT - protocol.RECORD_HEADER_BYTES - len(level)
+        origin = protocol.Origin(self._nonce, self._writer, number, source, level)
+        view = memoryview(data)
+        for begin in range(0, max(len(view), 1), room):
+            is_last = source == protocol.LOGGER and begin + room >= len(view)
+            flags = protocol.END_OF_MESSAGE if is_last else 0
+            record = protocol.pack_record(origin, view[begin : begin + room], time=at, flags=flags)
+            _write_all(self._descriptor, record)
+
+    def _after_fork(self) -> None:
+        self._writer = os.getpid()
+        self._lock = threading.RLock()
+        self._pending.clear()  # the parent writes it
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it, also when a child made the shared pipe non-blocking."""
+    done = 0
+    while done < len(data):
+        try:
+            done += os.write(descriptor, data[done:] if done else data)
+        except BlockingIOError:
+            select.select([], [descriptor], [])
+        except OSError:  # nobody reads any more: output is lost, the program goes on
+            return
+
+
+class BinaryStream(io.BufferedIOBase):
+    """`sys.stdout.buffer`."""
+
+    mode = "wb"
+
+    def __init__(self, pipe: OutputPipe, source: int) -> None:
+        self._pipe = pipe
+        self._source = source
+        self.name = f"<{protocol.SOURCES[source]}>"
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        copy = bytes(data)
+        self._pipe.write(self._source, copy)
+        return len(copy)
+
+    def flush(self) -> None:
+        self._pipe.flush(self._source)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._source
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing: a wrapper that user code made around it may be collected at any time."""
+        self.flush()
+
+    @property
+    def raw(self) -> BinaryStream:
+        """Itself: nothing is buffered that `flush` does not write."""
+        return self
+
+
+class TextStream(io.TextIOBase):
+    """`sys.stdout` and `sys.stderr`."""
+
+    mode = "w"
+    line_buffering = True
+    write_through = False
+    newlines = None
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, pipe: OutputPipe, source: int) -> None:
+        self._pipe = pipe
+        self._source = source
+        #: The same stream for bytes.
+        self.buffer = BinaryStream(pipe, source)
+        self.name = self.buffer.name
+
+    def write(self, text: str, /) -> int:
+        self._pipe.write(self._source, text.encode("utf-8", self.errors))
+        if self.write_through:
+            self.flush()
+        return len(text)
+
+    def writelines(self, lines: Iterable[str], /) -> None:  # type: ignore[override]
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        self._pipe.flush(self._source)
+
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """As of `io.TextIOWrapper`. Lines are always written at once, and always as UTF-8."""
+        wanted = (encoding or "utf-8").lower().replace("_", "-")
+        if wanted not in ("utf-8", "utf8"):
+            warnings.warn(f"output is UTF-8; {encoding} is not used", stacklevel=2)
+        if newline not in (None, "", "\n"):
+            warnings.warn("lines end in \\n; newline is not used", stacklevel=2)
+        self.errors = errors or self.errors
+        if write_through is not None:
+            self.write_through = write_through
+        self.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._source
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing: prints go on to arrive."""
+        self.flush()
+
+
+class RecordHandler(logging.Handler):
+    """Writes messages of loggers as records, unless another handler already prints them."""
+
+    def __init__(self, pipe: OutputPipe, streams: tuple[TextStream, ...]) -> None:
+        super().__init__()
+        self._pipe = pipe
+        self._streams = streams
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one message."""
+        if self._is_printed(record):
+            return
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001  # the user's arguments may not fit the message
+            self.handleError(record)
+            return
+        self._pipe.log(record.levelname, text, record.created)
+
+    def _is_printed(self, record: logging.LogRecord) -> bool:
+        """Whether a handler in the record's chain writes to the captured streams."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            for handler in logger.handlers:
+                if (
+                    handler is not self
+                    and record.levelno >= handler.level
+                    and self._prints(handler)
+                ):
+                    return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+    def _prints(self, handler: logging.Handler) -> bool:
+        stream = getattr(handler, "stream", None)
+        if stream is None:  # rich has a console with a file
+            stream = getattr(getattr(handler, "console", None), "file", None)
+        return any(stream is each or stream is each.buffer for each in self._streams)
+
+
+def install(pipe: OutputPipe, level: str) -> None:
+    """Replace the standard streams, and add the handler to the root logger."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    out, err = TextStream(pipe, protocol.STDOUT), TextStream(pipe, protocol.STDERR)
+    sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]  # final
+    root = logging.getLogger()
+    root.addHandler(RecordHandler(pipe, (out, err)))
+    root.setLevel(level.upper())

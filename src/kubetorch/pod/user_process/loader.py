@@ -1,0 +1,573 @@
+"""Where the import of the deployed file ends: at its first deploying statement.
+
+A program may deploy at module level, without a `__main__` guard. When a pod imports that file, what
+follows the first `.to()`, `kt.app` or call of a handle is the deploying program, not the deployed
+code. So the SDK asks here, before it does any of these:
+
+    importing = sys.modules.get("kubetorch.pod.user_process.loader")
+    if importing is not None and importing.is_deploying():
+        return self  # this statement has no effect
+
+`is_deploying` is false when no import of the deployed file is under way in this process: then user
+code that runs in a pod deploys and calls as everywhere. While it is under way, it returns true if
+the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
+to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
+its handle as it is, which the callable may want to call later; a call, which has no result to go
+on with, ends the import, and `definitions` looks for the callable in the rest of the file.
+
+A process serves calls only once its import is over, and never imports the file a second time. So
+what other threads do meanwhile, which the file began and may wait for, is module level too: there
+it returns true. A thread that outlives the import goes on deploying nothing, else each pod would
+deploy the next one; it may call.
+
+A process that user code starts and that imports the deployed file again (a spawned
+`multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
+the SDK may call `is_deploying` there too, which is then true while any thread runs the file's own
+module level.
+
+What a deployed file defines below a deploying statement.
+
+A program may deploy one callable at module level and define the next one further down:
+
+    f = kt.fn(train).to(compute)
+    print(f(1))
+    def evaluate(): ...
+    kt.fn(evaluate).to(compute)
+
+A pod that is to load `evaluate` meets the first `.to()` before the callable exists. From there on
+the file is two things at once: a program that deploys, which is none of the pod's business, and
+definitions that the callable needs. So the rest of the file runs statement by statement, and only
+those statements that define something: imports, functions, classes, assignments, and conditions
+around them. One that fails, since it needs what a deploy would have returned, is passed over.
+
+From the name of a callable to the callable: `sys.path`, import, constructor.
+
+The deployed callable, and what of it a call may reach.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any
+
+from kubetorch.errors import CallableNotFoundError
+from kubetorch.pod.user_process import monarch_hosts
+from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.specs.callable import CALLABLES
+from kubetorch.wire import exceptions
+
+#: Environment variable with the path of the deployed file.
+FILE_VARIABLE = "KT_DEPLOYED_FILE"
+#: Folder of what interpreters that user code starts run first.
+CHILDREN = str(Path(__file__).with_name("children"))
+#: The import of the deployed file; at most one.
+_under_way: list[Import] = []
+#: ThreadPool that it began, and that go on.
+_left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_DEFINING = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.If,
+    ast.Try,
+)
+_FUTURES = [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
+#: What to install for a module that is called otherwise; the usual suspects.
+_DISTRIBUTIONS = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "git": "GitPython",
+    "google.protobuf": "protobuf",
+    "grpc": "grpcio",
+    "jose": "python-jose",
+    "jwt": "PyJWT",
+    "magic": "python-magic",
+    "MySQLdb": "mysqlclient",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools",
+    "psycopg2": "psycopg2-binary",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "slugify": "python-slugify",
+    "umap": "umap-learn",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+}
+_NOTHING = object()
+
+
+class EndOfImport(BaseException):
+    """Ends the import of the deployed file. The loader catches it; the module stays."""
+
+
+class Import:
+    """An import of the deployed file, under way in the thread that made this."""
+
+    def __init__(self, module: ModuleType, qualname: str) -> None:
+        self._module = module
+        self._qualname = qualname
+        self._thread = threading.get_ident()
+        self._before = set(threading.enumerate())
+
+    def __enter__(self) -> Import:
+        _under_way.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _left_behind.update(set(threading.enumerate()) - self._before)
+        _under_way.remove(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread runs it."""
+        return self._thread == threading.get_ident()
+
+    def has_body(self, frame: FrameType | None) -> bool:
+        """Whether the frame is the body of the file."""
+        return frame is not None and frame.f_globals is self._module.__dict__
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the callable exists by now."""
+        found: object = self._module
+        for part in self._qualname.split("."):
+            found = getattr(found, part, None)
+        return found is not None
+
+    def wants(self, definition: object) -> bool:
+        """Whether this function or class is the callable."""
+        name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", None)
+        return name == (self._module.__name__, self._qualname)
+
+
+def is_deploying(*, is_call: bool = False) -> bool:
+    """Whether the statement that asks is to have no effect."""
+    if not _under_way:
+        is_left_behind = not is_call and threading.current_thread() in _left_behind
+        return is_left_behind or _is_imported_again()
+    under_way = _under_way[0]
+    ends = under_way.is_here and under_way.has_body(_body(sys._getframe(1)))
+    if ends and (is_call or under_way.is_defined):
+        raise EndOfImport
+    return True
+
+
+def is_under_way() -> bool:
+    """Whether this process is importing the deployed file."""
+    return bool(_under_way)
+
+
+def is_wanted(definition: object) -> bool:
+    """Whether the import that is under way is that of this function or class."""
+    return any(each.wants(definition) for each in _under_way)
+
+
+def _is_imported_again() -> bool:
+    """Whether a thread of a process that user code started is importing the deployed file."""
+    deployed = os.environ.get(FILE_VARIABLE)
+    if deployed is None:
+        return False
+    for frame in sys._current_frames().values():
+        body = _body(frame)
+        while body is not None:
+            if body.f_code.co_filename == deployed:
+                return True
+            body = _body(body.f_back)
+    return False
+
+
+def _body(frame: FrameType | None) -> FrameType | None:
+    """The innermost module body among the callers of `frame`."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame
+
+
+def run_rest(
+    module: ModuleType,
+    path: str,
+    source: bytes,
+    ended: BaseException,
+    is_complete: Callable[[], bool],
+) -> None:
+    """Run the defining statements of `module` below the one that ended its import."""
+    failure: BaseException | None = None
+    for code in _codes(path, source, after=_line(ended.__traceback__, module)):
+        if is_complete():
+            return
+        try:
+            exec(code, module.__dict__)
+        except (Exception, type(ended)) as error:  # noqa: BLE001  # user code
+            if failure is None and not isinstance(error, type(ended)):
+                failure = error
+    if failure is not None and not is_complete():
+        raise failure
+
+
+def _line(trace: TracebackType | None, module: ModuleType) -> int:
+    """The line of the module's body that was running."""
+    while trace is not None:
+        if trace.tb_frame.f_globals is module.__dict__:
+            return trace.tb_lineno
+        trace = trace.tb_next
+    return 0
+
+
+def _codes(path: str, source: bytes, *, after: int) -> Iterator[CodeType]:
+    tree = ast.parse(source, path)
+    whole = compile(tree, path, "exec", dont_inherit=True)
+    flags = sum(flag for flag in _FUTURES if whole.co_flags & flag)
+    for statement in tree.body:
+        decorators = getattr(statement, "decorator_list", ())
+        first = min([statement.lineno, *(each.lineno for each in decorators)])
+        if first > after and isinstance(statement, _DEFINING):
+            alone = ast.Module([statement], [])
+            yield compile(alone, path, "exec", flags=flags, dont_inherit=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the callable lies; see `kubetorch.specs.callable.CallableRef`."""
+
+    kind: str
+    module: str
+    qualname: str
+    source_file: str | None
+    sys_path: Sequence[str]
+    is_script: bool
+    init_args: Mapping[str, Any]
+
+
+def prepare_path(entries: Sequence[str]) -> None:
+    """Put entries first, here and for the processes that user code starts."""
+    first = [entry for entry in dict.fromkeys(entries) if entry]
+    sys.path[:] = first + [entry for entry in sys.path if entry not in first]
+    inherited = os.environ.get("PYTHONPATH", "")
+    first.append(CHILDREN)
+    rest = [entry for entry in inherited.split(os.pathsep) if entry and entry not in first]
+    os.environ["PYTHONPATH"] = os.pathsep.join(first + rest)
+    importlib.invalidate_caches()
+
+
+def load(source: Source, hosts: MonarchHosts | None = None) -> Any:  # noqa: ANN401  # the user's
+    """Import the callable; a class is constructed."""
+    found = _callable(source)
+    _check_kind(found, source)
+    arguments = dict(source.init_args)
+    if hosts is not None:
+        monarch_hosts.check(found)
+    if source.kind == "cls":
+        if hosts is not None:
+            hosts.give(found, (), arguments)
+        try:
+            return found(**arguments)
+        except TypeError as error:
+            _explain_arguments(error, found, arguments)
+            raise
+    return found
+
+
+def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> None:  # noqa: ANN401  # the user's own class
+    """Say how a class gets the arguments that it lacks."""
+    try:
+        inspect.signature(cls).bind(**given)
+    except TypeError as found:
+        hint = f".to(compute, init_args={{...}}) has the arguments of {cls.__name__}(): {found}"
+        notes = exceptions.attributes_of(error).get("__notes__", [])
+        exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {hint}"])
+    except ValueError:  # a class that says nothing of its arguments
+        return
+
+
+def _callable(source: Source) -> Any:  # noqa: ANN401
+    path = _path(source)
+    finder = _Finder(source.module, source.qualname, path)
+    sys.meta_path.insert(0, finder)
+    try:
+        module = _import(source, path)
+    except ModuleNotFoundError as error:
+        _explain(error, source)
+        raise
+    finally:
+        sys.meta_path.remove(finder)
+    if source.is_script:
+        # Pickles that were written where the file was `__main__` name their classes so.
+        sys.modules["__main__"] = module
+    return _unwrap(_resolve(module, source.qualname))
+
+
+def _check_kind(found: object, source: Source) -> None:
+    """Refuse what calls could not use, while the generation before still serves."""
+    is_class = isinstance(found, type)
+    if is_class if source.kind == "cls" else callable(found) and not is_class:
+        return
+    wanted = "class" if source.kind == "cls" else "function"
+    raise CallableNotFoundError(
+        f"{source.qualname!r} of module {source.module!r} is "
+        f"{'a class' if is_class else f'a value of type {type(found).__name__}'}, not a {wanted}",
+        hint="deploy it with kt.cls(...)"
+        if is_class
+        else f"the last statement of its file that binds {source.qualname!r} must make a {wanted}",
+    )
+
+
+def _path(source: Source) -> str | None:
+    """The file of the module, if it is a synced one."""
+    if source.source_file is None:
+        return None
+    for entry in source.sys_path:
+        path = Path(entry, source.source_file)
+        if path.is_file():
+            return str(path)
+    return None
+
+
+def _import(source: Source, path: str | None) -> ModuleType:
+    known = sys.modules.get(source.module)
+    if known is not None and path is not None and not _is_same(known, path):
+        # A file that is called like a module of the library which is loaded already.
+        return _import_file(source, path)
+    try:
+        # Not importlib's own function, whose frame would stand in the user's tracebacks.
+        __import__(source.module)
+    except ModuleNotFoundError as error:
+        if path is None or not f"{source.module}.".startswith(f"{error.name}."):
+            raise
+    else:
+        return sys.modules[source.module]
+    return _import_file(source, path)
+
+
+def _is_same(module: ModuleType, path: str) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and os.path.realpath(file) == os.path.realpath(path)
+
+
+def _import_file(source: Source, path: str) -> ModuleType:
+    loader = _Loader(source.module, path, source.qualname)
+    spec = importlib.util.spec_from_file_location(source.module, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"{path} is no Python file", name=source.module, path=path)
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(source.module)
+    sys.modules[source.module] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[source.module]
+        if before is not None:
+            sys.modules[source.module] = before
+        raise
+    return module
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads the deployed file; its import may end early (`kubetorch.pod.user_process.loader`)."""
+
+    def __init__(self, fullname: str, path: str, qualname: str) -> None:
+        super().__init__(fullname, path)
+        self._qualname = qualname
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the body of the file."""
+        os.environ[FILE_VARIABLE] = self.path
+        with Import(module, self._qualname) as under_way:
+            try:
+                super().exec_module(module)
+            except EndOfImport as end:
+                source = self.get_data(self.path)
+                run_rest(module, self.path, source, end, lambda: under_way.is_defined)
+
+
+class _Finder:
+    """Gives the deployed file its loader; everything else is left to the other finders.
+
+    A finder of `sys.meta_path`; it does without the base class, whose module costs 4 ms.
+    """
+
+    def __init__(self, name: str, qualname: str, path: str | None) -> None:
+        self._name = name
+        self._qualname = qualname
+        self._path = path
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the deployed file."""
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if type(spec.loader) is importlib.machinery.SourceFileLoader:
+                    spec.loader = _Loader(fullname, spec.loader.path, self._qualname)
+                return spec
+        return None
+
+
+def _resolve(module: ModuleType, qualname: str) -> Any:  # noqa: ANN401
+    found: Any = module
+    for part in qualname.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            file = getattr(module, "__file__", None)
+            raise CallableNotFoundError(
+                f"module {module.__name__!r} ({file}) has no {qualname!r}",
+                hint="it must be defined at the top level of its file",
+            ) from None
+    return found
+
+
+def _unwrap(found: Any) -> Any:  # noqa: ANN401
+    """The user's own object, if the name is bound to one of our handles: `f = kt.fn(f)`."""
+    while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found
+
+
+def _explain(error: ModuleNotFoundError, source: Source) -> None:
+    """Say where a module was looked for, and how to get it."""
+    if error.name is None:
+        return
+    top = error.name.partition(".")[0]
+    package = _DISTRIBUTIONS.get(error.name) or _DISTRIBUTIONS.get(top, top)
+    roots = ", ".join(source.sys_path) or "none"
+    message = (
+        f"{error}\n"
+        f"searched the project's roots ({roots}) and the packages of {sys.executable}\n"
+        f'hint: if it is a package, kt.Image().pip_install(["{package}"]) brings it into the pods '
+        f"(on this machine also pip install {package}); if it is your own, it must be among the "
+        "files that were sent"
+    )
+    error.msg = message
+    error.args = (message,)
+
+
+class DeployedCallable:
+    """A function, or the one instance of a class."""
+
+    def __init__(self, name: str, value: object, *, is_instance: bool) -> None:
+        self._name = name
+        self._value = value
+        self._is_instance = is_instance
+        self._async: dict[str | None, bool] = {}
+
+    def runs_on_loop(self, method: str | None) -> bool:
+        """Whether the event loop runs it: `async def`, with or without `yield`.
+
+        A method that does not exist, or raises when it is looked up, is a matter of `find`.
+        """
+        known = self._async.get(method)
+        if known is not None:
+            return known
+        try:
+            is_async = _is_async(self.find(method))
+        except BaseException:  # noqa: BLE001  # the user's __getattr__; the thread that reads asks
+            return False
+        self._async[method] = is_async
+        return is_async
+
+    def find(self, method: str | None) -> Callable[..., Any]:
+        """What a call of `method`, or of the callable itself, is to run."""
+        if not self._is_instance:
+            if method is not None:
+                raise CallableNotFoundError(
+                    f"{self._name!r} is a function; it has no method {method!r}"
+                )
+            return self._value  # type: ignore[return-value]  # a callable, or calling it says so
+        if method is None:
+            if not callable(self._value):
+                raise CallableNotFoundError(
+                    f"{self._name!r} is a class without __call__; call one of its methods",
+                    hint=self._methods_hint(),
+                )
+            return self._value
+        if method == CALLABLES:
+            return self.callables
+        if method.startswith("_") and method != "__call__":
+            raise CallableNotFoundError(f"{self._name}.{method} is private and cannot be called")
+        if isinstance(inspect.getattr_static(type(self._value), method, None), property):
+            raise self._no_method(method, "is a property")
+        # Not getattr's default: an AttributeError may come from the user's own __getattr__.
+        found = getattr(self._value, method, _NOTHING)
+        if found is _NOTHING:
+            raise CallableNotFoundError(
+                f"{self._name!r} has no method {method!r}", hint=self._methods_hint(method)
+            )
+        if not callable(found):
+            raise self._no_method(method, f"is a value of type {type(found).__name__}")
+        return found
+
+    def callables(self, wanted: str) -> dict[str, Any]:
+        """The names that can be called, and why `wanted` cannot be: empty if it can."""
+        missing = ""
+        try:
+            self.find(wanted)
+        except CallableNotFoundError as error:
+            missing = str(error)
+        return {"names": sorted(self._callables()), "missing": missing}
+
+    @property
+    def is_sync_class(self) -> bool:
+        """Whether it is an instance of a class without `async def` methods that can be called."""
+        if not self._is_instance:
+            return False
+        own_call = getattr(type(self._value), "__call__", None)  # noqa: B004  # the method itself
+        return not any(_is_async(each) for each in (*self._callables().values(), own_call) if each)
+
+    def _no_method(self, method: str, what: str) -> CallableNotFoundError:
+        return CallableNotFoundError(
+            f"{self._name}.{method} {what}, not a method",
+            hint=f"give {self._name} a method that returns it",
+        )
+
+    def _methods_hint(self, wanted: str = "") -> str:
+        names = sorted(self._callables())
+        close = difflib.get_close_matches(wanted, names, n=1)
+        if close:
+            return f"did you mean {close[0]!r}?"
+        return f"it has {', '.join(names[:20])}" if names else "it has no public methods"
+
+    def _callables(self) -> dict[str, Callable[..., Any]]:
+        """The public ones of the class and of the instance, which runs no code of the user's."""
+        found = {name: getattr(type(self._value), name, None) for name in dir(type(self._value))}
+        found |= getattr(self._value, "__dict__", {})
+        return {n: one for n, one in found.items() if not n.startswith("_") and callable(one)}
+
+
+def _is_async(found: Callable[..., Any]) -> bool:
+    functions = [found]
+    if not inspect.isroutine(found):
+        functions.append(getattr(type(found), "__call__", found))  # noqa: B004  # the method itself
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in functions)

@@ -1,0 +1,209 @@
+"""The life of a worker process: take over the descriptors, load the callable, serve calls.
+
+main thread      loads, then runs the event loop of `async def` calls; of a class without such
+                 methods it is the home of sync calls, and another thread runs the loop
+other threads    `kubetorch.pod.user_process.thread_pool`: read frames, run sync calls
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from kubetorch.pod.user_process import (
+    capture,
+    current_call,
+    jax_cluster,
+    loader,
+    monarch_hosts,
+    numeric_threads,
+    protocol,
+)
+from kubetorch.pod.user_process.call_runner import CODE, CallRunner
+from kubetorch.pod.user_process.capture import OutputPipe
+from kubetorch.pod.user_process.loader import DeployedCallable
+from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.pod.user_process.protocol import AgentSocket
+from kubetorch.pod.user_process.thread_pool import ThreadPool
+from kubetorch.wire import exceptions
+
+
+def run(
+    sock: socket.socket, output: int, numeric: numeric_threads.NumericThreads | None
+) -> NoReturn:
+    """Be a worker."""
+    current_call.is_worker = True
+    os.setsid()
+    for descriptor in (sock.fileno(), output):
+        os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    agent = AgentSocket(sock)
+    frame = agent.read()
+    while frame.kind != protocol.LOAD:
+        frame = agent.read()
+    if frame.descriptor is not None and protocol.STACKS is not None:
+        # The deputy of the threads takes it: system calls of user code are not interrupted.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [protocol.STACKS])
+        faulthandler.register(protocol.STACKS, file=frame.descriptor, all_threads=True)
+    spec = json.loads(frame.meta)
+    agent.marker = spec["marker"]
+    pipe = _take_output(output, bytes.fromhex(spec["nonce"]))
+    _set_environment(spec)
+    capture.install(pipe, spec["log_level"])
+    worker = _Worker(agent, pipe, spec, stacks=frame.descriptor)
+    if numeric is not None:
+        numeric.resize(os.environ)
+        _reseed()
+    worker.start(numeric.on_thread if numeric is not None else lambda: None)
+    worker.run()
+    _leave()
+
+
+class _Worker:
+    """The parts of a running worker."""
+
+    def __init__(
+        self, agent: AgentSocket, pipe: OutputPipe, spec: dict[str, Any], *, stacks: int | None
+    ) -> None:
+        self._agent = agent
+        self._spec = spec
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._runner = CallRunner(
+            agent,
+            self._loop,
+            pipe,
+            pod_name=spec["pod_name"],
+            modules=dict(spec["modules"]),
+            working_dir=spec["cwd"],
+            code=spec["code"],
+            stacks=stacks,
+        )
+
+    def start(self, on_thread: Callable[[], None]) -> None:
+        """Begin to read: the end of the agent is noticed also while user code is imported."""
+        self._pool = ThreadPool(self._spec["threads"], self._runner.next_job, on_thread)
+        self._pool.start()
+
+    def run(self) -> None:
+        """Load the callable and serve until told to stop."""
+        deployed = self._load()
+        if deployed is None:
+            return
+        if not deployed.is_sync_class:
+            # User code may have run a loop of its own, which leaves none set.
+            asyncio.set_event_loop(self._loop)
+            self._agent.send(protocol.LOADED)
+            self._run_loop()
+            return
+        asyncio.set_event_loop(None)
+        has_left = threading.Event()
+        args = (has_left,)
+        threading.Thread(target=self._run_loop_aside, args=args, daemon=True).start()
+        self._agent.before_end = self._pool.job_is_done
+        self._pool.make_home()
+        self._agent.send(protocol.LOADED)
+        try:
+            self._pool.run_at_home()
+        except BaseException:  # noqa: BLE001  # a handler of signals raised in the middle of our code
+            traceback.print_exc()
+            os._exit(1)
+        has_left.set()
+
+    def _run_loop_aside(self, has_left: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._run_loop()
+        if not has_left.wait(1.0):  # a call holds the main thread up
+            _leave()
+
+    def _run_loop(self) -> None:
+        while not self._runner.is_stopped:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001  # SystemExit of a task that user code made
+                traceback.print_exc()
+
+    def _load(self) -> DeployedCallable | None:
+        spec = self._spec
+        hosts: MonarchHosts | None = None
+        try:
+            os.chdir(spec["cwd"])
+            source = loader.Source(
+                kind=spec["kind"],
+                module=spec["module"],
+                qualname=spec["qualname"],
+                source_file=spec["source_file"],
+                sys_path=spec["sys_path"],
+                is_script=spec["is_script"],
+                init_args=spec["init_args"],
+            )
+            if monarch_hosts.HOSTS in os.environ:
+                hosts = MonarchHosts()
+            value = loader.load(source, hosts)
+        except BaseException as error:  # noqa: BLE001  # SystemExit of user code is a failure
+            failure = exceptions.describe(
+                error, pod_name=spec["pod_name"], started=False, skip=CODE
+            )
+            self._agent.send(protocol.FAILED, payload=failure.to_json())
+            return None
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # user code may have replaced it
+                    stream.flush()
+        deployed = DeployedCallable(spec["name"], value, is_instance=spec["kind"] == "cls")
+        self._runner.serve(deployed, hosts)
+        return deployed
+
+
+def _take_output(output: int, nonce: bytes) -> OutputPipe:
+    """Make the pipe standard output and error; a private duplicate is for records."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    faulthandler.enable(file=2)
+    return OutputPipe(output, nonce)
+
+
+def _set_environment(spec: dict[str, Any]) -> None:
+    os.environ.clear()
+    os.environ.update(dict(spec["env"]))
+    if hasattr(time, "tzset"):
+        time.tzset()
+    sys.argv = [spec["source_file"] or ""]
+    # Not the file of the zygote, which spawned children would import.
+    sys.modules["__main__"] = ModuleType("__main__")
+    loader.prepare_path(spec["sys_path"])
+    if jax_cluster.PROCESS in os.environ:
+        jax_cluster.install()
+
+
+def _reseed() -> None:
+    """Forks must not share a random sequence; `random` sees to itself."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _leave() -> NoReturn:
+    """End as a program does, but without waiting for threads that user code left behind."""
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)

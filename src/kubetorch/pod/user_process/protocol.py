@@ -1,0 +1,500 @@
+"""Frames between an agent and its worker, on a Unix stream socket.
+
+     0      1       2          4             8           12            20                28
+    +------+-------+----------+-------------+-----------+-------------+-----------------+---
+    | kind | flags | reserved | meta length | argument  | call number | payload length  | …
+    | u8   | u8    | u16      | u32         | u32       | u64         | u64             |
+    +------+-------+----------+-------------+-----------+-------------+-----------------+---
+
+Then meta and payload; little-endian. Agent and worker are of one version (the worker is run from
+the agent's own files), so nothing here is negotiated.
+
+    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP)*   STOP
+    worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
+                                        | PREEMPTED)*
+
+With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
+which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
+
+A payload up to `INLINE` bytes follows its frame. A longer one lies in a *memory file*, known to
+both ends by a number (`argument`, chosen by the end that made the file); its descriptor comes with
+the first frame that names it (`DESCRIPTOR`). RELEASE says that this end does not look at a memory
+file any more, so its owner may use it again; FORGET that it will never be used again.
+
+Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags` and, when there is
+more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
+method's name (u32, 0xffffffff for none), the name, and the identity of the request, in UTF-8.
+
+Records in the pipe of output: what tells a call's print from bytes that anything else wrote.
+
+     0        16      17       18          20         24       28          36        44
+    +--------+-------+--------+-----------+----------+--------+-----------+---------+------+
+    | nonce  | source| flags  | level len | text len | writer | call      | time    | …
+    | 16 B   | u8    | u8     | u16       | u32      | u32    | u64       | f64     |
+    +--------+-------+--------+-----------+----------+--------+-----------+---------+------+
+
+Then the name of the level and the text, which is a piece of a stream, not a line: lines are put
+together by the reader, for each writer (process), call and source. A record has at most `PIPE_BUF`
+bytes and is written at once, so the records of several processes never mix. The nonce is the
+worker's own, random: output that happens to look like a record of another worker is text.
+
+The worker's end of the socket: frames out from any thread, payloads in and out.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, NoReturn
+
+from kubetorch.lib import memory, processes
+from kubetorch.lib.memory import Lending, Mappings, Memory
+from kubetorch.wire import codecs
+
+Buffer = bytes | bytearray | memoryview
+
+#: Longest payload that is sent in the stream, in bytes.
+INLINE: Final = 256 * 1024
+#: Values that a generator may send before the first GRANT.
+FIRST_GRANT: Final = 16
+
+LOAD: Final = 1
+CALL: Final = 2
+CANCEL: Final = 3
+GRANT: Final = 4
+STOP: Final = 5
+#: Give the memory of unused memory files back to the system.
+TRIM: Final = 6
+RELEASE: Final = 7
+FORGET: Final = 8
+#: The pod is about to end: run what user code has for this; PREEMPTED says that it is done.
+PREEMPT: Final = 9
+#: Write down what the threads do.
+DUMP: Final = 10
+LOADED: Final = 16
+FAILED: Final = 17
+RESULT: Final = 18
+ERROR: Final = 19
+YIELD: Final = 20
+PROGRESS: Final = 21
+PREEMPTED: Final = 22
+
+#: The signal at which a worker that does not read writes down what its threads do: one that nobody
+#: else uses. On Linux
+#: it is near the end of the real-time signals, on macOS the one that asks for a status.
+STACKS: Final[int | None] = (
+    signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", None)
+)
+
+_CODECS: Final = ("json", "pickle", "none")
+_CODEC_NUMBERS: Final = {codec: number for number, codec in enumerate(_CODECS)}
+_CODEC_BITS: Final = 0x03
+#: Meta begins with the sizes of the segments; else there is one segment.
+_SIZES: Final = 0x04
+#: The payload lies in the memory file with the number `argument`.
+FILE: Final = 0x08
+#: A descriptor comes with this frame.
+DESCRIPTOR: Final = 0x10
+#: RESULT: the call was a generator.
+STREAMED: Final = 0x20
+#: CALL: other processes look at the memory file too.
+SHARED: Final = 0x20
+#: CANCEL: because its time is over.
+TIMED_OUT: Final = 0x40
+#: RELEASE: the memory file must not be used again.
+SPENT: Final = 0x80
+
+_HEADER: Final = struct.Struct("<BBxxIIQQ")
+HEADER_BYTES: Final = _HEADER.size
+_COUNT: Final = struct.Struct("<I")
+_NAME: Final = struct.Struct("<I")
+_NO_METHOD: Final = _NAME.pack(0xFFFFFFFF)
+_CHUNK: Final = 64 * 1024
+_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
+_ANCILLARY: Final = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
+# Plain numbers: operations on the enumerations of `socket` cost as much as a system call.
+_CLOSE_ON_EXEC: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
+NONCE_BYTES: Final = 16
+_RECORD_HEADER: Final = struct.Struct("<16sBBHIIQd")
+RECORD_HEADER_BYTES: Final = _RECORD_HEADER.size
+#: Bytes of a record, header included.
+RECORD_LIMIT: Final = min(select.PIPE_BUF, 4096)
+STDOUT: Final = 1
+STDERR: Final = 2
+LOGGER: Final = 3
+SOURCES: Final = {STDOUT: "stdout", STDERR: "stderr", LOGGER: "logger"}
+#: The last piece: what the stream has of an unfinished line is to be delivered.
+END_OF_MESSAGE: Final = 0x01
+
+
+class Frame(NamedTuple):
+    """One frame."""
+
+    kind: int
+    flags: int
+    argument: int
+    call: int
+    meta: bytes
+    length: int
+    payload: bytearray
+    descriptor: int | None
+
+
+# ------------------------------------------------------------------------------- codec and sizes
+
+
+def pack_sizes(codec: str, sizes: Sequence[int]) -> tuple[int, bytes]:
+    """Flags, and what goes before the rest of meta."""
+    flags = _CODEC_NUMBERS[codec]
+    if len(sizes) == 1:
+        return flags, b""
+    return flags | _SIZES, struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+
+
+def unpack_sizes(frame: Frame) -> tuple[str, tuple[int, ...], bytes]:
+    """Codec, sizes of the segments, rest of meta."""
+    codec = _CODECS[frame.flags & _CODEC_BITS]
+    if not frame.flags & _SIZES:
+        return codec, (frame.length,), frame.meta
+    (count,) = _COUNT.unpack_from(frame.meta)
+    end = _COUNT.size + 8 * count
+    sizes = struct.unpack_from(f"<{count}Q", frame.meta, _COUNT.size)
+    return codec, sizes, frame.meta[end:]
+
+
+def pack(
+    kind: int,
+    call: int = 0,
+    *,
+    flags: int = 0,
+    argument: int = 0,
+    meta: bytes = b"",
+    length: int = 0,
+) -> bytes:
+    """Header and meta of a frame."""
+    return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
+
+
+def pack_call(method: str | None, request_id: str) -> bytes:
+    """What is called and for whom: not as JSON, which would take longer than the system call."""
+    if method is None:
+        return _NO_METHOD + request_id.encode(errors="surrogatepass")
+    name = method.encode(errors="surrogatepass")
+    return _NAME.pack(len(name)) + name + request_id.encode(errors="surrogatepass")
+
+
+def unpack_call(meta: bytes) -> tuple[str | None, str]:
+    """Method and identity of the request."""
+    begin = end = _NAME.size
+    method = None
+    if not meta.startswith(_NO_METHOD):
+        end = begin + _NAME.unpack_from(meta)[0]
+        method = meta[begin:end].decode(errors="surrogatepass")
+    return method, meta[end:].decode(errors="surrogatepass")
+
+
+# ------------------------------------------------------------------------------------- receiving
+
+
+class Receiver:
+    """Frames out of a socket. One thread at a time may use it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(_CHUNK)
+        self._view = memoryview(self._buffer)
+        self._begin = 0
+        self._end = 0
+        self._descriptors: deque[int | None] = deque()
+        # A frame that is longer than the buffer, of which `_filled` bytes are there.
+        self._long: bytearray | None = None
+        self._filled = 0
+
+    def receive(self) -> bool:
+        """Take what the socket has; waits if it blocks. False at its end."""
+        if self._long is not None:
+            room = memoryview(self._long)[self._filled :]
+        else:
+            if self._begin:
+                rest = self._end - self._begin
+                self._buffer[:rest] = self._buffer[self._begin : self._end]
+                self._begin, self._end = 0, rest
+            room = self._view[self._end :]
+        count, ancillary, flags, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOSE_ON_EXEC)
+        if ancillary or flags & _TRUNCATED:
+            self._take(ancillary)
+        if self._long is not None:
+            self._filled += count
+        else:
+            self._end += count
+        return count > 0
+
+    def next(self) -> Frame | None:
+        """The next whole frame of what was received."""
+        if self._long is not None:
+            return self._next_long(self._long)
+        begin = self._begin
+        available = self._end - begin
+        if available < HEADER_BYTES:
+            return None
+        kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(self._buffer, begin)
+        inline = 0 if flags & FILE else length
+        total = HEADER_BYTES + meta_length + inline
+        if available < total:
+            if total > _CHUNK:
+                self._long = bytearray(total)
+                self._long[:available] = self._view[begin : self._end]
+                self._filled = available
+                self._begin = self._end = 0
+            return None
+        self._begin = begin + total
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        middle = begin + HEADER_BYTES + meta_length
+        meta = bytes(self._buffer[begin + HEADER_BYTES : middle]) if meta_length else b""
+        payload = self._buffer[middle : middle + inline]
+        descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
+        return Frame(kind, flags, argument, call, meta, length, payload, descriptor)
+
+    def close(self) -> None:
+        """Close descriptors that belong to no frame."""
+        for descriptor in self._descriptors:
+            if descriptor is not None:
+                socket.close(descriptor)
+        self._descriptors.clear()
+
+    def _next_long(self, frame: bytearray) -> Frame | None:
+        if self._filled < len(frame):
+            return None
+        self._long = None
+        kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(frame)
+        middle = HEADER_BYTES + meta_length
+        meta = bytes(frame[HEADER_BYTES:middle])
+        del frame[:middle]
+        descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
+        return Frame(kind, flags, argument, call, meta, length, frame, descriptor)
+
+    def _take(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
+        found = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+        # Each frame brings at most one descriptor; one that is announced and not there was lost
+        # because this process may not open another.
+        self._descriptors.extend(found or (None,))
+
+
+def rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
+    """Ancillary data that sends a descriptor."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+
+
+class Origin(NamedTuple):
+    """What a text comes from."""
+
+    nonce: bytes
+    writer: int
+    call: int
+    source: int
+    level: bytes = b""
+
+
+def pack_record(origin: Origin, text: bytes | memoryview, *, time: float, flags: int = 0) -> bytes:
+    nonce, writer, call, source, level = origin
+    head = _RECORD_HEADER.pack(nonce, source, flags, len(level), len(text), writer, call, time)
+    return b"".join((head, level, text))
+
+
+def unpack_record(
+    data: bytes | bytearray, offset: int
+) -> tuple[int, int, int, int, int, int, float]:
+    """Source, flags, level length, text length, writer, call, time of the record at `offset`."""
+    return _RECORD_HEADER.unpack_from(data, offset)[1:]
+
+
+#: Buffers that one system call takes; POSIX promises no more than 1024 at the places we run.
+_MOST_PARTS = 512
+
+
+class AgentSocket:
+    """The socket to the agent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._receiver = Receiver(sock)
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._mappings = Mappings()
+        self._lending = Lending()
+        #: In the environment of all that this process starts; known once it is loaded.
+        self.marker = ""
+        #: Called in the thread that is about to write the end of a call.
+        self.before_end: Callable[[], None] = lambda: None
+        # A child that user code forks shares the socket: it must neither write to it nor keep it
+        # open when this process ends.
+        os.register_at_fork(after_in_parent=self._mappings.on_fork, after_in_child=sock.close)
+
+    # ------------------------------------------------------------------------------- receiving
+
+    def read(self) -> Frame:
+        """Wait for the next frame, in one thread at a time; end when the agent is gone."""
+        while True:
+            frame = self._receiver.next()
+            if frame is None:
+                self._receive()
+            elif frame.kind == RELEASE:
+                with self._lock:
+                    is_spent = bool(frame.flags & SPENT)
+                    self._lending.take_back(frame.argument, is_spent=is_spent)
+            elif frame.kind == FORGET:
+                self._mappings.forget(frame.argument)
+            elif frame.kind == TRIM:
+                memory.trim(memory.IDLE_SECONDS)
+                self._write([])
+            else:
+                return frame
+
+    def _receive(self) -> None:
+        # Waiting in `recv` instead, this thread would be woken by the agent's reading as well: the
+        # peer of a Unix socket is told that there is room again.
+        try:
+            self._readable.poll()
+        except BaseException:  # noqa: BLE001  # what the user's handler of a signal raised
+            traceback.print_exc()
+            return
+        try:
+            if self._receiver.receive():
+                return
+        except OSError:
+            pass
+        self.end()
+
+    def payload(self, frame: Frame) -> Buffer:
+        """The payload of a frame; to be called in the order of the frames."""
+        if not frame.flags & FILE:
+            return frame.payload
+        is_private = frame.kind == CALL and bool(frame.flags & SHARED)
+        return self._mappings.open(
+            frame.argument, frame.length, frame.descriptor, is_private=is_private
+        )
+
+    # --------------------------------------------------------------------------------- sending
+
+    def send(self, kind: int, call: int = 0, payload: bytes = b"", *, argument: int = 0) -> None:
+        """Send a frame with an inline payload."""
+        head = pack(kind, call, argument=argument, length=len(payload))
+        if kind == ERROR:
+            self.before_end()
+        self._write([head, payload] if payload else [head])
+
+    def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
+        """Encode a value and send it."""
+        segments = _encode(codec, value)
+        sizes = [len(segment) for segment in segments]
+        packed, meta = pack_sizes(codec, sizes)
+        flags |= packed
+        if len(segments) == 1:
+            length = sizes[0]
+        else:
+            _, length = codecs.layout(sizes)
+        if kind == RESULT:
+            self.before_end()
+        if length > INLINE:
+            stored = self._store(segments, sizes, length)
+            if stored is not None:
+                self._send_memory(kind, call, flags, meta, stored, length)
+                return
+        head = pack(kind, call, flags=flags, meta=meta, length=length)
+        self._write([head, *codecs.join(segments)])
+
+    def _store(
+        self, segments: Sequence[Buffer], sizes: Sequence[int], length: int
+    ) -> Memory | None:
+        """Put a payload into a memory file; `None` when there is no room for one."""
+        try:
+            stored = memory.allocate(length)
+        except OSError:
+            return None
+        offsets, _ = codecs.layout(sizes)
+        try:
+            for offset, segment in zip(offsets, segments, strict=True):
+                stored.write(offset, segment)
+        except OSError:
+            return None
+        return stored
+
+    def _send_memory(
+        self, kind: int, call: int, flags: int, meta: bytes, stored: Memory, length: int
+    ) -> None:
+        with self._lock:
+            number, descriptor = self._lending.lend(stored)
+            stored.release()
+            flags |= FILE | (0 if descriptor is None else DESCRIPTOR)
+            head = pack(kind, call, flags=flags, argument=number, meta=meta, length=length)
+            self._write_locked([head], descriptor)
+
+    def _write(self, parts: list[Buffer]) -> None:
+        if os.getpid() != self._pid:  # a fork of user code; another thread of its parent may
+            os._exit(0)  # have held the lock
+        with self._lock:
+            self._write_locked(parts)
+
+    def _write_locked(self, parts: list[Buffer], descriptor: int | None = None) -> None:
+        for number, is_spent in self._mappings.returned():
+            flags = SPENT if is_spent else 0
+            parts.insert(0, pack(RELEASE, flags=flags, argument=number))
+        for number in self._lending.forgotten():
+            parts.insert(0, pack(FORGET, argument=number))
+        if not parts:
+            return
+        if len(parts) > _MOST_PARTS:
+            parts = [b"".join(parts)]
+        try:
+            if descriptor is None:
+                sent = self._socket.sendmsg(parts)
+            else:
+                sent = self._socket.sendmsg(parts, rights(descriptor))
+            total = sum(len(part) for part in parts)
+            if sent < total:
+                self._socket.sendall(memoryview(b"".join(parts))[sent:])
+        except OSError:
+            self.end()
+
+    def end(self) -> NoReturn:
+        """End this process and all that it started: the agent is gone."""
+        processes.kill_session(os.getpid(), marker=self.marker)
+        os._exit(1)
+
+
+def _encode(codec: str, value: object) -> list[codecs.Segment]:
+    """As `kubetorch.wire.codecs.encode`; in `none`, raw content keeps its type beside it.
+
+    With `none`, bytes, text, and web responses (whatever has a `body` of bytes) travel as two
+    segments: the content, and its content type. All else is JSON, one segment.
+    """
+    if codec != "none":
+        return codecs.encode(codec, value)
+    if isinstance(value, str):
+        return [value.encode(errors="surrogatepass"), b"text/plain; charset=utf-8"]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return [bytes(value), b"application/octet-stream"]
+    body = getattr(value, "body", None)
+    if isinstance(body, bytes):
+        kind = getattr(value, "media_type", None)
+        headers = getattr(value, "headers", None)
+        with contextlib.suppress(Exception):
+            kind = headers["content-type"] if headers else kind
+        return [body, str(kind or "application/octet-stream").encode()]
+    return codecs.encode(codec, value)

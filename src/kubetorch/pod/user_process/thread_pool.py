@@ -1,0 +1,242 @@
+"""The threads that run sync calls, one of which always reads.
+
+    leader ── reads a job ──┬── is usually quick: runs it, and goes on reading
+                            └── else: gives the lead to an idle thread, runs it
+
+The thread that read a job runs it, so no job is handed over between threads, and as long as jobs
+are quick no thread wakes another at all. A quick one that takes long this time does not hold up the
+others: a *deputy* looks every millisecond, while there are such jobs, and takes the lead away from
+a leader that is still at the same one.
+
+Threads are made when they are needed: one reads, and up to `limit` others run jobs. What comes
+while all of them do waits in line.
+
+One thread may be the *home*, where jobs run as long as it is free: what is bound to the thread that
+made it can be used there. A leader that reads a job while the home is free gives it the job and the
+lead, so the home reads what comes next itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final, NamedTuple
+
+from kubetorch.pod.user_process import protocol
+
+#: Seconds up to which a job is quick.
+QUICK: Final = 0.0001
+#: Seconds that the deputy leaves to a job that should have been quick.
+GRACE: Final = 0.001
+#: How many times in a row the deputy looks in vain before it sleeps.
+_LINGER: Final = 50
+#: How fast, from one job to the next, the memory fades that a job was quick. It is the quick ones
+#: that tell what a kind of job takes: the others may have waited for the interpreter's lock.
+_FADING: Final = 1.25
+
+
+class Job(NamedTuple):
+    """Something to run."""
+
+    kind: str | None
+    run: Callable[[], None]
+
+
+class ThreadPool:
+    """A pool whose threads take their work from `read`."""
+
+    def __init__(
+        self, limit: int, read: Callable[[], Job | None], on_start: Callable[[], None]
+    ) -> None:
+        self._limit = limit
+        self._read = read
+        self._on_start = on_start
+        self._is_over = False
+        # Held by, or on behalf of, the leader.
+        self._lead = threading.Lock()
+        self._state = threading.Lock()
+        self._waiting: deque[Job] = deque()
+        self._running = 0
+        self._threads = 0
+        # Threads that wait for the lead, or are on their way to it; the leader counts.
+        self._idle = 1
+        # The home waits at its gate, where it gets the lead, perhaps with a job. It is free from
+        # the moment that its job is done, so that what follows an answer finds it so.
+        self._home: int | None = None
+        self._is_home_free = False
+        self._is_home_called = False
+        self._job_for_home: Job | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._usual: dict[str | None, float] = {}
+        # Number of the job that the leader runs itself; 0 when it reads.
+        self._turn = 0
+        self._turns = 0
+        self._alarm = threading.Lock()
+        self._is_watched = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._alarm.acquire()
+        threading.Thread(target=self._watch, name="kubetorch-deputy", daemon=True).start()
+        self._spawn()
+
+    def make_home(self) -> None:
+        """Have jobs run in this thread, which is to call `run_at_home` next."""
+        self._home = threading.get_ident()
+        with self._state:
+            self._idle += 1
+            self._is_home_free = True
+
+    def run_at_home(self) -> None:
+        """Run jobs in this thread until there are no more."""
+        self._work(self._next(self._wait_at_gate()))
+
+    def job_is_done(self) -> None:
+        """The job of this thread only has to answer."""
+        if threading.get_ident() == self._home:
+            with self._state:
+                self._is_home_free = True
+
+    def _spawn(self) -> None:
+        self._threads += 1
+        name = f"kubetorch-{self._threads}"
+        threading.Thread(target=self._begin, name=name, daemon=True).start()
+
+    def _begin(self) -> None:
+        self._on_start()
+        self._work(self._next(self._take_lead()))
+
+    def _work(self, job: Job | None) -> None:
+        while job is not None:
+            self._run(job)
+            job = self._waiting_job() or self._next(self._take_lead())
+
+    def _waiting_job(self) -> Job | None:
+        """What waits in line goes first; else this thread is idle."""
+        with self._state:
+            is_home = threading.get_ident() == self._home
+            if self._waiting and not (is_home and self._is_home_called):
+                self._is_home_free &= not is_home
+                return self._waiting.popleft()
+            self._running -= 1
+            self._idle += 1
+            return None
+
+    def _take_lead(self) -> Job | None:
+        """Wait until this thread leads; the home may get a job with the lead."""
+        if threading.get_ident() == self._home:
+            with self._state:
+                self._is_home_free = not (self._is_over or self._is_home_called)
+                waits_at_gate = self._is_home_free or self._is_home_called
+            if waits_at_gate:
+                return self._wait_at_gate()
+        self._lead.acquire()
+        return None
+
+    def _wait_at_gate(self) -> Job | None:
+        while True:
+            try:
+                self._gate.acquire()
+            except BaseException:  # noqa: BLE001  # what the user's handler of a signal raised
+                traceback.print_exc()
+            else:
+                break
+        with self._state:
+            self._is_home_called = False
+            job, self._job_for_home = self._job_for_home, None
+        return job
+
+    def _pass_lead(self, job: Job | None = None) -> None:
+        """Let another thread lead; to be called with `_state` held."""
+        if self._is_home_free and threading.get_ident() != self._home:
+            self._is_home_free, self._is_home_called, self._job_for_home = False, True, job
+            self._gate.release()  # `_lead` stays locked, on behalf of the home
+        else:
+            self._lead.release()
+
+    def _next(self, job: Job | None) -> Job | None:
+        """Lead, with a job that was read already, until there is one to run without the lead."""
+        while not self._is_over:
+            job = job or self._read()
+            with self._state:
+                if job is None:
+                    self._is_over = True
+                    break
+                if self._running >= self._limit:
+                    self._waiting.append(job)
+                    job = None
+                    continue
+                goes_home = self._is_home_free and threading.get_ident() != self._home
+                if goes_home:
+                    self._pass_lead(job)
+                self._is_home_free = False
+                if not goes_home and self._usual.get(job.kind, QUICK) >= QUICK:
+                    self._hand_over()
+                    return job
+            if not goes_home:
+                if self._run_as_leader(job):
+                    job = None
+                    continue
+                # The deputy took the lead; by now this thread counts as running.
+                following = self._waiting_job()
+                if following is not None:
+                    return following
+            job = self._take_lead()
+        with self._state:
+            self._pass_lead()
+        return None
+
+    def _run_as_leader(self, job: Job) -> bool:
+        """Run a job that is usually quick; whether this thread still leads after it."""
+        self._turns += 1
+        turn = self._turn = self._turns
+        if not self._is_watched:
+            self._is_watched = True
+            self._alarm.release()
+        self._run(job)
+        with self._state:
+            is_leader = self._turn == turn
+            if is_leader:
+                self._turn = 0
+            return is_leader
+
+    def _run(self, job: Job) -> None:
+        begin = perf_counter()
+        job.run()
+        took = perf_counter() - begin
+        self._usual[job.kind] = min(took, _FADING * self._usual.get(job.kind, took))
+
+    def _hand_over(self) -> None:
+        """Run without the lead; to be called with `_state` held."""
+        self._running += 1
+        self._idle -= 1
+        if self._idle == 0:
+            self._idle += 1
+            self._spawn()
+        self._pass_lead()
+
+    def _watch(self) -> None:
+        """Be the deputy, which also answers when the agent asks for the stacks of all threads."""
+        if protocol.STACKS is not None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [protocol.STACKS])
+        while True:
+            self._alarm.acquire()
+            seen = 0
+            in_vain = 0
+            while in_vain < _LINGER:
+                self._alarm.acquire(timeout=GRACE)
+                with self._state:
+                    if self._turn and self._turn == seen:
+                        self._turn = 0
+                        self._hand_over()
+                    in_vain = in_vain + 1 if self._turns == seen else 0
+                    seen = self._turns
+            self._is_watched = False
+            if self._turn:  # it began just now, and did not give the alarm
+                self._is_watched = True
+                self._alarm.release()

@@ -1,0 +1,686 @@
+"""The workers of an agent: starting them, calls in, results and lines out, the end of the process.
+
+WorkerHost ── Zygotes ── Zygote ══ zygote process
+    │                                  │ forks
+    └─ Worker ── WorkerSocket, Output ══ worker process
+
+Everything here runs on the agent's event loop; what a call produces is handed to its `CallSink`
+right in the loop's callback. See docs/design/workers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import itertools
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kubetorch.errors import (
+    CallCancelledError,
+    CallRefusedError,
+    CallTimeoutError,
+    KubetorchError,
+    OutOfMemoryError,
+    WorkerDiedError,
+    WorkerRecycledError,
+)
+from kubetorch.lib import deadlines, process_watch, processes
+from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.protocol import Frame
+from kubetorch.pod.worker_process.output import Line, Output
+from kubetorch.pod.worker_process.stacks import StackFile
+from kubetorch.pod.worker_process.worker_socket import Payload, WorkerSocket
+from kubetorch.pod.worker_process.zygotes import (
+    Launched,
+    OnStage,
+    Zygote,
+    ZygoteError,
+    Zygotes,
+)
+from kubetorch.specs.callable import CallableRef
+from kubetorch.wire import exceptions
+from kubetorch.wire.exceptions import Failure
+from kubetorch.wire.frames import Open, Progress
+from kubetorch.wire.messages import WorkerStacks
+
+#: Variable by which all that a worker started is found.
+MARKER = "KT_WORKER"
+#: Bytes that the pipe of output holds; where that is not allowed, it holds what the system gives.
+_PIPE_BYTES = 256 * 1024
+_F_SETPIPE_SZ = 1031
+#: Seconds that a cancelled call has before its worker is killed.
+CANCEL_GRACE = 2.0
+#: Seconds that a worker without calls has for its exit handlers.
+STOP_GRACE = 5.0
+#: Seconds until a killed process is given up.
+KILL_TIMEOUT = 10.0
+#: Calls that one worker takes at a time, running or waiting for a thread.
+CALL_LIMIT = 2000
+
+_HIERARCHY = Path("/sys/fs/cgroup")
+# Version 1 says "no limit" by the largest number of pages that there could be.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is to run, and how.
+
+    Attributes:
+        env: Its environment.
+        own_env: More of it, which other workers that run the same do not have.
+        rank: Its rank, in a distributed service.
+    """
+
+    generation: int
+    ref: CallableRef
+    python: str
+    sys_path: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[str, str], ...]
+    init_args: str | None
+    preload: tuple[str, ...]
+    log_level: str
+    modules: tuple[tuple[str, str], ...] = ()
+    threads: int = 40
+    library_path: tuple[str, ...] = ()
+    own_env: tuple[tuple[str, str], ...] = ()
+    rank: int | None = None
+    code: str | None = None
+
+
+class CallSink(Protocol):
+    """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
+
+    def on_log(self, line: Line) -> None:
+        """It wrote a line."""
+
+    def on_progress(self, report: Progress) -> None:
+        """It has come so far."""
+
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        """It is a generator and yielded a value; see `Worker.grant`."""
+
+    def on_result(
+        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
+    ) -> None:
+        """It returned. With codec `none`, two segments are raw content and its content type."""
+
+    def on_error(self, failure: bytes) -> None:
+        """It raised; the failure is JSON, see `kubetorch.wire.exceptions`."""
+
+    def on_failing(self, failure: bytes) -> None:
+        """It has failed, and will end with `on_error`, although something of it still runs."""
+
+    def on_lost(self, error: KubetorchError) -> None:
+        """Its worker is gone, or was ended because the call did not end when it was cancelled."""
+
+
+#: Takes a line of a worker, and the identity of the request that its call belongs to.
+OnLine = Callable[[Line, "Worker", str | None], None]
+
+
+class LoadFailed(Exception):
+    """The user's module or constructor raised."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.error_type}: {failure.message}")
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A process that was started as a worker, and what belongs to it."""
+
+    pid: int
+    pidfd: int | None
+    zygote: Zygote
+    sock: socket.socket
+    output: int
+    stacks: StackFile
+    marker: str
+
+    async def exit_status(self) -> int | None:
+        """The status that it ended with, from its zygote or, if that is gone, from the system."""
+        status = await self.zygote.status(self.pid)
+        self.zygote.forget(self.pid)
+        # An orphan of a zygote that is gone is a child of this process, a subreaper.
+        return processes.exit_status(self.pid) if status is None else status
+
+
+@dataclass
+class _Running:
+    """A call that runs."""
+
+    sink: CallSink
+    request_id: str
+    cancelled: KubetorchError | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        process: WorkerProcess,
+        *,
+        pod_name: str,
+        on_line: OnLine,
+        on_exit: Callable[[Worker, KubetorchError], None],
+    ) -> None:
+        self.pid = process.pid
+        self.generation = spec.generation
+        #: In a distributed service.
+        self.rank = spec.rank
+        self._spec = spec
+        self._process = process
+        self._pod_name = pod_name
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, _Running] = {}
+        self._numbers = itertools.count(1)
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._has_loaded = False
+        self._is_draining = False
+        # Calls that were cancelled and have not ended: the process may be about to go.
+        self._interrupting = 0
+        self._is_killed = False
+        # Whether it was asked to end.
+        self._is_asked = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # Why it was ended, when that was done on purpose.
+        self._reason: WorkerDiedError | None = None
+        self._exiting: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        # Whether it has done what is to be done before the pod ends.
+        self._preempted = asyncio.Event()
+        self._kills = OomKills(self.pid)
+        self._nonce = b"\x1eKT" + os.urandom(13)
+        self._output = Output(process.output, self._nonce, self._deliver)
+        # At its end the process is about to end too, or user code closed the socket: nothing more
+        # can come.
+        self._socket = WorkerSocket(process.sock, self._on_frame, lambda: self.abort(None))
+        self._watch: ExitWatch | None = None
+        with contextlib.suppress(OSError):  # else the end of the socket tells that of the process
+            self._watch = ExitWatch(self.pid, self._end, process.pidfd)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._exiting is None
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether it will live on: it was not killed, and no call that may not end is cancelled."""
+        return self.is_alive and not self._is_killed and not self._interrupting
+
+    def takes(self, request: Open, opened: float) -> bool:
+        """Whether a call of this time may run now."""
+        return self.takes_calls
+
+    @property
+    def running(self) -> int:
+        """How many calls it has that have not ended."""
+        return len(self._running)
+
+    # ------------------------------------------------------------------------------------ load
+
+    async def load(self, timeout: float) -> None:
+        """Have it import the callable, and construct it."""
+        text = json.dumps(self._load_message()).encode()
+        head = protocol.pack(protocol.LOAD, flags=protocol.DESCRIPTOR, meta=text)
+        self._socket.send(head, self._process.stacks.descriptor)
+        try:
+            async with deadlines.timeout(timeout):
+                await asyncio.shield(self._loaded)
+        except TimeoutError:
+            await self.kill()
+            error = WorkerDiedError(
+                f"{self._spec.ref.name} was not loaded within {timeout:.0f} s in {self._pod_name}",
+                hint="give it more time: kt.Compute(launch_timeout=...)",
+            )
+            error.pod_name = self._pod_name
+            raise error from None
+        except asyncio.CancelledError:
+            self.abort(None)
+            raise
+        self._has_loaded = True
+
+    def _load_message(self) -> dict[str, Any]:
+        spec, ref = self._spec, self._spec.ref
+        return {
+            "nonce": self._nonce.hex(),
+            "marker": self._process.marker,
+            "pod_name": self._pod_name,
+            "kind": ref.kind,
+            "name": ref.name,
+            "module": ref.module,
+            "qualname": ref.qualname,
+            "source_file": ref.source_file,
+            "root": ref.root,
+            "is_script": ref.is_script,
+            "sys_path": spec.sys_path,
+            "cwd": spec.cwd,
+            "code": spec.code,
+            "env": [*spec.env, *spec.own_env, self._process.marker.split("=")],
+            "init_args": json.loads(spec.init_args) if spec.init_args else {},
+            "log_level": spec.log_level,
+            "modules": spec.modules,
+            "threads": spec.threads,
+        }
+
+    # ----------------------------------------------------------------------------------- calls
+
+    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
+        """Have it run a call."""
+        is_going = self._is_draining or self._is_killed or self._exiting is not None
+        if is_going or len(self._running) >= CALL_LIMIT:
+            payload.release()
+            raise CallRefusedError(f"the worker in {self._pod_name} takes no more calls")
+        number = next(self._numbers)
+        self._running[number] = _Running(sink, request.request_id)
+        self._idle.clear()
+        self._output.attribute_to(number)
+        rest = protocol.pack_call(request.method, request.request_id)
+        body = request.body
+        self._socket.send_payload(protocol.CALL, number, body.codec, body.sizes, payload, rest)
+        return number
+
+    def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
+        """Have a call end. If it has not done so within 2 s, the worker is killed."""
+        call = self._running.get(number)
+        if call is None or call.cancelled is not None:
+            return
+        call.cancelled = (CallTimeoutError if timed_out else CallCancelledError)(reason)
+        call.cancelled.pod_name = self._pod_name
+        self._interrupting += 1
+        flags = protocol.TIMED_OUT if timed_out else 0
+        self._socket.send(protocol.pack(protocol.CANCEL, number, flags=flags, meta=reason.encode()))
+        call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle)
+
+    def grant(self, number: int, count: int) -> None:
+        """Let a generator send so many more values; it begins with 16."""
+        if number in self._running:
+            self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
+
+    def _recycle(self) -> None:
+        error = WorkerRecycledError(
+            f"the worker in {self._pod_name} was replaced: "
+            "another call on it could not be interrupted"
+        )
+        error.pod_name = self._pod_name
+        self.abort(error)
+
+    async def stacks(self) -> WorkerStacks:
+        """What its threads do at this moment."""
+        text = await self._process.stacks.ask(self.pid, self._socket.send)
+        return WorkerStacks(self._pod_name, self.pid, self.generation, self.rank, text)
+
+    # ------------------------------------------------------------------------------------- end
+
+    async def preempt(self, grace: float) -> None:
+        """Have it do what user code wants to be done before the pod ends, for so many seconds."""
+        if self._has_loaded and self._exiting is None:
+            self._socket.send(protocol.pack(protocol.PREEMPT))
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(grace):
+                    await self._preempted.wait()
+
+    async def drain(self, grace: float) -> None:
+        """Take no more calls, let those that run end, then end the process."""
+        self._is_draining = self._is_asked = True
+        with contextlib.suppress(TimeoutError):
+            async with deadlines.timeout(grace):
+                await self._idle.wait()
+        if self._exiting is None and not self._running:
+            self._reason = self._stopped()
+            self._socket.send(protocol.pack(protocol.STOP))
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(STOP_GRACE):
+                    await self._ended.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End the process and all that it started, now."""
+        self._is_asked = True
+        if self._exiting is None:
+            self.abort(self._stopped())
+        async with deadlines.timeout(KILL_TIMEOUT):
+            await self._ended.wait()
+            assert self._exiting is not None
+            await asyncio.shield(self._exiting)
+
+    def _stopped(self) -> WorkerRecycledError:
+        error = WorkerRecycledError(
+            f"the worker of generation {self.generation} in {self._pod_name} was stopped"
+        )
+        error.pod_name = self._pod_name
+        return error
+
+    def abort(self, reason: WorkerDiedError | None) -> None:
+        """Kill the process; the calls on it get this error, or one that says how it ended."""
+        self._reason = self._reason or reason
+        self._is_killed = True
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        if self._watch is None:
+            self._end()
+
+    def _end(self) -> None:
+        """The process has ended."""
+        if self._exiting is None:
+            self._exiting = self._loop.create_task(self._finish_exit())
+
+    async def _finish_exit(self) -> None:
+        """Take what the process left behind, and tell everybody that it is gone."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._socket.read_rest()
+        status = await self._process.exit_status()
+        self._output.close()
+        doing = "" if self._has_loaded else f" while it loaded {self._spec.ref.name}"
+        error = self._reason or death_error(
+            status, pod_name=self._pod_name, kills=self._kills, doing=doing
+        )
+        for number, call in list(self._running.items()):
+            self._forget(number, call)
+            call.sink.on_lost(call.cancelled or error)
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
+            self._loaded.exception()  # it may be that nobody waits
+        self._socket.close()
+        self._process.stacks.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._ended.set()
+        self._preempted.set()
+        if self._has_loaded and not self._is_asked:
+            self._on_exit(self, error)
+        # What it started may have become a child of this process.
+        kill = functools.partial(processes.kill_session, self.pid, marker=self._process.marker)
+        for pid in await self._loop.run_in_executor(None, kill):
+            process_watch.reap(pid)
+
+    # ---------------------------------------------------------------------------------- frames
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == protocol.LOADED:
+            self._output.drain()
+            if not self._loaded.done():
+                self._loaded.set_result(None)
+            return
+        if frame.kind == protocol.FAILED:
+            self._output.drain()
+            if not self._loaded.done():
+                self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
+            return
+        if frame.kind == protocol.PREEMPTED:
+            self._output.drain()
+            self._preempted.set()
+            return
+        call = self._running.get(frame.call)
+        if call is None:
+            return
+        if frame.kind == protocol.PROGRESS:
+            current, total, message = json.loads(frame.payload)
+            call.sink.on_progress(Progress(current, total, message, self.rank))
+            return
+        if self._reason is not None and self._spec.ref.kind == "cls":
+            return  # its state is given up: what it says is true no more
+        # Lines that were written before this frame are delivered before it.
+        self._output.drain()
+        if frame.kind == protocol.ERROR:
+            self._forget(frame.call, call)
+            call.sink.on_error(bytes(frame.payload))
+            return
+        codec, sizes, _ = protocol.unpack_sizes(frame)
+        try:
+            payload = self._socket.payload(frame)
+        except (OSError, ValueError) as error:  # for example no descriptor is left
+            self._forget(frame.call, call)
+            call.sink.on_error(
+                exceptions.describe_refusal(error, pod_name=self._pod_name).to_json()
+            )
+            self._socket.send(protocol.pack(protocol.CANCEL, frame.call))
+            return
+        if frame.kind == protocol.YIELD:
+            call.sink.on_yield(codec, sizes, payload)
+            return
+        self._forget(frame.call, call)
+        streamed = bool(frame.flags & protocol.STREAMED)
+        call.sink.on_result(codec, sizes, payload, streamed=streamed)
+
+    def _forget(self, number: int, call: _Running) -> None:
+        """A call ends: its last lines, and nothing of it stays."""
+        self._output.finish(number)
+        if call.timer is not None:
+            call.timer.cancel()
+        self._interrupting -= call.cancelled is not None
+        del self._running[number]
+        self._output.attribute_to(next(reversed(self._running), None))
+        if not self._running:
+            self._idle.set()
+
+    # ---------------------------------------------------------------------------------- output
+
+    def _deliver(self, line: Line) -> None:
+        if self.rank is not None:
+            line = line._replace(rank=self.rank)
+        call = self._running.get(line.call) if line.call is not None else None
+        self._on_line(line, self, None if call is None else call.request_id)
+        if call is not None:
+            call.sink.on_log(line)
+
+
+class WorkerHost:
+    """Starts the workers of one agent."""
+
+    def __init__(
+        self,
+        *,
+        pod_name: str,
+        on_line: OnLine,
+        on_exit: Callable[[Worker, KubetorchError], None],
+        zygote: Launched | None = None,
+    ) -> None:
+        self._pod_name = pod_name
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._zygotes = Zygotes(zygote)
+        self._workers: set[Worker] = set()
+
+    @property
+    def alive(self) -> list[Worker]:
+        """The workers that live."""
+        return [worker for worker in self._workers if worker.is_alive]
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """The process that workers are forked from at present."""
+        return self._zygotes.pid
+
+    async def start(self, spec: WorkerSpec, on_stage: OnStage) -> Worker:
+        """Start a worker; it has loaded nothing yet.
+
+        It is a fork of a zygote where that is sound, else a fresh interpreter.
+        """
+        stacks = StackFile()
+        sock, theirs = socket.socketpair()
+        output, their_output = os.pipe()
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(output, _F_SETPIPE_SZ, _PIPE_BYTES)
+        marker = f"{MARKER}={secrets.token_hex(8)}"
+        try:
+            zygote, (pid, pidfd) = await self._zygotes.start(
+                spec.python,
+                dict(spec.env),
+                spec.library_path,
+                spec.preload,
+                on_stage,
+                lambda zygote: zygote.fork(theirs, their_output, marker),
+            )
+        except BaseException as error:
+            sock.close()
+            os.close(output)
+            stacks.close()
+            if isinstance(error, (OSError, ZygoteError)):
+                failed = WorkerDiedError(
+                    f"the interpreter {spec.python} cannot be started in {self._pod_name}: {error}",
+                    hint="deploy again with an interpreter that exists there",
+                )
+                failed.pod_name = self._pod_name
+                raise failed from error
+            raise
+        finally:
+            theirs.close()
+            os.close(their_output)
+        worker = Worker(
+            spec,
+            WorkerProcess(pid, pidfd, zygote, sock, output, stacks, marker),
+            pod_name=self._pod_name,
+            on_line=self._on_line,
+            on_exit=self._on_exit,
+        )
+        self._workers = {each for each in self._workers if each.is_alive} | {worker}
+        return worker
+
+    async def prewarm(
+        self,
+        python: str,
+        env: Sequence[tuple[str, str]],
+        sys_path: Sequence[str],
+        preload: Sequence[str],
+    ) -> None:
+        """Have a zygote ready for workers that are started later."""
+        with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
+            await self._zygotes.prewarm(python, dict(env), sys_path, preload)
+
+    async def preempt(self, grace: float) -> None:
+        """The pod is about to end: user code has so many seconds for what it wants to do then."""
+        await asyncio.gather(*(worker.preempt(grace) for worker in self._workers))
+
+    async def close(self) -> None:
+        """End all workers and zygotes."""
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+        await self._zygotes.close()
+
+
+class OomKills:
+    """How often the kernel killed for lack of memory where a process runs.
+
+    The process's own cgroup is asked, of either version; where its files cannot be read, the
+    machine's counter.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._files = [file for file in _counters(pid) if _count(file) is not None][:1]
+        self._before = self._now()
+
+    def has_risen(self) -> bool:
+        """Whether it happened since this object was made."""
+        return self._now() > self._before
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the cgroup may use, if it has a limit."""
+        return self._beside("memory.max", "memory.limit_in_bytes")
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes that it used at most."""
+        return self._beside("memory.peak", "memory.max_usage_in_bytes")
+
+    def _beside(self, *names: str) -> int | None:
+        """A number in the folder of the counter, whichever version of cgroups it is of."""
+        for file in self._files:
+            for name in names:
+                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    found = int((file.parent / name).read_text())
+                    return found if found < _UNLIMITED else None
+        return None
+
+    def _now(self) -> int:
+        return sum(_count(file) or 0 for file in self._files)
+
+
+def _counters(pid: int) -> list[Path]:
+    """Files that may have the counter, the most specific first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            below = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                found.append(_HIERARCHY / "memory" / below / "memory.oom_control")
+            elif not controllers:
+                found.append(_HIERARCHY / below / "memory.events")
+    return [
+        *found,
+        _HIERARCHY / "memory.events",
+        _HIERARCHY / "memory" / "memory.oom_control",
+        Path("/proc/vmstat"),
+    ]
+
+
+def _count(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def death_error(
+    status: int | None, *, pod_name: str, kills: OomKills | None, doing: str = ""
+) -> WorkerDiedError:
+    """The error for the calls of a worker that ended."""
+    error: WorkerDiedError
+    if status == -signal.SIGKILL and kills is not None and kills.has_risen():
+        limit = kills.limit
+        text = f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}"
+        error = OutOfMemoryError(
+            text if limit is None else f"{text}: its pod may use {processes.written(limit)}",
+            exit_code=status,
+            hint="its machine had no more: ask for what it needs, kt.Compute(memory=...)"
+            if limit is None
+            else "resources.limits.memory in the manifest, or in service_template, allows more",
+        )
+        error.limit_bytes, error.used_bytes = limit, kills.peak
+    else:
+        error = WorkerDiedError(
+            f"the worker in {pod_name} {describe_exit(status)}{doing}", exit_code=status
+        )
+    error.pod_name = pod_name
+    return error
+
+
+def describe_exit(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None:
+        return "ended"
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return f"was killed by {name}"
+    return f"ended with exit code {status}"

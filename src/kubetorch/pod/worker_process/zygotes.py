@@ -1,0 +1,469 @@
+"""The zygotes of an agent: starting one, having it preload and fork, replacing an outdated one.
+
+Imports nothing of weight: a spare agent makes a zygote of itself before it imports the rest.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from kubetorch.lib import deadlines, process_watch, processes
+from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.user_process.numeric_threads import VARIABLES
+
+#: Receives the stage of a start, and a message about it.
+OnStage = Callable[[str, str], None]
+_T = TypeVar("_T")
+
+#: What an agent runs in the user's interpreter.
+PROGRAM = str(Path(__file__).parents[1] / "user_process" / "__main__.py")
+#: Seconds until a preload, a fork and an exit status are given up. The first fork waits for the
+#: start of an interpreter, which takes long in a small pod on a node that is full.
+PRELOAD_TIMEOUT = 300.0
+FORK_TIMEOUT = 30.0
+STATUS_TIMEOUT = 1.0
+#: Libraries that read variables of a rank while they are imported, or open a device: each worker
+#: has to import them itself.
+NOT_PRELOADED = frozenset(
+    {"deepspeed", "horovod", "jax", "jaxlib", "mpi4py", "tensorflow", "torch_xla", "vllm"}
+)
+#: Variables that are for workers alone: a change of theirs does not need another zygote.
+_WORKER_VARIABLES = ("KT_", "POD_", "HOSTNAME")
+#: How often a zygote may be lost over one preload before that is not tried any more.
+_LOSSES = 2
+#: How often a worker is tried to be started.
+_ATTEMPTS = _LOSSES + 1
+
+_STDOUT, _STDERR = 1, 2
+
+
+class Launched(NamedTuple):
+    """A zygote that was started and has not been told anything yet; it ends with its socket."""
+
+    pid: int
+    control: socket.socket
+    python: str
+    environ: Mapping[str, str]
+
+
+def fork_zygote() -> Launched:
+    """Make a zygote of this process, for workers with its interpreter and environment.
+
+    What takes a zygote longest to import, an agent needs too; so both have it for the time of one.
+    To be called before this process has threads, or anything that is not to be in a worker.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_zygote(ours, theirs)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Launched(pid, ours, sys.executable, dict(os.environ))
+
+
+def _become_zygote(ours: socket.socket, theirs: socket.socket) -> NoReturn:
+    status = 70
+    try:
+        os.setsid()
+        os.dup2(theirs.fileno(), 0)
+        ours.close()
+        theirs.close()
+        os.environ.update(dict.fromkeys(VARIABLES, "1"))
+        from kubetorch.pod.user_process import zygote  # noqa: PLC0415  # not into the agent
+
+        zygote.main()
+        status = 0
+    finally:  # whatever happens, the child must not go on as an agent
+        if status:
+            sys.excepthook(*sys.exc_info())
+        os._exit(status)
+
+
+def launch_zygote(python: str, environ: Mapping[str, str]) -> Launched:
+    """Start a zygote."""
+    ours, theirs = socket.socketpair()
+    try:
+        pid = processes.spawn(
+            (python, PROGRAM, "zygote"),
+            {**environ, **dict.fromkeys(VARIABLES, "1")},
+            stdin=theirs.fileno(),
+            output=_STDOUT,
+            errors=_STDERR,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Launched(pid, ours, python, dict(environ))
+
+
+class ZygoteError(Exception):
+    """A zygote cannot do what was asked; its text says why, for the user."""
+
+
+class ZygoteLost(ZygoteError):
+    """A zygote is gone, or outdated by what it imported: another one may do it."""
+
+    def __init__(self, message: str, *, is_outdated: bool = False) -> None:
+        super().__init__(message)
+        self.is_outdated = is_outdated
+
+
+class Forked(NamedTuple):
+    """A worker process that a zygote started."""
+
+    pid: int
+    pidfd: int | None
+
+
+class Zygote:
+    """A running zygote."""
+
+    def __init__(self, launched: Launched, sys_path: Sequence[str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control = launched.control
+        self.pid = launched.pid
+        #: Why workers must not be forks of it: they are fresh interpreters then.
+        self.unfit: str | None = None
+        #: Modules that it has preloaded.
+        self.preloaded: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._buffer = b""
+        self._descriptors: deque[int] = deque()
+        self._forks: dict[int, asyncio.Future[Forked]] = {}
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._readies: deque[asyncio.Future[str | None]] = deque()
+        self._on_module: Callable[[str], None] = _nothing
+        self._importing = ""
+        self._is_retired = False
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control.fileno(), self._receive)
+        self._reaped = asyncio.Event()
+        self._send({"op": "begin", "path": list(sys_path)}, _STDOUT, _STDERR)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked for anything."""
+        return self._control.fileno() >= 0
+
+    async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
+        """Have it import modules."""
+        self._on_module = on_module
+        ready: asyncio.Future[str | None] = self._loop.create_future()
+        self._readies.append(ready)
+        self._send({"op": "preload", "modules": list(modules)})
+        self.unfit = await self._within(ready, PRELOAD_TIMEOUT, "preload")
+        self.preloaded.update(modules)
+
+    async def fork(self, sock: socket.socket, output: int, marker: str) -> Forked:
+        """Have it start a worker: a fork of itself, or a fresh interpreter if it is unfit."""
+        number = next(self._numbers)
+        future: asyncio.Future[Forked] = self._loop.create_future()
+        self._forks[number] = future
+        try:
+            is_fresh = self.unfit is not None
+            message = {"op": "fork", "id": number, "marker": marker, "fresh": is_fresh}
+            self._send(message, sock.fileno(), output)
+            return await self._within(future, FORK_TIMEOUT, "fork")
+        finally:
+            self._forks.pop(number, None)
+
+    async def status(self, pid: int) -> int | None:
+        """What a forked worker ended with; `None` if the zygote is gone or does not say."""
+        future = self._statuses.get(pid)
+        if future is None:
+            return None
+        with contextlib.suppress(ZygoteError):
+            return await self._within(future, STATUS_TIMEOUT, "tell the end of a worker")
+        return None
+
+    def retire(self) -> None:
+        """End it as soon as the last of its workers has ended.
+
+        Until then it stands by: it knows what they end with, and ends them when the agent dies.
+        """
+        self._is_retired = True
+        if not self._statuses:
+            self._lose("it was replaced")
+
+    async def close(self) -> None:
+        """End it now. Its workers live on."""
+        self._lose("it was closed")
+        async with deadlines.timeout(STATUS_TIMEOUT):
+            await self._reaped.wait()
+
+    # --------------------------------------------------------------------------------- internals
+
+    async def _within(self, future: asyncio.Future[_T], timeout: float, what: str) -> _T:
+        try:
+            async with deadlines.timeout(timeout):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            self._lose(f"it took more than {timeout:.0f} s to {what}")
+            raise ZygoteLost(f"the zygote took more than {timeout:.0f} s to {what}") from None
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            sent = self._control.sendmsg([data], rights if descriptors else [])
+        except OSError:
+            sent = 0
+        if sent < len(data):  # far less is ever under way than the socket takes
+            self._lose("it does not listen")
+            raise ZygoteLost("the zygote has ended")
+
+    def _receive(self) -> None:
+        try:
+            flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            data, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(64), flags)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(content[: len(content) - len(content) % received.itemsize])
+                self._descriptors.extend(received)
+        if not data:
+            self._lose("it ended")
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._handle(json.loads(line))
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        operation = message["op"]
+        if operation == "importing":
+            self._importing = message["module"]
+            self._on_module(message["module"])
+        elif operation == "ready":
+            self._importing = ""
+            ready = self._readies.popleft()
+            if message["outdated"]:
+                ready.set_exception(ZygoteLost(message["outdated"], is_outdated=True))
+                ready.exception()  # it may be that nobody waits
+            else:
+                ready.set_result(message["unfit"])
+        elif operation == "forked":
+            self._forked(message)
+        elif operation == "exited":
+            future = self._statuses.get(message["pid"])
+            if future is not None and not future.done():
+                future.set_result(message["status"])
+        else:
+            future_fork = self._forks.get(message["id"])
+            if future_fork is not None and not future_fork.done():
+                outdated = message["outdated"]
+                future_fork.set_exception(
+                    ZygoteLost(outdated, is_outdated=True)
+                    if outdated
+                    else ZygoteError(message["message"])
+                )
+
+    def _forked(self, message: dict[str, Any]) -> None:
+        pid = message["pid"]
+        pidfd = self._descriptors.popleft() if message["pidfd"] else None
+        future = self._forks.get(message["id"])
+        if future is None or future.done():  # nobody waits for it any more
+            if pidfd is not None:
+                os.close(pidfd)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        self._statuses[pid] = self._loop.create_future()
+        future.set_result(Forked(pid, pidfd))
+
+    def forget(self, pid: int) -> None:
+        """The end of this worker has been dealt with."""
+        self._statuses.pop(pid, None)
+        if self._is_retired:
+            self.retire()
+
+    def _lose(self, reason: str) -> None:
+        if not self.is_alive:
+            return
+        # Before it sees the end of the socket, at which it would end its workers.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        try:
+            ExitWatch(self.pid, self._reap)
+        except OSError:
+            reaping = self._loop.run_in_executor(None, os.waitpid, self.pid, 0)
+            reaping.add_done_callback(lambda _: self._reap())
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        doing = f" while it imported {self._importing}" if self._importing else ""
+        error = ZygoteLost(f"the zygote is gone{doing}: {reason}")
+        waiting: list[asyncio.Future[Any]] = [*self._readies, *self._forks.values()]
+        for future in [*waiting, *self._statuses.values()]:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # it may be that nobody waits
+
+    def _reap(self) -> None:
+        processes.exit_status(self.pid)
+        self._reaped.set()
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+class ZygoteEnvironment(NamedTuple):
+    """What decides whether a zygote can be used."""
+
+    python: str
+    env: frozenset[tuple[str, str]]
+    sys_path: tuple[str, ...]
+
+
+class Zygotes:
+    """The zygotes of one agent: the present one, and those that only wait for their workers."""
+
+    def __init__(self, first: Launched | None = None) -> None:
+        self._lock = asyncio.Lock()
+        self._first = first
+        self._present: Zygote | None = None
+        self._environment: ZygoteEnvironment | None = None
+        self._retired: set[Zygote] = set()
+        # Why forks are not sound, for an environment and what is preloaded in it.
+        self._unfit: dict[tuple[ZygoteEnvironment, frozenset[str]], str] = {}
+        self._losses: Counter[tuple[ZygoteEnvironment, frozenset[str]]] = Counter()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that workers are forked from at present."""
+        return self._present.pid if self._present and self._present.is_alive else None
+
+    async def start(
+        self,
+        python: str,
+        env: Mapping[str, str],
+        sys_path: Sequence[str],
+        preload: Sequence[str],
+        on_stage: OnStage,
+        fork: Callable[[Zygote], Awaitable[Forked]],
+    ) -> tuple[Zygote, Forked]:
+        """Have a zygote fork a worker; a zygote that is lost meanwhile is replaced."""
+        attempt = 0
+        async with self._lock:
+            while True:
+                attempt += 1
+                try:
+                    zygote = await self._ready(python, env, sys_path, preload, on_stage)
+                    if zygote.unfit is not None:
+                        on_stage("starting", f"a fresh interpreter: {zygote.unfit}")
+                    return zygote, await fork(zygote)
+                except ZygoteLost:
+                    self._retire()
+                    if attempt == _ATTEMPTS:
+                        raise
+
+    async def prewarm(
+        self, python: str, env: Mapping[str, str], sys_path: Sequence[str], preload: Sequence[str]
+    ) -> None:
+        """Have a zygote ready."""
+        async with self._lock:
+            await self._ready(python, env, sys_path, preload, lambda _stage, _message: None)
+
+    async def close(self) -> None:
+        """End all of them."""
+        async with self._lock:
+            self._take_first(None)
+            self._retire()
+            await asyncio.gather(*(zygote.close() for zygote in self._retired))
+            self._retired.clear()
+
+    async def _ready(
+        self,
+        python: str,
+        env: Mapping[str, str],
+        sys_path: Sequence[str],
+        preload: Sequence[str],
+        on_stage: OnStage,
+    ) -> Zygote:
+        """The zygote for this environment, with these modules imported if that is sound."""
+        environment = _zygote_environment(python, env, sys_path)
+        wanted = frozenset(name for name in preload if name.partition(".")[0] not in NOT_PRELOADED)
+        unfit = self._unfit.get((environment, wanted))
+        zygote = self._present
+        is_usable = (
+            zygote is not None
+            and zygote.is_alive
+            and self._environment == environment
+            and zygote.unfit in (None, unfit)
+        )
+        if zygote is None or not is_usable:
+            self._retire()
+            launched = self._take_first(environment._replace(sys_path=())) or launch_zygote(
+                python, env
+            )
+            zygote = self._present = Zygote(launched, sys_path)
+            self._environment = environment
+        if unfit is not None:
+            zygote.unfit = unfit
+        elif not zygote.preloaded.issuperset(wanted):
+            await self._preload(zygote, environment, wanted, on_stage)
+        return zygote
+
+    async def _preload(
+        self,
+        zygote: Zygote,
+        environment: ZygoteEnvironment,
+        wanted: frozenset[str],
+        on_stage: OnStage,
+    ) -> None:
+        names = sorted(wanted)
+        on_stage("preloading", ", ".join(names))
+        try:
+            await zygote.preload(names, lambda name: on_stage("preloading", name))
+        except ZygoteLost as error:
+            self._losses[environment, wanted] += not error.is_outdated
+            if self._losses[environment, wanted] >= _LOSSES:
+                self._unfit[environment, wanted] = str(error)
+            raise
+        if zygote.unfit is not None:
+            self._unfit[environment, wanted] = zygote.unfit
+
+    def _take_first(self, environment: ZygoteEnvironment | None) -> Launched | None:
+        """The zygote that was there first, if it is still there and fits; else it ends."""
+        first, self._first = self._first, None
+        if first is None or _zygote_environment(first.python, first.environ, ()) == environment:
+            return first
+        first.control.close()
+        process_watch.reap(first.pid)
+        return None
+
+    def _retire(self) -> None:
+        zygote, self._present = self._present, None
+        if zygote is not None:
+            zygote.retire()
+            self._retired = {each for each in self._retired if each.is_alive} | {zygote}
+
+
+def _zygote_environment(
+    python: str, env: Mapping[str, str], sys_path: Sequence[str]
+) -> ZygoteEnvironment:
+    lasting = {name: value for name, value in env.items() if not name.startswith(_WORKER_VARIABLES)}
+    return ZygoteEnvironment(python, frozenset(lasting.items()), tuple(sys_path))

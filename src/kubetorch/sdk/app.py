@@ -1,0 +1,362 @@
+"""`kt.app`: a command as a service, and the paths of the command in a pod."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, overload
+
+from kubetorch.config import environment
+from kubetorch.config.environment import RunRequest
+from kubetorch.errors import SpecError
+from kubetorch.sdk.calls import options
+from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.deploys import source
+from kubetorch.sdk.deploys.source import Placement, Pointers, ProjectRef, Source
+from kubetorch.sdk.module import Module
+from kubetorch.sdk.transport import pod_transport
+from kubetorch.specs.callable import AppSpec, CallableRef
+
+_WORD = re.compile(r"\S+")
+#: `package.module:application`, as servers of ASGI and WSGI take it.
+_APPLICATION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.()]*")
+
+
+def is_command(text: str) -> bool:
+    """Whether the first argument of `kt.app` is a command, and not a name."""
+    return any(character.isspace() for character in text.strip())
+
+
+def python_file(command: str) -> str | None:
+    """The first word of a command that is a Python file, as it stands there."""
+    return next((word for word in command.split() if word.endswith(".py")), None)
+
+
+def local_files(command: str, folder: Path) -> Iterator[Path]:
+    """Files of this machine that a command names."""
+    for word in command.split():
+        application = _APPLICATION.fullmatch(word)
+        found = folder / word
+        if application is not None:
+            found = folder.joinpath(*application[1].split(".")).with_suffix(".py")
+        if found.is_file():
+            yield Path(os.path.abspath(found))  # noqa: PTH100  # links stay as they are
+
+
+def run_folder(where: ProjectRef, cwd: Path, workdir: str | None = None) -> str | None:
+    """Where an app runs in the project: what is the working directory here, if it lies in there."""
+    if where.folder is None:
+        return workdir
+    if cwd.is_relative_to(where.folder):
+        inner = cwd.relative_to(where.folder).as_posix()
+        return "" if inner == "." else inner
+    return where.root
+
+
+def in_pod(command: str, where: ProjectRef, cwd: Path, folder: str | None) -> str:
+    """The command with paths of this machine replaced by those of a pod."""
+    if where.folder is None:
+        return command
+    project = where.folder
+    if where.only is not None:
+        _check_files(command, where, cwd)
+    base = "." if folder is None else f"{where.name}/{folder}"
+    is_same_folder = folder is not None and cwd == project / folder
+
+    def moved(match: re.Match[str]) -> str:
+        word = match[0]
+        path = Path(os.path.abspath(cwd / word))  # noqa: PTH100  # links stay as they are
+        is_kept = is_same_folder and not word.startswith("/")
+        if is_kept or not (path.is_relative_to(project) and path.is_file()):
+            return word
+        there = PurePosixPath(where.name or "", path.relative_to(project).as_posix())
+        found = os.path.relpath(there, base)
+        return found if "/" in found else f"./{found}"
+
+    return _WORD.sub(moved, command)
+
+
+def _check_files(command: str, where: ProjectRef, cwd: Path) -> None:
+    assert where.folder is not None
+    assert where.only is not None
+    for path in local_files(command, cwd):
+        if path != where.folder / where.only and path.is_relative_to(where.folder):
+            raise SpecError(
+                f"{path.name} would not be sent: {where.folder} is no project, "
+                f"so only {where.only} is",
+                hint=f"sync_dir={str(where.folder)!r} sends the folder, "
+                "and so does an empty pyproject.toml in it",
+            )
+
+
+class App(Module["App"]):
+    """A command that is, or can be, deployed as a service; `kt.app(...)` makes one.
+
+    Args:
+        compute: What it runs on; `.to()` says so too.
+        cli_command: What a shell in each pod runs.
+        pointers: Where the file is that declares it: folder, dotted module, any name.
+        name: Name of the service; that of the file if not given.
+        run_async: Whether `kt run` leaves it to itself once it serves.
+        port: Port that it listens on; without one it is a script, which is done when it ends.
+        health_check: Path that answers with 200 once it serves; an open port is enough without one.
+        public: Whether requests reach it without a token.
+
+    Raises:
+        SpecError: A value is impossible.
+    """
+
+    kind = "app"
+
+    def __init__(  # noqa: PLR0913  # the documented constructor
+        self,
+        compute: Compute | None,
+        cli_command: str,
+        pointers: Pointers | None,
+        name: str | None = None,
+        run_async: bool = False,
+        port: int | None = None,
+        health_check: str | None = None,
+        _from_manifest: bool = False,
+        *,
+        public: bool = False,
+    ) -> None:
+        command = _command(cli_command)
+        self._app = AppSpec(
+            command=command,
+            port=None if port is None else _port(port),
+            health_check=_path(health_check, port),
+            public=options.boolean("public", public),
+        )
+        self.run_async = run_async
+        super().__init__(name or _default_name(command, pointers))
+        if pointers is not None:
+            self._source = Source(self.kind, None, Placement(), pointers)
+        if _from_manifest:
+            self.service_name = self.name
+        if compute is not None:
+            self.compute = compute
+
+    @classmethod
+    def from_name(cls, name: str, namespace: str | None = None, reload_prefixes: Any = None) -> App:  # noqa: ANN401  # as for the others
+        """Not possible: what an app is lies in its program.
+
+        Raises:
+            SpecError: Always.
+        """
+        raise SpecError(
+            f"the app {name} cannot be loaded by its name",
+            hint=f"kt describe {name} says where it is reached; kt.app(...) deploys it",
+        )
+
+    @property
+    def command(self) -> str:
+        """What a shell in each pod runs."""
+        return self._app.command
+
+    @property
+    def port(self) -> int | None:
+        """Port that it listens on."""
+        return self._app.port
+
+    @property
+    def is_public(self) -> bool:
+        """Whether requests reach it without a token."""
+        return self._app.public
+
+    def endpoint(self, method_name: str | None = None) -> str:
+        """The URL that the app's own paths lie below; see `request_headers`.
+
+        Args:
+            method_name: A path of the app.
+        """
+        base = pod_transport.app_url(self.base_endpoint, self._known())
+        return f"{base}/{(method_name or '').lstrip('/')}"
+
+    def follow(self, on_line: Callable[[str], None] | None = None) -> int:
+        """Show what it writes until it has ended; its exit code.
+
+        Args:
+            on_line: Called with each line instead; from several threads if there are several pods.
+
+        Raises:
+            ServiceNotFoundError: It was torn down meanwhile.
+            ControllerUnavailableError: It cannot be followed any more.
+        """
+        # What a pod, which imports this file for `kt.app` alone, does not need.
+        from kubetorch.sdk import app_output, logs  # noqa: PLC0415
+
+        return app_output.follow(self._session(), self._known(), on_line or logs.Screen().line)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What an earlier version pickled has neither.
+        own = {name: one for name, one in vars(self).items() if name in ("_app", "run_async")}
+        return super().__getstate__() | own
+
+    def _declared_ref(self) -> CallableRef:
+        if self._source is None:
+            raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
+        where, cwd = self._source.locate(), Path.cwd()
+        compute, folder = self._compute, None
+        if compute is None or compute.working_dir is None:
+            image = None if compute is None else compute.image
+            workdir = None if image is None else image.to_spec().workdir
+            folder = run_folder(where, cwd, workdir)
+        command = in_pod(self._app.command, where, cwd, folder)
+        app = replace(self._app, command=command, folder=folder)
+        return replace(self._source.ref(), name=self.service_name, app=app)
+
+
+def _command(value: object) -> str:
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value.strip()
+    raise SpecError(
+        f"the command is {value!r}; it must be a line for a shell",
+        hint='for example kt.app("python train.py")',
+    )
+
+
+def _port(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65535:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return _port(int(value[:9]))
+    raise SpecError(
+        f"port is {value!r}; it must be a number from 1 to 65535", hint="kt.app(..., port=8000)"
+    )
+
+
+def _path(health_check: object, port: object) -> str | None:
+    if health_check is None:
+        return None
+    if port is None:
+        raise SpecError(f"health_check={health_check!r} needs a port", hint="kt.app(..., port=...)")
+    if isinstance(health_check, str) and re.fullmatch(r"/[!-~]*", health_check):
+        return health_check
+    raise SpecError(
+        f"health_check is {health_check!r}; it must be a path of the app", hint='such as "/health"'
+    )
+
+
+def _default_name(command: str, pointers: Pointers | None) -> str:
+    file = python_file(command)
+    if file is not None:
+        return Path(file).stem
+    return pointers[1].rpartition(".")[2] if pointers is not None else command.split()[0]
+
+
+class AppFoundError(BaseException):
+    """Ends the import of the file that `kt run` runs, at its `kt.app`.
+
+    Attributes:
+        app: The app.
+    """
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app.name)
+        self.app = app
+
+
+@overload
+def app(
+    name_or_command: str,
+    /,
+    port: int | None = None,
+    health_check: str | None = None,
+    *,
+    public: bool = False,
+    name: str | None = None,
+    **compute_kwargs: Any,  # noqa: ANN401  # those of kt.Compute
+) -> App: ...
+@overload
+def app(
+    *,
+    port: int | None = None,
+    health_check: str | None = None,
+    public: bool = False,
+    name: str | None = None,
+    **compute_kwargs: Any,  # noqa: ANN401  # as above
+) -> App | None: ...
+def app(
+    name_or_command: str | None = None,
+    /,
+    port: int | None = None,
+    health_check: str | None = None,
+    *,
+    public: bool = False,
+    name: str | None = None,
+    **compute_kwargs: Any,
+) -> App | None:
+    """Make a service of a command.
+
+    `kt.app("uvicorn main:app", port=8000).to(compute)` deploys it. Without a command it says what
+    the command of `kt run` runs on, as in `kt.app(cpus=1)`; when the file is run otherwise, that
+    has no effect.
+
+    Args:
+        name_or_command: The command, if there is a space in it; else the name of the service.
+        port: Port that it listens on; without one it is a script, which is done when it ends.
+        health_check: Path that answers with 200 once it serves; an open port is enough without one.
+        public: Whether requests reach it without a token.
+        name: Name of the service; that of the file if not given.
+        **compute_kwargs: What it runs on, as `kt.Compute` takes it.
+
+    Returns:
+        The app, or `None` where there is no command.
+
+    Raises:
+        SpecError: A value is impossible.
+    """
+    given = name_or_command
+    compute = Compute(**compute_kwargs) if compute_kwargs else None
+    frame = sys._getframe(1)
+    if given is not None and is_command(given):
+        return App(
+            compute,
+            given,
+            _pointers(frame.f_globals.get("__file__"), frame.f_globals.get("__name__")),
+            name=name,
+            port=port,
+            health_check=health_check,
+            public=public,
+        )
+    request = environment.run_request()
+    if request is None:
+        return None
+    if name is not None and given is not None:
+        raise SpecError(f"the name of the app is {given!r} and {name!r}; give one")
+    made = App(
+        compute or Compute(),
+        request.command,
+        _pointers(request.file, None),
+        name=_run_name(given or name, request),
+        run_async=request.is_async,
+        port=port,
+        health_check=health_check,
+        public=public,
+    )
+    if frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == request.file:
+        raise AppFoundError(made)
+    return made
+
+
+def _run_name(declared: str | None, request: RunRequest) -> str:
+    if declared is not None and request.name is not None and declared != request.name:
+        raise SpecError(
+            f"{request.file} names the app {declared!r}, and --name {request.name!r}",
+            hint="leave one name out",
+        )
+    return declared or request.name or Path(request.file).stem
+
+
+def _pointers(file: object, module: object) -> Pointers | None:
+    """Where the file that declares an app is; outside of a file, the working directory counts."""
+    if isinstance(file, str) and Path(file).is_file() and not file.endswith(".ipynb"):
+        name = module if isinstance(module, str) else None
+        root, import_path = source.pointers(Path(os.path.abspath(file)), name)  # noqa: PTH100
+        return str(root), import_path, "app"
+    return str(Path.cwd()), "app", "app"

@@ -1,1 +1,0 @@
-"""Apps: commands as services, from a program and from `kt run`."""

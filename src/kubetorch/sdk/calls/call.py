@@ -1,0 +1,480 @@
+"""One call under way: a future that the thread that reads its stream completes.
+
+    new ─► connecting ─► running ─► over          what happened waits in a queue;
+              ▲             │                     `take` says what it means
+              └── paused ◄──┘
+
+Whoever wants the result takes what has arrived and waits for more: a thread in `Call.next`, a
+coroutine in `Call.next_async`, and either of them for many calls in `CallSet`. Values are decoded,
+lines printed and callbacks called there, and not in the thread that reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import time
+from _queue import Empty, SimpleQueue
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.errors import CallCancelledError, CallRefusedError, KubetorchError
+from kubetorch.sdk.calls.attempts import Again, Done, Invocation, Yielded
+from kubetorch.sdk.calls.route import Connected, Request
+from kubetorch.sdk.calls.stream import Stream
+from kubetorch.sdk.calls.stream_writer import EXPIRED, Event, PendingCall
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+#: Seconds that a call which is recalled gets to say how it ended.
+SETTLING = 0.2
+
+
+class Call:
+    """One call on one pod, over all attempts to make it."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+        self.is_started = self.is_over = False
+        #: Called from any thread when something has arrived; without it a thread reads for itself.
+        self.wake: Callable[[], object] | None = None
+        self._arrived: SimpleQueue[Event | Connected] = SimpleQueue()
+        # The attempt that is under way, or what it waits for.
+        self._stream: Stream | None = None
+        self._pending: PendingCall | None = None
+        self._request: Request | None = None
+        self._resume_at: float | None = None
+        self._recalled_until: float | None = None
+
+    # ------------------------------------------------------------------------------- waiting
+
+    def next(self) -> Done | Yielded:
+        """How the call ends, or a value of its generator; after any exception it is cancelled."""
+        try:
+            while True:
+                step = self.take(self._wait())
+                if step is not None:
+                    return step
+        except BaseException:  # Ctrl-C too: what nobody waits for is not to go on
+            self.cancel()
+            raise
+
+    async def next_async(self) -> Done | Yielded:
+        """Awaitable form of `next`; it starts the call, too."""
+        wakeup = LoopWakeup()
+        self.wake = wakeup.set
+        try:
+            if not self.is_started:
+                self.start()
+            while True:
+                event = self.arrived()
+                step = self.take(event)
+                if step is not None:
+                    return step
+                if event is None:
+                    deadline = self.deadline
+                    await wakeup.wait(None if deadline is None else deadline - time.monotonic())
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _wait(self) -> Event | Connected | None:
+        """What arrives next; nothing at the deadline."""
+        deadline = self.deadline
+        if self._stream is not None and self._pending is not None:
+            return self._stream.wait(self._pending, self._arrived, deadline)
+        try:
+            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            return self._arrived.get(timeout=timeout)
+        except Empty:
+            return None
+
+    @property
+    def deadline(self) -> float | None:
+        """When to `take` at the latest, also if nothing arrives."""
+        expires = self.invocation.expires
+        if self._stream is not None and self._recalled_until is None:
+            return expires
+        request = None if self._request is None else self._request.deadline
+        known = (expires, self._recalled_until, self._resume_at, request)
+        return min((at for at in known if at is not None), default=None)
+
+    # ------------------------------------------------------------------------- what happened
+
+    def arrived(self) -> Event | Connected | None:
+        """What has arrived next, if anything has."""
+        try:
+            return self._arrived.get_nowait()
+        except Empty:
+            return None
+
+    def take(self, event: Event | Connected | None) -> Done | Yielded | None:
+        """What an event means for whoever waits; `None` stands for time that has passed."""
+        if event is None:
+            return self._take_time()
+        if isinstance(event, Connected):
+            self._take_connection(event)
+            return None
+        if event.call is not self._pending or self._stream is None:
+            return None  # of an attempt before
+        step = self.invocation.step(self._stream, event)
+        if isinstance(step, Again):
+            self._stream = self._pending = None
+            if self._recalled_until is not None:
+                return self._give_up()
+            self._resume_at = time.monotonic() + step.delay
+            return None
+        if isinstance(step, Done):
+            self.is_over = True
+        return step
+
+    def _take_time(self) -> Done | Yielded | None:
+        now = time.monotonic()
+        expires, request, stream, pending = (
+            self.invocation.expires,
+            self._request,
+            self._stream,
+            self._pending,
+        )
+        if self._recalled_until is not None and now >= self._recalled_until:
+            return self._give_up()
+        if expires is not None and now >= expires:
+            if stream is not None and pending is not None:
+                return self.take(Event(pending, EXPIRED, None, None, 0))
+            self.cancel()
+            return Done(None, self.invocation.timed_out())
+        if self._resume_at is not None and now >= self._resume_at:
+            self._resume_at = None
+            self._attempt()
+        elif request is not None and now >= request.deadline:
+            request.cancel()
+            raise self.invocation.refused(request.refusal())
+        return None
+
+    def _take_connection(self, connected: Connected) -> None:
+        request, self._request = self._request, None
+        error = connected.error
+        if error is None:
+            if connected.stream is not None:
+                self._open(connected.stream)
+            else:
+                self._attempt()
+        elif not isinstance(error, CallRefusedError):
+            raise error
+        elif request is not None and connected.is_spent and request.deadline > time.monotonic():
+            self._attempt()
+        else:
+            raise self.invocation.refused(error)
+
+    def _give_up(self) -> Done:
+        self.cancel()
+        return Done(None, CallCancelledError("the caller gave the call up"))
+
+    # ------------------------------------------------------------------------------ attempts
+
+    def start(self) -> None:
+        """Make the first attempt; after any exception the call is cancelled."""
+        self.is_started = True
+        try:
+            self._attempt()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def open(self) -> None:
+        """Start, and wait until the call is on its way."""
+        self.start()
+        try:
+            while self._pending is None:
+                self.take(self._wait())
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _attempt(self) -> None:
+        route = self.invocation.route
+        stream = route.stream()
+        if stream is None:
+            self._request = route.request(self.invocation.patience, self._deliver)
+        else:
+            self._open(stream)
+
+    def _open(self, stream: Stream) -> None:
+        self._stream = stream
+        # Noted before it is opened, so that whatever interrupts this can cancel it.
+        deliver = self._arrived.put if self.wake is None else self._deliver
+        self._pending = pending = stream.prepare(deliver)
+        self.invocation.start(stream, pending, reads=self.wake is None)
+
+    def _deliver(self, event: Event | Connected) -> None:
+        self._arrived.put(event)
+        if self.is_over:
+            self._drop_connections()
+        wake = self.wake
+        if wake is not None:
+            wake()
+
+    # ----------------------------------------------------------------------------- giving up
+
+    def recall(self, reason: str) -> None:
+        """Ask for the end of the call, which is waited for a moment longer."""
+        self._recalled_until = time.monotonic() + SETTLING
+        if self._stream is not None and self._pending is not None:
+            self._stream.cancel(self._pending, reason, abandons=False)
+
+    @property
+    def is_recalled(self) -> bool:
+        """Whether `recall` was called."""
+        return self._recalled_until is not None
+
+    def cancel(self) -> None:
+        """End the call, if it has not ended."""
+        self.is_over = True
+        if self._stream is not None and self._pending is not None:
+            self._stream.cancel(self._pending)
+        if self._request is not None:
+            self._request.cancel()
+            self._drop_connections()
+        self.invocation.end_lines()
+
+    def _drop_connections(self) -> None:
+        """Close the connection that was made for this call alone, and came too late."""
+        while (event := self.arrived()) is not None:
+            if isinstance(event, Connected) and event.stream is not None:
+                event.stream.close()
+
+
+class CallSet:
+    """Calls that one thread or coroutine waits for together; `wake` is what wakes it."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._running: set[Call] = set()
+        # A call stands here once for each of its events.
+        self._woken: deque[Call] = deque()
+        # When to look at which call again; the number breaks ties.
+        self._deadlines: list[tuple[float, int, Call]] = []
+        self._ties = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds after which to `take`, also if nothing wakes."""
+        if not self._deadlines:
+            return None
+        return max(self._deadlines[0][0] - time.monotonic(), 0.0)
+
+    def start(self, call: Call) -> None:
+        """Start a call."""
+        call.wake = functools.partial(self._notify, call)
+        self._running.add(call)
+        call.start()
+        self._schedule(call)
+
+    def recall(self, call: Call, reason: str) -> None:
+        """Ask for the end of a call, which is waited for a moment longer."""
+        call.recall(reason)
+        self._schedule(call)
+
+    def _notify(self, call: Call) -> None:
+        self._woken.append(call)
+        self._wake()
+
+    def take(self) -> Iterator[tuple[Call, Done | Yielded]]:
+        """What has happened to calls: their values, their errors, what they yield. Never blocks.
+
+        A call that has ended, or yields, is no longer in the set.
+        """
+        while self._woken:
+            call = self._woken.popleft()
+            if call in self._running:
+                yield from self._take(call, call.arrived())
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            call = heapq.heappop(self._deadlines)[2]
+            if call in self._running:
+                yield from self._take(call, None)
+
+    def _take(
+        self, call: Call, event: Event | Connected | None
+    ) -> Iterator[tuple[Call, Done | Yielded]]:
+        before = call.deadline
+        try:
+            step = call.take(event)
+        except KubetorchError as error:
+            step = Done(None, error)
+            call.cancel()
+        if step is not None:
+            self._running.discard(call)
+            yield call, step
+        elif event is None or call.deadline != before:
+            self._schedule(call)
+
+    def _schedule(self, call: Call) -> None:
+        deadline = call.deadline
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, next(self._ties), call))
+
+    def cancel(self) -> None:
+        """End all calls that run."""
+        for call in self._running:
+            call.cancel()
+        self._running.clear()
+
+
+class ThreadWakeup:
+    """Wakes a thread that waits for calls; other threads set it.
+
+    A wakeup that is set while nobody waits ends the next wait at once, so none is lost. It is no
+    `threading.Event`: a signal handler that raises can leave the lock of one held.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Called by any thread."""
+        self._tokens.put(None)
+
+    def wait(self, timeout: float | None) -> None:
+        """Returns when it is set, or after `timeout` seconds."""
+        try:
+            self._tokens.get(timeout=None if timeout is None else max(timeout, 0.0))
+        except Empty:
+            return
+        while not self._tokens.empty():
+            self._tokens.get()
+
+
+class LoopWakeup:
+    """Wakes a coroutine of the running loop: see `ThreadWakeup`."""
+
+    def __init__(self) -> None:
+        import asyncio  # noqa: PLC0415  # blocking programs do without
+
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_set = False
+        # Whether the loop is to be woken already: it is woken once for many events.
+        self._is_due = False
+
+    def set(self) -> None:
+        """Called by any thread."""
+        if self._is_due:
+            return
+        self._is_due = True
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    def _wake(self) -> None:
+        # First this, so that an event that comes from now on wakes the loop again.
+        self._is_due = False
+        self._is_set = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self, timeout: float | None) -> None:
+        """Returns when it is set, or after `timeout` seconds."""
+        timer: asyncio.TimerHandle | None = None
+        if not self._is_set:
+            self._waiter = waiter = self._loop.create_future()
+            if timeout is not None:
+                timer = self._loop.call_later(max(timeout, 0.0), self._wake)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        self._is_set = False
+
+
+# ---------------------------------------------------------------------------------- generators
+
+
+class _RemoteValues:
+    """The values of a generator that runs in a pod, and its end."""
+
+    def __init__(self, call: Call, first: Done | Yielded | None = None) -> None:
+        self._call = call
+        self._first = first
+
+    def close(self) -> None:
+        """End the generator, if it has not ended."""
+        self._first = None
+        if not self._call.is_over:
+            self._call.cancel()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RemoteIterator(_RemoteValues, Iterator[Any]):
+    """The values of a generator that runs in a pod.
+
+    It computes ahead by what fits into the window of flow control and then waits for this end.
+    Closing the iterator, or forgetting it, ends the generator there; so does leaving a `with`
+    block. What the generator returns is the `value` of the `StopIteration`, as with a local one.
+    """
+
+    def __next__(self) -> Any:  # noqa: ANN401  # the user's own value
+        step, self._first = self._first, None
+        if step is None:
+            if self._call.is_over:
+                raise StopIteration
+            step = self._call.next()
+        if isinstance(step, Yielded):
+            return step.value
+        if step.error is not None:
+            raise step.error
+        raise StopIteration(step.value)
+
+    def __enter__(self) -> RemoteIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RemoteAsyncIterator(_RemoteValues, AsyncIterator[Any]):
+    """The values of a generator that runs in a pod, for `async for`: see `RemoteIterator`.
+
+    Awaiting it gives the iterator itself, so a call of a generator can be awaited like every other.
+    `close` and `aclose` do the same: nothing has to be waited for.
+    """
+
+    returned: Any = None
+
+    def __await__(self) -> Generator[Any, None, RemoteAsyncIterator]:
+        yield from ()
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  # the user's own value
+        step, self._first = self._first, None
+        if step is None:
+            if self._call.is_over:
+                raise StopAsyncIteration
+            step = await self._call.next_async()
+        if isinstance(step, Yielded):
+            return step.value
+        if step.error is not None:
+            raise step.error
+        self.returned = step.value
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the generator, if it has not ended."""
+        self.close()
+
+
+def is_generator(step: Done | Yielded) -> bool:
+    """Whether a call turned out to be one of a generator."""
+    return isinstance(step, Yielded) or (step.is_streamed and step.error is None)

@@ -1,0 +1,253 @@
+"""`Caller`: one callable of one service, as something that can be called.
+
+caller(...)                       the value, or an iterator over the values of a generator;
+                                  of a broadcast a list of them, in pod order
+caller(..., async_=True)          the same, awaited
+caller.map(xs), .starmap(xs)      many calls, a window of them at a time
+caller.spawn(...)                 a call that goes on without this program
+caller.options(timeout=10)        a caller with other options
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kubetorch.sdk.calls import broadcast, handles
+from kubetorch.sdk.calls import map as maps
+from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target, Yielded
+from kubetorch.sdk.calls.call import Call, RemoteAsyncIterator, RemoteIterator
+from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.rank_iterators import RankAsyncIterator, RankIterator, Rounds
+from kubetorch.sdk.calls.remote import Configured, Handle
+from kubetorch.sdk.calls.route import Route
+
+__all__ = ["Caller", "Target"]
+
+
+class Caller:
+    """Calls a callable.
+
+    Args:
+        target: What is called.
+        route: The way there.
+        options: How, unless a call says otherwise.
+        of: The handle that it belongs to, and the method, for another process to find it by.
+    """
+
+    __slots__ = ("_of", "_options", "_route", "_target")
+
+    def __init__(
+        self,
+        target: Target,
+        route: Route,
+        options: CallOptions | None = None,
+        of: tuple[Handle, str | None] | None = None,
+    ) -> None:
+        self._target = target
+        self._route = route
+        self._options = options or CallOptions()
+        self._of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._of is None:
+            raise TypeError(f"the connection to {self._target.name} belongs to this process alone")
+        return Configured, (*self._of, replace(self._options, on_progress=None))
+
+    def options(self, **changes: Any) -> Caller:  # noqa: ANN401  # values of several types
+        """A caller with other options, see `CallOptions`.
+
+        Raises:
+            TypeError: There is no option of that name.
+            SpecError: An option has an impossible value.
+        """
+        return Caller(self._target, self._route, self._options.with_changes(changes), self._of)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
+        """Call it.
+
+        Raises:
+            KubetorchError: The call could not be made, or its pod or worker was lost.
+            Exception: What the user's code raised there, as its own class.
+        """
+        target = self._target
+        options, kwargs = self._options.take_from(kwargs, target.declared)
+        if options.async_:
+            return self._await(options, args, kwargs)
+        invocation = Invocation(target, self._route, options, args, kwargs)
+        if target.broadcast is not None:
+            return self._broadcast(invocation)
+        call = Call(invocation)
+        if target.kind != "function" and not target.is_distributed:
+            call.open()
+            return RemoteIterator(call)
+        call.start()
+        step = call.next()
+        if isinstance(step, Yielded):
+            return _iterators(call, step)
+        if target.logging.shutdown_grace_period:
+            self._route.pause(target.logging.shutdown_grace_period)
+        if step.error is not None:
+            raise step.error
+        if step.is_streamed:
+            return _iterators(call, step)
+        return step.value
+
+    def _broadcast(self, invocation: Invocation) -> list[Any]:
+        if self._target.kind != "function":
+            return broadcast.iterate(invocation)
+        done = broadcast.call(invocation)
+        if self._target.logging.shutdown_grace_period:
+            self._route.pause(self._target.logging.shutdown_grace_period)
+        if done.error is not None:
+            raise done.error
+        values: list[Any] = done.value  # type: ignore[assignment]  # as `combine` makes it
+        return values
+
+    def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
+        invocation = Invocation(self._target, self._route, options, args, kwargs)
+        is_generator = self._target.kind != "function"
+        if self._target.broadcast is not None:
+            if is_generator:
+                return broadcast.iterate_async(invocation)
+            return _values_of(invocation)
+        call = Call(invocation)
+        if is_generator and not self._target.is_distributed:
+            return RemoteAsyncIterator(call)
+        return _value_of(call)
+
+    # ------------------------------------------------------------------------------ many calls
+
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = maps.WINDOW,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """Call it for each item, as the built-in `map` does, with many calls at a time.
+
+        Nothing starts before the first result is asked for. Inputs are taken as calls start, so
+        they may be endless. Leaving the iteration early cancels the calls that run.
+
+        Args:
+            iterables: The first arguments, the second ones, ….
+            kwargs: Keywords that are the same for all calls.
+            ordered: Results come in the order of the inputs; else as they are ready.
+            window: Calls that run, or have a result that waits to be taken.
+            return_exceptions: Yield what a call raises instead of raising it.
+
+        Raises:
+            SpecError: `window` is impossible.
+        """
+        return self.starmap(
+            zip(*iterables, strict=False),
+            kwargs=kwargs,
+            ordered=ordered,
+            window=window,
+            return_exceptions=return_exceptions,
+        )
+
+    def starmap(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = maps.WINDOW,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """As `map`, with items that are the positional arguments of one call each."""
+        options = maps.MapOptions(ordered, window, return_exceptions)
+        return maps.results(self._invocations(iterable, kwargs or {}), options)
+
+    def map_async(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = maps.WINDOW,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """As `map`, for `async for`."""
+        return self.starmap_async(
+            zip(*iterables, strict=False),
+            kwargs=kwargs,
+            ordered=ordered,
+            window=window,
+            return_exceptions=return_exceptions,
+        )
+
+    def starmap_async(
+        self,
+        iterable: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        window: int = maps.WINDOW,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """As `starmap`, for `async for`."""
+        options = maps.MapOptions(ordered, window, return_exceptions)
+        return maps.results_for_loop(self._invocations(iterable, kwargs or {}), options)
+
+    def _invocations(
+        self, iterable: Iterable[Iterable[Any]], kwargs: Mapping[str, Any]
+    ) -> Iterator[maps.Make]:
+        options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        for index, args in enumerate(iterable):
+            how, given = options.of_item(index), tuple(args)
+            yield lambda how=how, given=given: Invocation(  # type: ignore[misc]  # bound now
+                self._target, self._route, how, given, kwargs
+            )
+
+    # --------------------------------------------------------------------------- spawned calls
+
+    def spawn(self, /, *args: Any, **kwargs: Any) -> CallHandle:  # noqa: ANN401  # the user's own
+        """Start a call that goes on without this program, and whose result is kept.
+
+        Raises:
+            SerializationError: The arguments cannot travel.
+            SpecError: An option has no effect on such a call.
+            KubetorchError: No pod can be reached.
+        """
+        options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        options.check_spawned()
+        invocation = Invocation(self._target, self._route, options, args, kwargs, is_detached=True)
+        return handles.spawn(invocation)
+
+
+async def _value_of(call: Call) -> Any:  # noqa: ANN401  # the user's own value
+    step = await call.next_async()
+    if isinstance(step, Yielded):
+        return _async_iterators(call, step)
+    if step.error is not None:
+        raise step.error
+    return _async_iterators(call, step) if step.is_streamed else step.value
+
+
+def _iterators(call: Call, first: Done | Yielded) -> RemoteIterator | list[RankIterator]:
+    """The values of a generator; of a distributed service an iterator for each rank."""
+    if isinstance(first.value, RankValues):
+        rounds = Rounds(call, first)
+        return [RankIterator(rounds, rank) for rank in rounds.ranks]
+    return RemoteIterator(call, first)
+
+
+def _async_iterators(
+    call: Call, first: Done | Yielded
+) -> RemoteAsyncIterator | list[RankAsyncIterator]:
+    if isinstance(first.value, RankValues):
+        rounds = Rounds(call, first)
+        return [RankAsyncIterator(rounds, rank) for rank in rounds.ranks]
+    return RemoteAsyncIterator(call, first)
+
+
+async def _values_of(invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values
+    done = await broadcast.call_async(invocation)
+    if done.error is not None:
+        raise done.error
+    return done.value

@@ -1,0 +1,177 @@
+"""Many calls of one callable: a window of them at a time, results in order or as they come."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kubetorch.errors import CallRefusedError, KubetorchError, SpecError
+from kubetorch.sdk.calls.attempts import Done, Invocation
+from kubetorch.sdk.calls.broadcast import Group
+from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
+
+#: Calls of one `map` at a time.
+WINDOW = 64
+
+#: Encodes the arguments of the next call.
+Make = Callable[[], Invocation]
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """How many calls are made."""
+
+    ordered: bool = True
+    window: int = WINDOW
+    return_exceptions: bool = False
+
+    def __post_init__(self) -> None:
+        window: object = self.window
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise SpecError(f"window is {window!r}; it must be a whole number, 1 or more")
+
+
+class Results:
+    """The results of the calls of one `map`, in the order in which they are due."""
+
+    def __init__(self, options: MapOptions) -> None:
+        self._options = options
+        self._numbers = itertools.count()
+        self._next = 0
+        self._open = 0
+        self._ready: dict[int, Done] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more call may start."""
+        return self._open < self._options.window
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call runs and no result waits."""
+        return self._open == 0
+
+    def admit(self) -> int:
+        """One more call starts; its number."""
+        self._open += 1
+        return next(self._numbers)
+
+    def complete(self, number: int, done: Done) -> None:
+        """A call ended."""
+        self._ready[number] = done
+
+    def take(self) -> Iterator[Any]:
+        """The values that are due now."""
+        while self._ready:
+            if self._options.ordered:
+                done = self._ready.pop(self._next, None)
+                if done is None:
+                    return
+                self._next += 1
+            else:
+                done = self._ready.pop(next(iter(self._ready)))
+            self._open -= 1
+            if done.error is None:
+                yield done.value
+            elif self._options.return_exceptions:
+                yield done.error
+            else:
+                raise done.error
+
+
+def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
+    """The results of calls, made as they are taken."""
+    wakeup = ThreadWakeup()
+    work = _Map(invocations, options, wakeup.set)
+    try:
+        while not work.is_over:
+            yield from work.take()
+            if work.must_wait:
+                wakeup.wait(work.calls.left)
+    finally:
+        work.calls.cancel()
+
+
+async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> AsyncIterator[Any]:
+    """As `results`, for `async for`."""
+    wakeup = LoopWakeup()
+    work = _Map(invocations, options, wakeup.set)
+    try:
+        while not work.is_over:
+            for value in work.take():
+                yield value
+            if work.must_wait:
+                await wakeup.wait(work.calls.left)
+    finally:
+        work.calls.cancel()
+
+
+class _Map:
+    """The calls of one `map`; nothing here waits."""
+
+    def __init__(
+        self, invocations: Iterator[Make], options: MapOptions, wake: Callable[[], object]
+    ) -> None:
+        self.calls = CallSet(wake)
+        self._invocations = invocations
+        self._results = Results(options)
+        self._has_more = True
+        #: The number of the result that a call is part of, and the other calls of it.
+        self._groups: dict[Call, tuple[int, Group]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self._results.is_empty and not self._has_more
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether nothing can start before a call ends."""
+        return len(self.calls) > 0 and not (self._has_more and self._results.has_room)
+
+    def take(self) -> Iterator[Any]:
+        """Start calls; the results that are due now."""
+        try:
+            while self._has_more and self._results.has_room:
+                self._start_next()
+        except Exception:
+            # The input raised: what is due goes first.
+            yield from self._results.take()
+            raise
+        self._complete()
+        yield from self._results.take()
+
+    def _start_next(self) -> None:
+        try:
+            make = next(self._invocations)
+        except StopIteration:
+            self._has_more = False
+            return
+        number = self._results.admit()
+        try:
+            invocation = make()
+        except KubetorchError as error:
+            self._results.complete(number, Done(None, error))
+            return
+        group = Group(invocation, self.calls)
+        self._groups.update(dict.fromkeys(group, (number, group)))
+        group.start()
+
+    def _complete(self) -> None:
+        for call, step in self.calls.take():
+            number, group = self._groups.pop(call)
+            if is_generator(step):
+                call.cancel()
+                step = Done(None, _refused_generator(call.invocation))
+            assert isinstance(step, Done)
+            done = group.complete(call, step)
+            if done is not None:
+                self._results.complete(number, done)
+
+
+def _refused_generator(invocation: Invocation) -> Exception:
+    return CallRefusedError(
+        f"{invocation.target.name} is a generator; .map() and .starmap() take plain values",
+        hint="call it once for each item, or let it return a list",
+    )

@@ -1,0 +1,501 @@
+"""The client's end of one call stream: a WebSocket to one pod, shared by all callers of a process.
+
+    caller ── start ──► Sender ──► socket ──► agent
+    caller ◄── event ── PendingCall ◄── whoever reads ◄── socket
+
+There is no event loop: callers write to the socket themselves, and a blocking caller that finds
+nobody reading reads for itself until its call has an answer, which saves a switch of threads.
+Otherwise the stream's own thread reads: for coroutines, for many callers at once, and while nobody
+waits, so that pings are answered and the end of a connection is noticed.
+
+What survives a broken connection, and how, is `kubetorch.wire.frames`'s.
+
+What arrives on a stream: frames, handed to the calls that they belong to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from _queue import Empty, SimpleQueue
+from _thread import start_new_thread
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
+from kubetorch.lib import websocket_protocol
+from kubetorch.sdk.calls.stream_writer import (
+    Event,
+    Frame,
+    PendingCall,
+    Sender,
+    Upload,
+    control,
+    credit,
+    message,
+)
+from kubetorch.sdk.transport.connection import Link
+from kubetorch.wire import codecs, frames, versions
+from kubetorch.wire.frames import Inbox, Kind
+
+# As plain numbers: this runs for every frame.
+_DATA, _LOG, _RESULT, _ERROR, _YIELD, _PROGRESS, _ACCEPTED = map(
+    int,
+    (Kind.DATA, Kind.LOG, Kind.RESULT, Kind.ERROR, Kind.YIELD, Kind.PROGRESS, Kind.ACCEPTED),
+)
+_UNCOUNTED = frozenset(int(kind) for kind in frames.UNCOUNTED)
+
+
+class Incoming:
+    """The `kubetorch.lib.websocket_protocol.Handler` of a stream."""
+
+    def __init__(self, sender: Sender, stream: Stream) -> None:
+        self.calls: dict[int, PendingCall] = {}
+        self.inbox = Inbox()
+        # Whether a large value is complete.
+        self._is_due = False
+        self._sender = sender
+        self._stream = stream
+
+    # ------------------------------------------------------------------------------- messages
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        if opcode != websocket_protocol.BINARY:
+            raise ProtocolError(f"a message of text: {bytes(payload[:80])!r}")
+        kind, number, meta, rest = frames.split(payload)
+        self._dispatch(kind, number, meta, rest)
+        if kind not in _UNCOUNTED and (self.inbox.count(len(payload)) or self._is_due):
+            self._acknowledge()
+
+    def on_large(self, head: memoryview, length: int) -> memoryview | None:
+        kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
+        call = self.calls.get(number)
+        if kind != _DATA or meta_length or call is None:
+            return None
+        return call.place(length - len(head))
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
+        if meta_length > (0 if kind == _DATA else min(len(rest), frames.META_LIMIT)):
+            raise ProtocolError(f"a frame of {len(rest)} bytes claims {meta_length} of meta")
+        call = self.calls.get(number)
+        if kind != _DATA:
+            self._dispatch(kind, number, rest[:meta_length], rest[meta_length:])
+        elif call is not None:
+            self._placed(call, len(rest))
+        size = len(head) + len(rest)
+        if kind not in _UNCOUNTED and (self.inbox.count(size) or self._is_due):
+            self._acknowledge()
+
+    def on_control(self, opcode: int, payload: bytes) -> None:
+        if opcode == websocket_protocol.PING:
+            self._sender.submit(control(websocket_protocol.PONG, payload))
+        elif opcode == websocket_protocol.CLOSE:
+            code, reason = websocket_protocol.parse_close(payload)
+            raise ConnectionResetError(f"the agent closed the connection ({code}): {reason}")
+
+    # --------------------------------------------------------------------------------- frames
+
+    def _dispatch(self, kind: int, number: int, meta: memoryview, payload: memoryview) -> None:
+        call = self.calls.get(number)
+        if call is None:
+            self._control(kind, number, meta)
+        elif kind in (_RESULT, _YIELD):
+            self._value(call, kind, meta, payload)
+        elif kind == _ERROR:
+            if not call.is_abandoned:
+                call.deliver(Event(call, kind, None, bytes(payload), 0))
+            self._end(call)
+        elif kind == _LOG:
+            if not call.is_abandoned:
+                call.deliver(Event(call, kind, frames.decode_meta(kind, meta), None, len(meta)))
+        elif kind == _DATA:
+            place = call.place(len(payload))
+            if place is not None:
+                place[:] = payload
+                self._placed(call, len(payload))
+        elif kind == _ACCEPTED:
+            self._release(call)
+            if not call.is_abandoned:
+                call.deliver(Event(call, kind, None, None, 0))
+        elif kind == _PROGRESS:
+            report: Any = frames.decode_meta(kind, meta)
+            call.report(report)
+        else:
+            self._control(kind, number, meta)
+
+    def _value(self, call: PendingCall, kind: int, meta: memoryview, payload: memoryview) -> None:
+        described: Any = frames.decode_meta(kind, meta)
+        try:
+            is_over = call.begin(kind, described, payload) and kind == _RESULT
+        except MemoryError as error:
+            call.lose(error)
+            self._stream.cancel(call, "the caller has no memory for the value")
+            is_over = kind == _RESULT
+        if is_over:
+            self._release(call)
+            self._end(call)
+
+    def _control(self, kind: int, number: int, meta: memoryview) -> None:
+        decoded: Any = frames.decode_meta(kind, meta)
+        if kind == Kind.CREDIT:
+            self._sender.grant(number, decoded.bytes)
+        elif kind == Kind.ACK:
+            self._sender.acknowledge(decoded.frames)
+        elif kind == Kind.GOAWAY:
+            self._stream.on_goaway()
+        elif kind == Kind.WELCOME:
+            self._stream.on_welcome(decoded)
+        elif kind not in frames.KINDS:
+            raise ProtocolError(f"a frame of unknown kind {kind}")
+
+    def _placed(self, call: PendingCall, size: int) -> None:
+        is_whole, grant = call.placed(size)
+        # The agent lets go of the value; not waiting for more frames to acknowledge.
+        self._is_due = is_whole
+        if is_whole and call.is_result:
+            self._release(call)
+            self._end(call)
+        elif grant:
+            self._sender.submit(credit(call.number, grant))
+
+    def _release(self, call: PendingCall) -> None:
+        if call.upload is not None:
+            self._sender.release(call.upload)
+
+    def _end(self, call: PendingCall) -> None:
+        self.calls.pop(call.number, None)
+        if call.upload is not None:
+            # A call that was refused does not want the rest of its arguments.
+            self._sender.drop_upload(call.number)
+
+    def _acknowledge(self) -> None:
+        self._is_due = False
+        meta = frames.Ack(self.inbox.acknowledged())
+        self._sender.submit(Frame(message(frames.encode(Kind.ACK, 0, meta)), is_counted=False))
+
+
+Buffer = bytes | bytearray | memoryview
+
+#: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
+#: given up.
+PING_AFTER = 10.0
+#: Seconds that a farewell waits for a connection that broke and is being made again.
+_FAREWELL = 1.0
+_GLANCE = 0.005
+#: Seconds without a caller that reads for itself after which the stream's thread reads.
+_IDLE = 0.1
+
+_T = TypeVar("_T")
+_AT_ONCE = (False,)
+
+
+class Stream:
+    """Calls on one connection after the other to the agent of one pod."""
+
+    def __init__(
+        self,
+        reconnect: Callable[[Stream], None],
+        *,
+        ping_after: float = PING_AFTER,
+        is_single: bool = False,
+    ) -> None:
+        self.is_single = is_single
+        self.id = os.urandom(16).hex()
+        self.accepts_calls = False
+        self.pod = ""
+        self.incarnation = ""
+        #: Whether the agent says of detached calls that it has them.
+        self.confirms = False
+        self._reconnect = reconnect
+        self._ping_after = ping_after
+        self._numbers = itertools.count(1)
+        self._sender = Sender()
+        self._incoming = Incoming(self._sender, self)
+        self.calls = self._incoming.calls
+        self._link: Link | None = None
+        self._is_closing = False
+        # A connection that the agent has not said anything on yet.
+        self._candidate: socket.socket | None = None
+        self._has_thread = False
+        # Whoever reads holds it.
+        self._reading = threading.Lock()
+        self._turns = 0
+        self._is_wanted = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    # --------------------------------------------------------------------------------- callers
+
+    def prepare(self, deliver: Callable[[Event], None]) -> PendingCall:
+        """A call that is not opened yet."""
+        return PendingCall(next(self._numbers), deliver)
+
+    def start(
+        self,
+        call: PendingCall,
+        meta: frames.Open | frames.Attach,
+        segments: Sequence[Buffer] = (),
+        *,
+        reads: bool = False,
+    ) -> None:
+        """Open a call, or attach to one. Whatever this raises, the call can be cancelled."""
+        number = call.number
+        pieces: Sequence[Buffer] = ()
+        size = 0
+        kind = Kind.ATTACH
+        if type(meta) is frames.Open:
+            kind = Kind.OPEN
+            size = meta.body.total
+            if size > frames.CHUNK:
+                call.upload = Upload(number, segments, size)
+                size = 0
+            else:
+                pieces = segments if len(segments) == 1 else list(codecs.join(segments))
+        frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
+        link = self._link
+        if link is not None and not self._reading.locked() and link.has_ended():
+            # Nobody read, so nobody noticed. What is sent now would be lost.
+            self._sender.detach()
+        self.calls[number] = call
+        self._sender.submit(frame)
+        if not reads:
+            self.watch()
+
+    def watch(self) -> None:
+        """Have the stream's own thread read, if nobody does."""
+        if not self._reading.locked():
+            self._wake.put(None)
+
+    def wait(
+        self, call: PendingCall, events: SimpleQueue[_T], deadline: float | None = None
+    ) -> _T | None:
+        """The next event of a call that delivers to `events`; nothing at the deadline."""
+        held: list[bool] = []
+        try:
+            # See `Sender`: a lock is never held without being noted.
+            held.extend(map(self._reading.acquire, _AT_ONCE))
+            if held[0]:
+                self._turns += 1
+                self._read_until(events, deadline)
+            else:
+                self._is_wanted = True
+        finally:
+            if held and held[0]:
+                self._reading.release()
+                if self._link is None or len(self.calls) > (call.number in self.calls):
+                    self._wake.put(None)
+        if deadline is None:
+            return events.get()
+        try:
+            return events.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except Empty:
+            return None
+
+    def took(self, event: Event) -> None:
+        """The program has taken this event."""
+        grant = event.call.take(event.weight)
+        if grant:
+            self._sender.submit(credit(event.call.number, grant))
+
+    def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
+        """Tell the agent that nobody wants the call any more."""
+        if call.is_abandoned or call.number not in self.calls:
+            return
+        call.is_abandoned = abandons
+        meta = frames.Cancel(reason) if reason else frames.Cancel()
+        frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))
+        self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
+
+    # ------------------------------------------------------------------------- its life
+
+    @property
+    def received(self) -> int:
+        """Counted frames that have arrived from this incarnation of the agent."""
+        return self._incoming.inbox.received
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never have a connection again."""
+        return self._is_closing or self._sender.is_retired
+
+    def open(self, connection: socket.socket, rest: bytes, *, timeout: float) -> None:
+        """Go on with this connection, a blocking socket that was upgraded."""
+        link = Link(connection, self._incoming, self._ping, self._ping_after)
+        self._candidate = connection
+        try:
+            link.begin(rest, lambda: self._candidate is None, timeout=timeout)
+        except BaseException:  # Ctrl-C too: the connection is nobody's
+            self._sender.detach()
+            link.close()
+            raise
+        finally:
+            self._candidate = None
+        self._link = link
+        self.accepts_calls = not self.has_ended
+        self._wake.put(None)
+        if not self._has_thread:
+            self._has_thread = True
+            start_new_thread(self._run, ())  # see `Sender`
+
+    def on_welcome(self, welcome: frames.Welcome) -> None:
+        """The agent's first frame on a connection."""
+        connection, self._candidate = self._candidate, None
+        if connection is None:
+            raise ProtocolError("a second WELCOME on one connection")
+        versions.check(
+            welcome.protocol,
+            peer="the pod's agent",
+            fix_peer=versions.FIX_PODS,
+            fix_self=versions.FIX_CLIENT,
+        )
+        is_known = welcome.incarnation == self.incarnation
+        if not (is_known and welcome.resumed):
+            self._lose_written(is_known=is_known)
+            self.incarnation = welcome.incarnation
+            self._incoming.inbox = Inbox()
+            self._sender.restart(self.calls)
+        self.pod = welcome.pod
+        self.confirms = welcome.confirms
+        self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
+
+    def on_goaway(self) -> None:
+        """The agent takes no more calls; those that run go on."""
+        self.accepts_calls = False
+
+    def _lose_written(self, *, is_known: bool) -> None:
+        """The agent knows nothing of what was written to it, or to the one before it."""
+        for call in list(self.calls.values()):
+            if not (call.was_written or call.is_abandoned):
+                continue
+            del self.calls[call.number]
+            if is_known:
+                call.lose(CallLostError(f"the agent of pod {self.pod} has given up this client"))
+            else:
+                call.lose(AgentDiedError(self.pod, "AgentRestarted"))
+
+    def end(self, error: Exception) -> None:
+        """No call is opened any more, and those that are pending are lost with `error`."""
+        self.accepts_calls = False
+        self._sender.retire(error)
+        for number in list(self.calls):
+            call = self.calls.pop(number, None)
+            if call is not None:
+                call.lose(error)
+        self._disconnect()
+
+    def close(self, error: Exception | None = None) -> None:
+        """Say goodbye: the agent cancels what runs for this client, which ends with `error`."""
+        if self.calls:
+            # A connection that just broke may be made again at once, to say goodbye on it.
+            # Not with an Event: a signal handler that raises in its methods can leave it locked.
+            end = time.monotonic() + _FAREWELL
+            while self._link is None and time.monotonic() < end:
+                time.sleep(_GLANCE)
+        # The agent's answer to the farewell is no reason to connect again.
+        self._is_closing = True
+        self._sender.submit(
+            control(
+                websocket_protocol.CLOSE,
+                websocket_protocol.close_payload(websocket_protocol.NORMAL),
+            )
+        )
+        self.end(error or CallLostError("the connection was closed by this program"))
+        self._wake.put(None)
+
+    def abandon(self) -> None:
+        """Let go of everything, in a forked child: the connection is the parent's."""
+        link, self._link = self._link, None
+        self.accepts_calls = False
+        error = CallLostError("the process was forked; its calls stay with the parent")
+        self._reading = threading.Lock()
+        self._sender.abandon(error)
+        if link is not None:
+            link.close()
+        for call in list(self.calls.values()):
+            call.lose(error)
+        self.calls.clear()
+
+    def _run(self) -> None:
+        try:
+            while self._serve():
+                pass
+        finally:
+            if self.accepts_calls:
+                self.end(KubetorchError("the thread that reads a stream ended"))
+
+    def _serve(self) -> bool:
+        """Read as long as it is this thread's turn; whether there is more to do."""
+        self._stand_by()
+        try:
+            while self._read_some(self._ping_after):
+                if self._is_wanted and not self.calls:
+                    # The next caller can read for itself.
+                    self._is_wanted = False
+                    return True
+        finally:
+            self._reading.release()
+        idle = CallLostError("the agent closed the connection")
+        if self.has_ended or self._sender.retire(idle, unless=lambda: self.calls):
+            self.accepts_calls = False
+            return False
+        self._reconnect(self)
+        return self._link is not None
+
+    def _stand_by(self) -> None:
+        """Wait until somebody has to read, and nobody else does."""
+        turns = -1
+        while turns != self._turns:
+            turns = self._turns
+            try:
+                self._wake.get(timeout=_IDLE)
+                break
+            except Empty:
+                continue
+        self._reading.acquire()  # `_serve` releases it
+        while not self._wake.empty():
+            self._wake.get()
+
+    # --------------------------------------------------------------------------------- reading
+
+    def _read_until(self, events: SimpleQueue[_T], deadline: float | None) -> None:
+        while events.empty():
+            timeout = self._ping_after
+            if deadline is not None:
+                timeout = min(deadline - time.monotonic(), timeout)
+                if timeout <= 0:
+                    return
+            is_alone = len(self.calls) == 1 and not self.is_single
+            if not self._read_some(timeout, may_stay_awake=is_alone):
+                return
+
+    def _read_some(self, timeout: float, *, may_stay_awake: bool = False) -> bool:
+        """Read what is there, or comes in time; false when there is no connection any more."""
+        link = self._link
+        if link is None:
+            return False
+        try:
+            link.read(timeout, may_stay_awake=may_stay_awake)
+        except OSError:
+            self._disconnect()
+        except (websocket_protocol.WebSocketError, ProtocolError) as error:
+            self.end(ProtocolError(f"the agent broke the protocol: {error}"))
+        except BaseException:
+            # A signal handler raised: what was read is lost, and comes again by resuming.
+            if not link.is_waiting:
+                self._disconnect()
+            raise
+        if self.is_single and not self.calls and not self.has_ended:
+            self.close()
+        return self._link is not None
+
+    def _ping(self) -> None:
+        self._sender.submit(control(websocket_protocol.PING))
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        self._sender.detach()
+        if link is not None:
+            link.close()

@@ -1,0 +1,644 @@
+"""The calls that are under way on a stream, and its writing end, where nobody waits to write.
+
+    any thread ── operations ──┐
+                               ├── drained by whoever holds the lock ── socket
+    large payloads ── chunks ──┘
+
+A `PendingCall` is one call on one stream: its frames, its payload out, its value in. What is to be
+sent goes into a queue, and whoever gets the lock writes all of it, the others' too: so no caller
+waits for another one's bytes, and small frames of many callers travel together. Writing never
+blocks. When the kernel has no room, or a payload is longer than a frame, a writer thread goes on;
+it exists only while there is something left to write.
+"""
+
+from __future__ import annotations
+
+import mmap
+import select
+import socket
+import threading
+from _queue import Empty, SimpleQueue
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kubetorch.errors import ProtocolError
+from kubetorch.lib import websocket_protocol
+from kubetorch.wire import codecs, frames
+from kubetorch.wire.frames import Kind, Outbox
+
+Buffer = bytes | bytearray | memoryview
+
+#: A message up to so many bytes is copied into one buffer.
+JOINED = 64 * 1024
+
+
+class Frame:
+    """One frame to send."""
+
+    __slots__ = ("call", "is_counted", "parts")
+
+    def __init__(
+        self, parts: Sequence[Buffer], *, is_counted: bool = True, call: PendingCall | None = None
+    ) -> None:
+        self.parts = parts
+        self.is_counted = is_counted
+        self.call = call
+
+
+def message(head: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Sequence[Buffer]:
+    """The buffers of a binary message: a frame's header and meta, and `size` bytes of payload."""
+    size += len(head)
+    start = websocket_protocol.frame_header(websocket_protocol.BINARY, size, masked=True) + head
+    if not pieces:
+        return (start,)
+    return (b"".join((start, *pieces)),) if size <= JOINED else (start, *pieces)
+
+
+def control(opcode: int, payload: bytes = b"") -> Frame:
+    """A PING, PONG or CLOSE frame of the WebSocket itself."""
+    header = websocket_protocol.frame_header(opcode, len(payload), masked=True)
+    return Frame((header + payload,), is_counted=False)
+
+
+def credit(call: int, size: int) -> Frame:
+    """Room for so many more bytes of payload of a call."""
+    return Frame(message(frames.encode(frames.Kind.CREDIT, call, frames.Credit(size))))
+
+
+#: Pieces of one chunk that are handed to the kernel as they are; more are put together first.
+_PIECES = 64
+
+
+class Upload:
+    """The payload of one OPEN frame that is longer than a chunk."""
+
+    def __init__(
+        self,
+        number: int,
+        segments: Sequence[Buffer],
+        total: int,
+    ) -> None:
+        #: Frames of the stream up to the last chunk that was taken.
+        self.frames = 0
+        self.number = number
+        self._segments = segments
+        self._total = total
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again: the end that received what was sent is gone."""
+        self._pieces: Iterator[Buffer] = iter(codecs.join(self._segments))
+        self._piece = memoryview(b"")
+        self._left = self._total
+        self._room = frames.WINDOW
+
+    def forget(self) -> None:
+        """Let go of the user's memory."""
+        self._segments = ()
+        self._pieces = iter(())
+        self._piece = memoryview(b"")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was taken."""
+        return self._left == 0
+
+    @property
+    def can_send(self) -> bool:
+        """Whether there is room for the next chunk."""
+        return self._left > 0 and self._room >= min(frames.CHUNK, self._left)
+
+    def grant(self, size: int) -> None:
+        """The other end has room for so many more bytes."""
+        self._room += size
+
+    def take(self) -> list[Buffer]:
+        """The buffers of the next chunk."""
+        want = min(frames.CHUNK, self._left)
+        self._left -= want
+        self._room -= want
+        parts: list[Buffer] = []
+        while want:
+            if not self._piece:
+                self._piece = memoryview(next(self._pieces))
+                continue
+            part, self._piece = self._piece[:want], self._piece[want:]
+            parts.append(part)
+            want -= len(part)
+        return parts if len(parts) <= _PIECES else [b"".join(parts)]
+
+
+class Uploads:
+    """The payloads of a stream that are on their way; those that have room take turns."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Upload] = {}
+        self._ready: deque[Upload] = deque()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a chunk can be taken."""
+        return bool(self._ready)
+
+    def begin(self, upload: Upload) -> None:
+        """One more payload."""
+        self._by_number[upload.number] = upload
+        self._ready.append(upload)
+
+    def grant(self, number: int, size: int) -> None:
+        """The other end has room for so many more bytes of this payload."""
+        upload = self._by_number.get(number)
+        if upload is not None:
+            was_ready = upload.can_send
+            upload.grant(size)
+            if upload.can_send and not was_ready:
+                self._ready.append(upload)
+
+    def drop(self, number: int) -> None:
+        """Nothing more of this payload is wanted."""
+        upload = self._by_number.pop(number, None)
+        if upload is not None:
+            if upload.can_send:
+                self._ready.remove(upload)
+            upload.forget()
+
+    def next(self) -> Upload:
+        """The payload whose turn it is; `end_turn` is to follow."""
+        return self._ready.popleft()
+
+    def end_turn(self, upload: Upload) -> None:
+        """A chunk was taken."""
+        if upload.can_send:
+            self._ready.append(upload)
+        elif upload.is_done:
+            del self._by_number[upload.number]
+
+    def clear(self) -> None:
+        """Forget them all; a payload may begin again."""
+        self._by_number.clear()
+        self._ready.clear()
+
+
+#: Kinds of events that no frame stands for: the stream lost the call, its deadline passed.
+LOST, EXPIRED = -1, -2
+
+#: Bytes of room that are granted together.
+GRANT = frames.WINDOW // 4
+#: Bytes of one yielded value that are granted only when the program takes the value.
+_HELD = frames.WINDOW // 2
+#: A payload from this size on lies in memory of its own, aligned as pages are.
+_MAPPED = 1024 * 1024
+#: Reports of progress that wait for their reader; the oldest go first.
+_REPORTS = 256
+
+
+class Event(NamedTuple):
+    """Something that happened to a call."""
+
+    call: PendingCall
+    kind: int
+    meta: Any
+    payload: Buffer | None
+    weight: int
+
+
+class PendingCall:
+    """One call on one stream."""
+
+    # Defaults lie in the class: most calls are short, and every assignment costs.
+    opening: Frame | None = None
+    upload: Upload | None = None
+    was_written = False
+    is_abandoned = False
+    reports: deque[frames.Progress] | None = None
+    _buffer: memoryview | None = None
+    _filled = 0
+    _kind = 0
+    _meta: Any = None
+    # Bytes not granted again yet: what the reader took in, and what the program took out.
+    _granting = 0
+    _taken = 0
+
+    def __init__(self, number: int, deliver: Callable[[Event], None]) -> None:
+        self.number = number
+        self.deliver = deliver
+
+    # ---------------------------------------------------------------------- the reading thread
+
+    def begin(self, kind: int, meta: frames.Result | frames.Yield, payload: memoryview) -> bool:
+        """A RESULT or YIELD frame; whether its value is complete."""
+        total = meta.body.total
+        if len(payload) == total:
+            if not self.is_abandoned:
+                self.deliver(Event(self, kind, meta, bytearray(payload), min(total, _HELD)))
+            return True
+        if payload or total <= 0:
+            raise ProtocolError(f"a frame with {len(payload)} of {total} bytes of payload")
+        self._kind, self._meta, self._filled = kind, meta, 0
+        self._buffer = _allocate(total)
+        return False
+
+    def place(self, size: int) -> memoryview | None:
+        """Where the next bytes of payload belong; `None` when there was no memory for them."""
+        buffer = self._buffer
+        if buffer is None and self.is_abandoned:
+            return None
+        if buffer is None or self._filled + size > len(buffer):
+            raise ProtocolError(f"{size} bytes of payload that do not belong to a value")
+        return buffer[self._filled : self._filled + size]
+
+    def placed(self, size: int) -> tuple[bool, int]:
+        """That many bytes of payload arrived: whether the value is complete, and what to grant."""
+        if self._buffer is None:
+            return False, 0
+        held = 0 if self._kind == Kind.RESULT else min(_HELD, len(self._buffer))
+        before = max(self._filled, held)
+        self._filled += size
+        self._granting += max(self._filled - before, 0)
+        grant = 0
+        if self._granting >= GRANT:
+            grant, self._granting = self._granting, 0
+        if self._filled < len(self._buffer):
+            return False, grant
+        buffer, self._buffer = self._buffer, None
+        if not self.is_abandoned:
+            self.deliver(Event(self, self._kind, self._meta, buffer, held))
+        self._meta = None
+        return True, grant
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the value that is being put together is the result."""
+        return self._kind == Kind.RESULT
+
+    def report(self, progress: frames.Progress) -> None:
+        """A PROGRESS frame."""
+        if self.is_abandoned:
+            return
+        if self.reports is None:
+            self.reports = deque(maxlen=_REPORTS)
+        # A full queue drops its oldest report, whose event then stands for the next one.
+        is_full = len(self.reports) == _REPORTS
+        self.reports.append(progress)
+        if not is_full:
+            self.deliver(Event(self, Kind.PROGRESS, None, None, 0))
+
+    def lose(self, error: Exception) -> None:
+        """The stream cannot say any more how the call ends."""
+        if not self.is_abandoned:
+            self.deliver(Event(self, LOST, error, None, 0))
+
+    # ------------------------------------------------------------------------------- the owner
+
+    def take(self, weight: int) -> int:
+        """The program took an event of this weight; what to grant."""
+        self._taken += weight
+        if self._taken < GRANT:
+            return 0
+        grant, self._taken = self._taken, 0
+        return grant
+
+
+def _allocate(size: int) -> memoryview:
+    if size < _MAPPED:
+        return memoryview(bytearray(size))
+    try:
+        memory = mmap.mmap(-1, size)
+    except OSError as error:
+        raise MemoryError(f"no memory for a value of {size} bytes") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+#: Buffers that one system call takes.
+_BATCH = 512
+#: Seconds that the writer thread stays without work.
+_LINGER = 5.0
+#: Milliseconds after which a wait for room looks again whether the connection is still the same.
+_ROOM_WAIT = 1000
+
+_AT_ONCE = (False,)
+
+
+class Sender:
+    """Writes the frames of one stream, in order, on the connection that it has at the time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operations: deque[Frame | Callable[[], None]] = deque()
+        self._outbox = Outbox()
+        self._socket: socket.socket | None = None
+        # What the kernel had no room for.
+        self._backlog: deque[memoryview] = deque()
+        self._uploads = Uploads()
+        self._has_thread = False
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        self._end: Exception | None = None
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether nothing is ever sent again."""
+        return self._end is not None
+
+    # --------------------------------------------------------------------- from any thread
+
+    def submit(self, operation: Frame | Callable[[], None]) -> None:
+        """Send a frame, or run an operation between two frames. Never blocks."""
+        self._operations.append(operation)
+        self._settle()
+
+    def grant(self, number: int, size: int) -> None:
+        """The other end has room for more payload of this call."""
+
+        def grant() -> None:
+            self._uploads.grant(number, size)
+            self._kick_if_busy()
+
+        self.submit(grant)
+
+    def cancel(self, call: PendingCall, frame: Frame, on_unsent: Callable[[], object]) -> None:
+        """Send no more payload of a call, and a frame that says so."""
+
+        def cancel() -> None:
+            # What opens the call was queued before this, if it ever was.
+            if call.opening is None:
+                on_unsent()
+                return
+            self._uploads.drop(call.number)
+            self._operations.append(frame)
+
+        self.submit(cancel)
+
+    def drop_upload(self, number: int) -> None:
+        """Send no more payload of this call."""
+        self.submit(lambda: self._uploads.drop(number))
+
+    def release(self, upload: Upload) -> None:
+        """The call has a result, so all of its payload has arrived: let go of the user's memory."""
+        outbox = self._outbox
+
+        def release() -> None:
+            if upload.is_done and outbox is self._outbox:
+                outbox.ack(upload.frames)
+            upload.forget()
+
+        self.submit(release)
+
+    def acknowledge(self, received: int) -> None:
+        """The other end has so many frames."""
+        outbox = self._outbox
+
+        def acknowledge() -> None:
+            if received <= outbox.sent:
+                outbox.ack(received)
+            else:
+                self._detach()  # it counts wrong, which resuming finds out
+
+        self.submit(acknowledge)
+
+    # --------------------------------------------------------------------- from who connects
+
+    def attach(
+        self, connection: socket.socket, received: int, calls: Mapping[int, PendingCall]
+    ) -> None:
+        """Go on with this connection."""
+        with self._lock:
+            if self._end is not None:
+                raise ConnectionAbortedError("the stream has ended meanwhile")
+            self._backlog.clear()
+            for parts in self._outbox.after(received):
+                self._backlog.extend(map(memoryview, parts))
+            for call in list(calls.values()):
+                call.was_written = True
+            self._socket = connection
+            self._kick_if_busy()
+        self._settle()
+
+    def restart(self, calls: Mapping[int, PendingCall]) -> None:
+        """Forget all that was sent, but for these calls, which a new end is to get from scratch."""
+        with self._lock:
+            self._forget()
+            for call in list(calls.values()):
+                if call.opening is None:
+                    continue  # still to be admitted
+                self._outbox.keep(call.opening.parts)
+                if call.upload is not None:
+                    call.upload.rewind()
+                    self._uploads.begin(call.upload)
+
+    def detach(self) -> None:
+        """The connection is gone; what is sent from now on waits for the next one."""
+        with self._lock:
+            self._detach()
+
+    def retire(self, end: Exception, *, unless: Callable[[], object] | None = None) -> bool:
+        """Never send again: calls that are opened from now on get `end`, at once."""
+        with self._lock:
+            if self._end is not None:
+                return True
+            if unless is not None and (unless() or self._operations):
+                return False
+            self._end = end
+            self._detach()
+            self._forget()
+            self._signals.put(None)
+        self._settle()
+        return True
+
+    def abandon(self, end: Exception) -> None:
+        """Touch neither connection nor lock again, which belong to the process that forked."""
+        self._lock = threading.Lock()
+        self._socket = None
+        self._has_thread = False
+        self._end = end
+        self._operations.clear()
+        self._forget()
+
+    # ------------------------------------------------------------------------- with the lock
+
+    def _settle(self) -> None:
+        while self._operations:
+            held: list[bool] = []
+            try:
+                # A signal handler that raises runs between two instructions of Python, never inside
+                # this one: so the lock is never held without being noted.
+                held.extend(map(self._lock.acquire, _AT_ONCE))
+                if not held[0]:
+                    return  # its holder looks at the queue after letting go
+                self._drain()
+            finally:
+                if held and held[0]:
+                    self._lock.release()
+
+    def _drain(self) -> None:
+        operations = self._operations
+        buffers: list[Buffer] = []
+        opened: list[PendingCall] = []
+        is_sent = True
+        try:
+            while operations:
+                operation = operations[0]
+                if type(operation) is Frame:
+                    self._admit(operation, buffers, opened)
+                else:
+                    operation()  # type: ignore[operator]  # no Frame
+                operations.popleft()
+            if buffers:
+                is_sent = self._write(buffers)
+        except BaseException:
+            # A signal handler raised: what of it was written is unknown, and found out by resuming.
+            first = operations[0] if operations else None
+            if isinstance(first, Frame) and self._outbox.last is first.parts:
+                operations.popleft()
+            self._detach()
+            raise
+        finally:
+            for call in opened:
+                call.was_written = is_sent
+
+    def _admit(self, frame: Frame, buffers: list[Buffer], opened: list[PendingCall]) -> None:
+        call = frame.call
+        if self._end is not None:
+            if call is not None:
+                call.lose(self._end)
+            return
+        if frame.is_counted:
+            self._outbox.keep(frame.parts)
+        if self._socket is not None:
+            buffers += frame.parts
+        if call is not None:
+            call.opening = frame
+            if self._socket is not None:
+                opened.append(call)
+            if call.upload is not None:
+                self._uploads.begin(call.upload)
+                self._kick_if_busy()
+
+    def _write(self, buffers: list[Buffer]) -> bool:
+        """Write now or later; false when nothing of it can have been written."""
+        if self._socket is None:
+            return False
+        if self._backlog:
+            self._backlog.extend(map(memoryview, buffers))
+            return True
+        if len(buffers) > 1 and sum(map(len, buffers)) <= JOINED:
+            buffers = [b"".join(buffers)]
+        if len(buffers) == 1:
+            try:
+                sent = self._socket.send(buffers[0], _FLAGS)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._detach()
+                return False
+            if sent == len(buffers[0]):
+                return True
+            self._backlog.append(memoryview(buffers[0])[sent:])
+        else:
+            self._backlog.extend(map(memoryview, buffers))
+            if self._flush():
+                return True
+        self._kick()
+        return True
+
+    def _flush(self) -> bool:
+        """Write what waits; whether all of it is written."""
+        backlog = self._backlog
+        while backlog and self._socket is not None:
+            batch = [backlog[index] for index in range(min(len(backlog), _BATCH))]
+            try:
+                sent = self._socket.sendmsg(batch, (), _FLAGS)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._detach()
+                return True
+            while sent:
+                first = backlog[0]
+                if sent < len(first):
+                    backlog[0] = first[sent:]
+                    break
+                sent -= len(first)
+                backlog.popleft()
+        return not backlog
+
+    def _forget(self) -> None:
+        self._backlog.clear()
+        self._uploads.clear()
+        self._outbox = Outbox()
+
+    def _detach(self) -> None:
+        connection, self._socket = self._socket, None
+        self._backlog.clear()
+        if connection is not None:
+            try:
+                # Whoever reads finds the end of the stream, and connects again.
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+    # --------------------------------------------------------------------- the writer thread
+
+    def _kick_if_busy(self) -> None:
+        if not self._is_idle:
+            self._kick()
+
+    def _kick(self) -> None:
+        if self._signals.empty():
+            self._signals.put(None)
+        if not self._has_thread:
+            self._has_thread = True
+            # `threading` waits for the start, which a signal handler that raises would break.
+            start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                full = not self._flush()
+                if not full:
+                    self._send_chunk()
+                    full = bool(self._backlog)
+                connection = self._socket
+                is_idle = self._is_idle
+            self._settle()
+            if full and connection is not None:
+                _wait_for_room(connection)
+            elif self._end is not None:
+                return
+            elif is_idle:
+                try:
+                    self._signals.get(timeout=_LINGER)
+                except Empty:
+                    with self._lock:
+                        if self._signals.empty() and self._is_idle:
+                            self._has_thread = False
+                            return
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._socket is None or not (self._backlog or self._uploads.has_ready)
+
+    def _send_chunk(self) -> None:
+        if self._socket is None or not self._uploads.has_ready:
+            return
+        upload = self._uploads.next()
+        pieces = upload.take()
+        size = sum(map(len, pieces))
+        parts = message(frames.pack_header(frames.Kind.DATA, upload.number), pieces, size)
+        upload.frames = self._outbox.keep(parts)
+        self._backlog.extend(map(memoryview, parts))
+        self._flush()
+        self._uploads.end_turn(upload)
+
+
+def _wait_for_room(connection: socket.socket) -> None:
+    waiter = select.poll()
+    try:
+        waiter.register(connection.fileno(), select.POLLOUT)
+    except ValueError:  # closed meanwhile
+        return
+    waiter.poll(_ROOM_WAIT)

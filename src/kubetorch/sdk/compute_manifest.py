@@ -1,0 +1,176 @@
+"""The manifest of a `kt.Compute`: rendered from its spec, or a user's own that becomes a spec.
+
+Declaring resources loads none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from kubetorch.config.settings import config
+from kubetorch.errors import SpecError
+from kubetorch.manifests import metadata, parameters, rendering, scheduling
+from kubetorch.manifests.kinds import Manifest
+from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.specs import names
+from kubetorch.specs.compute import ComputeSpec, freeze, thaw
+from kubetorch.specs.distribution import DistributionSpec
+
+#: Label of training jobs' pods that has the job's name.
+_JOB_NAME = "training.kubeflow.org/job-name"
+_EXAMPLE = 'for example kt.Compute.from_manifest("deployment.yaml")'
+
+
+class ComputeManifest:
+    """The Kubernetes object that a deploy of a compute applies."""
+
+    def __init__(self, spec: ComputeSpec, namespace: str, name: str | None) -> None:
+        self._spec = spec
+        self._namespace = namespace
+        self._name = name
+
+    def render(self) -> Manifest | None:
+        """The whole object; `None` for a compute that only names pods."""
+        if self._spec.is_selector_only:
+            return None
+        return rendering.render(
+            self._spec, namespace=self._namespace, name=self._name, username=config.username
+        )
+
+    def primary(self) -> PodTemplate | None:
+        """The template of the pods that calls go to."""
+        manifest = self.render()
+        if manifest is None:
+            return None
+        return WorkloadManifest.parse(manifest, self._spec.pod_template_path).primary
+
+    def tolerations(self) -> list[Manifest]:
+        """Taints that pods accept, those of nodes with GPUs among them."""
+        return [scheduling.render_toleration(one) for one in scheduling.all_tolerations(self._spec)]
+
+    def without_pod_labels(self, keys: set[str]) -> str:
+        """The user's manifest without these labels of its pods."""
+        manifest = thaw(self._spec.manifest or "{}")
+        for template in WorkloadManifest.parse(manifest, self._spec.pod_template_path).templates:
+            labels = template.read_pods("labels")
+            for key in keys & labels.keys():
+                del labels[key]
+        return freeze(manifest, parameter="manifest")
+
+    def distribution(self, replicas: int) -> DistributionSpec | None:
+        """How a call runs on so many pods of the user's manifest."""
+        before, path = self._spec.distribution, self._spec.pod_template_path
+        if self._spec.manifest is None:
+            return before
+        kind = WorkloadManifest.parse(thaw(self._spec.manifest), path).kind
+        if before != parameters.distribution_of(kind, self._spec.replicas):
+            return before  # the user's own
+        return parameters.distribution_of(kind, replicas)
+
+    @staticmethod
+    def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels that are not Kubetorch's own."""
+        return {key: text for key, text in labels.items() if metadata.is_own_label(key)}
+
+    @staticmethod
+    def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+        """The annotations that are not Kubetorch's own."""
+        return {key: text for key, text in annotations.items() if metadata.is_own_annotation(key)}
+
+
+def check(spec: ComputeSpec) -> None:
+    """Refuse a spec that has no manifest."""
+    if spec.gpu_type is not None:
+        key, value = scheduling.gpu_node_label(spec.gpu_type)
+        other = dict(spec.node_selector).get(key, value)
+        if other != value:
+            raise SpecError(
+                f"gpu_type asks for nodes with {key}: {value}, node_selector for {key}: {other}",
+                hint="leave one parameter out",
+            )
+    if spec.manifest or spec.service_template or spec.volumes or spec.secrets:
+        rendering.render(spec, namespace="default", name="checked")
+
+
+# ------------------------------------------------------------------------ a user's own manifest
+
+
+def is_here(manifest: object) -> bool:
+    """Whether a manifest is no file, or one of this machine."""
+    if not isinstance(manifest, (str, PathLike)):
+        return True
+    return Path(manifest).expanduser().is_file()
+
+
+def load(manifest: object) -> Mapping[str, Any]:
+    """The manifest that a user gave: a dictionary, or the path of a YAML file with one object.
+
+    Raises:
+        SpecError: It is neither, or the file cannot be read.
+    """
+    if isinstance(manifest, Mapping):
+        return manifest
+    if not isinstance(manifest, (str, PathLike)) or not str(manifest).strip():
+        raise SpecError(
+            f"manifest is {manifest!r}; it must be a dictionary, or the path of a YAML file",
+            hint=_EXAMPLE,
+        )
+    path = Path(manifest).expanduser()
+    return _only_object(path, _objects(path))
+
+
+def _objects(path: Path) -> list[object]:
+    import yaml  # noqa: PLC0415  # 13 ms, only where there is a file
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(
+            f"manifest is {str(path)!r}, which cannot be read: {reason}",
+            hint=f"the working directory is {Path.cwd()}",
+        ) from error
+    try:
+        return [one for one in yaml.safe_load_all(text) if one is not None]
+    except (yaml.YAMLError, ValueError) as error:
+        raise SpecError(f"manifest is {str(path)!r}, which is no valid YAML: {error}") from error
+
+
+def _only_object(path: Path, found: list[object]) -> Mapping[str, Any]:
+    if len(found) != 1 or not isinstance(found[0], Mapping):
+        kinds = [str(one.get("kind")) for one in found if isinstance(one, Mapping)]
+        has = f"{len(found)} objects ({', '.join(kinds)})" if len(kinds) > 1 else "no object"
+        raise SpecError(
+            f"manifest is {str(path)!r}, which has {has}; a compute has one object",
+            hint="give the object whose pods are called as a dictionary, or in a file of its own",
+        )
+    return found[0]
+
+
+def read(
+    manifest: Mapping[str, Any], pod_template_path: str | Sequence[str | int] | None
+) -> tuple[ComputeSpec, str | None]:
+    """The spec that a manifest stands for, and its namespace."""
+    spec = parameters.read_manifest(manifest, pod_template_path=pod_template_path)
+    return spec, parameters.namespace_of(manifest)
+
+
+def service_name(manifest: Mapping[str, Any], selector: Mapping[str, str] | None) -> str | None:
+    """Name of the service: that of the manifest, or of the training job that is selected.
+
+    Raises:
+        SpecError: It cannot be that of a service.
+    """
+    found = parameters.name_of(manifest) or (selector or {}).get(_JOB_NAME) or None
+    if found is None:
+        return None
+    if names.clean(found) != found or len(found) > names.SERVICE_LIMIT:
+        raise SpecError(
+            f"the manifest has the name {found!r}; that of a service has at most "
+            f"{names.SERVICE_LIMIT} lower-case letters, digits and '-'",
+            hint="change metadata.name, or leave it out",
+        )
+    return found

@@ -1,0 +1,285 @@
+"""The pods of the service that runs on a `kt.Compute`: what there is, and commands in them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubetorch.config import environment
+from kubetorch.datastore import transfer
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    ImageStepError,
+    ServiceNotFoundError,
+    SpecError,
+)
+from kubetorch.manifests import labels
+from kubetorch.sdk import logs, parameters, service_logs, services, shells
+from kubetorch.sdk.controller import refusal
+from kubetorch.sdk.deploys import attachments
+from kubetorch.sdk.image import Image
+from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.transport import local_port, pod_transport
+from kubetorch.sdk.transport.session import Session
+from kubetorch.specs.image import ImageSpec, PipStep, RunStep, Step, quoted_requirement
+from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import PodView, WorkloadView
+from kubetorch.wire.pod_commands import RunEnd, RunEvent, RunStepNow
+
+#: Names of distributions as requirements begin with them.
+_NAME = re.compile(r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$")
+
+
+#: Seconds that a step may take, and that its answer may take beyond them.
+_STEP_TIMEOUT = 3600.0
+_MARGIN = 30.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that was run."""
+
+    pod: str
+    step: Step
+    exit_code: int
+    output: str
+    errors: str
+
+    def as_list(self) -> list[int | str]:
+        """Exit code, output and errors; what a failing one wrote is among its errors."""
+        if self.exit_code == 0:
+            return [0, self.output, self.errors]
+        return [self.exit_code, "", self.output + self.errors]
+
+    def check(self) -> None:
+        """Raise if it failed."""
+        if self.exit_code:
+            error = ImageStepError(
+                f"{self.step.text('pip install')!r} ended with exit code {self.exit_code} in "
+                f"{self.pod}:\n{self.output}{self.errors}".rstrip()
+            )
+            error.step, error.exit_code = self.step.text("pip install"), self.exit_code
+            error.pod_name = self.pod
+            raise error
+
+
+class ComputePods:
+    """The pods of one service. Each method asks the controller which there are."""
+
+    def __init__(self, session: Session, namespace: str, service: str) -> None:
+        self._session = session
+        self._namespace = namespace
+        self._service = service
+
+    def _view(self) -> WorkloadView:
+        return self._session.get_workload(self._namespace, self._service)
+
+    def found(self) -> list[Attributes]:
+        """All pods; none if the service is gone."""
+        try:
+            view = self._view()
+        except ServiceNotFoundError:
+            return []
+        return [of_pod(view, pod) for pod in view.pods]
+
+    def running_names(self) -> list[str]:
+        """Names of the pods that run, but for those that are about to end."""
+        return [pod.metadata.name for pod in self.found() if is_running(pod)]
+
+    def show_logs(self, *, follow: bool, tail: int, pod: str | None) -> None:
+        """Print the last lines of the logs, and new ones while they come."""
+        view = self._view()
+        names = [one.name for one in view.pods]
+        if pod is not None and pod not in names:
+            raise SpecError(
+                f"pod is {pod!r}; {view.spec.name} has no such pod",
+                hint=f"it has {', '.join(names) or 'none'}",
+            )
+        screen = Screen()
+        found = service_logs.ServiceLogs(
+            self._session, view.spec.namespace, view.spec.name, pod=pod
+        )
+        for line in found.lines(tail=tail, follow=follow):
+            screen.line(f"({line.pod}) {logs.text(line)}")
+
+    def run(self, step: Step, node: str | Iterable[str] | None) -> list[Done]:
+        """Run a step in the pods that are chosen, one after the other."""
+        view = self._view()
+        pods = {pod.name: pod for pod in view.pods}
+        chosen = _chosen(view, node)
+        return [_run(self._session, view, pods[name], step) for name in chosen]
+
+    def apply(self, image: Image, node: str | Iterable[str] | None) -> None:
+        """Upload what an image copies, and run its steps.
+
+        Raises:
+            ImageStepError: A step fails.
+        """
+        namespace = self._view().spec.namespace
+        for step in _uploaded(self._session, image.to_spec(), namespace).steps:
+            for done in self.run(step, node):
+                done.check()
+
+    def install(
+        self, requirement: str, node: str | Iterable[str] | None, *, override: bool
+    ) -> None:
+        """Install a requirement where it is not importable; `override`: as it is here.
+
+        Raises:
+            ImageStepError: It cannot be installed.
+        """
+        for pod in _chosen(self._view(), node):
+            wanted = self._missing(requirement, pod, override=override)
+            if wanted is not None:
+                for done in self.run(PipStep(quoted_requirement(wanted)), pod):
+                    done.check()
+
+    def _missing(self, requirement: str, pod: str, *, override: bool) -> str | None:
+        """The requirement that a pod does not fulfil yet."""
+        match = _NAME.match(requirement)
+        if match is None:
+            return requirement
+        name = match[1]
+        (found,) = self.run(RunStep(f"test -d {name}"), pod)
+        if found.exit_code == 0:  # a folder that was copied there
+            return f"./{requirement.strip()}"
+        try:
+            here = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return requirement
+        if override:
+            return f"{requirement.strip()}=={here}"
+        code = f"import importlib.metadata as m; m.version({name!r})"
+        (there,) = self.run(RunStep(f'python -c "{code}"'), pod)
+        return None if there.exit_code == 0 else requirement
+
+    def local_port(self) -> int:
+        """A port of this machine that leads to the pods."""
+        view = self._view()
+        return services.port_of(self._session, view.spec.namespace, view.spec.name)
+
+    def open_shell(self, pod_name: str | None) -> None:
+        """Run a shell on this program's terminal, in the oldest pod if none is named."""
+        view = self._view()
+        if not any(pod.url for pod in view.pods):
+            raise RuntimeError(f"{view.spec.name} has no pod that runs")
+        shells.run(self._session, view, local_port.choose(view, pod_name))
+
+
+def _run(session: Session, view: WorkloadView, pod: PodView, step: Step) -> Done:
+    """Run a step in a pod."""
+    body = messages.encode(RunStepNow(step, _STEP_TIMEOUT))
+    texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    url = session.address(view, pod)
+    client = pod_transport.client(session.transport, url, session.own_token(view))
+    timeout = _STEP_TIMEOUT + _MARGIN
+    with client, client.request("POST", routes.RUN, body=body, timeout=timeout) as answer:
+        if answer.status >= 300:
+            raise refusal("POST", url + routes.RUN, answer.status, answer.read())
+        for line in answer.iter_lines():
+            event: RunEvent = messages.decode(RunEvent, line)  # type: ignore[arg-type]  # a union
+            if isinstance(event, RunEnd):
+                return Done(pod.name, step, event.exit_code, *("".join(t) for t in texts.values()))
+            texts[event.source].append(f"{event.text}\n")
+    raise ControllerUnavailableError(f"{pod.name} did not say how the command ended")
+
+
+def _uploaded(session: Session, image: ImageSpec, namespace: str) -> ImageSpec:
+    """The image with the digests of what it copies, which the controller has now in a namespace."""
+    image, scans = attachments.scan_copies(image, cache=environment.cache_dir())
+    controller = session.controller()
+    for scan in scans:
+        for warning in scan.warnings:
+            parameters.warn(warning)
+        wanted = [scan.digest, *scan.tree.digests()]
+        missing = controller.missing_blobs(wanted, namespace)
+        if missing:
+            controller.upload(transfer.compressed(missing, scan.stream), namespace)
+    return image
+
+
+def _chosen(view: WorkloadView, node: str | Iterable[str] | None) -> list[str]:
+    """Names of the pods that a user means."""
+    running = [pod.name for pod in view.pods if pod.phase == "Running"]
+    if node in (None, "all"):
+        if not running:
+            raise ControllerUnavailableError(f"{view.spec.name} has no pod that runs")
+        # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
+        serving = [pod.name for pod in view.pods if pod.name in running and pod.generation]
+        return serving or running
+    names = [node] if isinstance(node, str) else list(node or ())
+    for name in names:
+        if name not in running:
+            raise SpecError(
+                f"node is {name!r}; {view.spec.name} has no such pod that runs",
+                hint=f"it has {', '.join(running) or 'none'}",
+            )
+    return names
+
+
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes, too: `pod.status.phase`, `pod.status.pod_ip`."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any value of the object
+        if name in self:
+            return self[name]
+        # Programs for Kubernetes in Python say `pod_ip` for `podIP`.
+        plain = name.replace("_", "").lower()
+        for key, value in self.items():
+            if key.lower() == plain and not name.startswith("_"):
+                return value
+        raise AttributeError(f"there is no {name!r}; there are {', '.join(self)}")
+
+
+def of_pod(view: WorkloadView, pod: PodView) -> Attributes:
+    """One pod of a workload, as Kubernetes describes pods, whatever backend runs it."""
+    spec = view.spec
+    started = _moment(pod.started)
+    is_ending = pod.phase == "Terminating"
+    metadata = {
+        "name": pod.name,
+        "namespace": spec.namespace,
+        "labels": {
+            **dict(spec.compute.labels),
+            **labels.of_pods(name=spec.name, username=spec.username),
+        },
+        "creationTimestamp": started,
+        "deletionTimestamp": _moment(view.updated) if is_ending else None,
+    }
+    status = {
+        "phase": "Running" if is_ending else pod.phase,
+        "podIP": urlsplit(pod.url).hostname,
+        "startTime": started,
+        "reason": pod.reason or None,
+        "containerStatuses": [
+            {"name": "kubetorch", "ready": pod.is_ready, "restartCount": pod.restarts}
+        ],
+    }
+    found = _attributes({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+    assert isinstance(found, Attributes)
+    return found
+
+
+def is_running(pod: Attributes) -> bool:
+    """Whether it runs, and is not about to end."""
+    return bool(pod.status.phase == "Running" and "deletionTimestamp" not in pod.metadata)
+
+
+def _moment(seconds: float) -> str | None:
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _attributes(value: object) -> object:
+    """The same with attributes; as in Kubernetes, what is not said is not there."""
+    if isinstance(value, dict):
+        return Attributes(
+            {key: _attributes(item) for key, item in value.items() if item is not None}
+        )
+    return [_attributes(item) for item in value] if isinstance(value, list) else value

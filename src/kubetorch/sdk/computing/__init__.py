@@ -1,1 +1,0 @@
-"""What `kt.Compute` is made of: its parameters, what its manifest says, and its pods."""

@@ -1,0 +1,175 @@
+"""What a workload brings with it: its secrets, its volumes, and the files that its image copies.
+
+The values of secrets go to the controller here and nowhere else. The spec that comes out of it says
+which secrets and volumes there are, and which version of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from kubetorch.config import environment
+from kubetorch.config.settings import config
+from kubetorch.datastore import ignore_rules
+from kubetorch.datastore import scan as scanning
+from kubetorch.datastore.scan import Options, Scan
+from kubetorch.errors import SpecError
+from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.volume import missing
+from kubetorch.specs.image import CopyStep, ImageSpec, Step
+from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.volume import VolumeSpec, default_mount_path
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, StoredSecret
+
+
+def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
+    """Have the secrets and volumes of a workload; the spec with what is known of them now."""
+    compute, namespace = spec.compute, spec.namespace
+    known = dict(_provided(controller, one, namespace) for one in secrets)
+    refs = tuple(known.get(ref.name, ref) for ref in compute.secrets)
+    volumes = tuple(_volume(controller, one, namespace) for one in compute.volumes)
+    return replace(spec, compute=replace(compute, secrets=refs, volumes=volumes))
+
+
+def _provided(controller: Controller, secret: Secret, namespace: str) -> tuple[str, SecretRef]:
+    """The name of a secret, and what pods see of it."""
+    if secret.namespace not in (None, namespace):
+        raise SpecError(
+            f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
+            f"{namespace!r} cannot see it",
+            hint="leave its namespace out: it is then that of the service",
+        )
+    return secret.name, provide_secret(controller, namespace, secret, config.username)
+
+
+def provide_secret(
+    controller: Controller, namespace: str, secret: Secret, username: str | None
+) -> SecretRef:
+    """Upload a secret if its values are here; what pods see of it."""
+    values = secret.to_upload()
+    if values is None:
+        return _declared(existing_secret(controller, namespace, secret.name), secret)
+    stored = upload_secret(
+        controller,
+        namespace,
+        secret,
+        username=username,
+        collision="replace" if secret.override else "same",
+    )
+    return replace(secret.to_ref(), version=stored.secret.version)
+
+
+def upload_secret(
+    controller: Controller,
+    namespace: str,
+    secret: Secret,
+    *,
+    username: str | None,
+    collision: Collision,
+) -> StoredSecret:
+    """Store the values of a secret, which are here."""
+    values, ref = secret.to_upload(), secret.to_ref()
+    if values is None:
+        raise SpecError(f"the values of the secret {secret.name!r} are not known here")
+    draft = SecretDraft(
+        name=ref.name,
+        mount_type=ref.mount_type,
+        path=ref.path,
+        renamed=ref.renamed,
+        provider=secret.provider,
+        username=username,
+        override=secret.override,
+    )
+    put = PutSecret(draft=draft, values=dict(values), collision=collision)
+    return controller.secrets.put(namespace, ref.object_name, put)
+
+
+def existing_secret(controller: Controller, namespace: str, name: str) -> SecretRef:
+    """What pods see of a secret that exists."""
+    found = controller.secrets.find(namespace, name)
+    return SecretRef(
+        name=name,
+        object_name=found.object_name,
+        mount_type=found.mount_type,
+        keys=found.keys,
+        path=found.path,
+        renamed=found.renamed,
+        version=found.version,
+    )
+
+
+def _declared(found: SecretRef, secret: Secret) -> SecretRef:
+    """A secret that exists, with the keys and the path that were declared."""
+    declared = secret.to_ref()
+    if declared.all_keys:
+        return found
+    for key in declared.keys:
+        if key not in found.keys:
+            raise SpecError(
+                f"the secret {secret.name!r} exists and has no {key!r}; it has "
+                f"{', '.join(found.keys)}"
+            )
+    return replace(
+        found,
+        name=secret.name,
+        mount_type=declared.mount_type,
+        keys=declared.keys or found.keys,
+        path=declared.path or found.path,
+        renamed=declared.renamed or found.renamed,
+    )
+
+
+def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeSpec:
+    if spec.namespace not in (None, namespace):
+        raise SpecError(
+            f"the volume {spec.name!r} is one of namespace {spec.namespace!r}, and pods in "
+            f"{namespace!r} cannot mount it",
+            hint=f"kt.Compute(volumes=[{spec.claim_name!r}]) takes the one that is where the "
+            "service is",
+        )
+    if spec.claim is None:
+        controller.volumes.create(namespace, spec)
+        return spec
+    found = controller.volumes.get(namespace, spec.claim)
+    if found is None:
+        raise missing(spec.claim, namespace)
+    if spec.mount_path == default_mount_path(spec.name):
+        return replace(spec, mount_path=found.spec.mount_path)
+    return spec
+
+
+def copied_paths(image: ImageSpec) -> tuple[str, ...]:
+    """The files and folders that an image copies."""
+    return tuple(step.source for step in image.steps if isinstance(step, CopyStep))
+
+
+def scan_copies(image: ImageSpec, *, cache: Path) -> tuple[ImageSpec, list[Scan]]:
+    """The image with the digests of what it copies, and where their bytes are."""
+    named, own = copied_paths(image), environment.own_folders()
+    options = Options(cache=cache, named=named, own=own)
+    steps: list[Step] = []
+    scans: list[Scan] = []
+    for step in image.steps:
+        if isinstance(step, CopyStep):
+            found = _scan(step, options)
+            scans.append(found)
+            steps.append(replace(step, digest=found.digest))
+        else:
+            steps.append(step)
+    return replace(image, steps=tuple(steps)), scans
+
+
+def _scan(step: CopyStep, options: Options) -> Scan:
+    if not os.path.exists(step.source):  # noqa: PTH110  # pathlib costs more than the rest
+        raise SpecError(f"the image copies {step.source!r}, which is not there any more")
+    if not step.is_folder:
+        folder, name = os.path.split(step.source)
+        return scanning.scan(Path(folder), replace(options, only=name))
+    # A package leaves at home what a project would; a copy takes all but what it is told.
+    filters = None if step.is_package else ignore_rules.parse_filters(step.filter_options or "")
+    return scanning.scan(Path(step.source), replace(options, filters=filters))

@@ -1,0 +1,47 @@
+"""`kt.on_preempt`: what user code does when its pod is told to end."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kubetorch.errors import SpecError
+
+_F = TypeVar("_F", bound=Callable[[], Any])
+
+
+def on_preempt(callback: _F) -> _F:
+    """Have `callback()` run when this pod is told to end, such as to save a checkpoint.
+
+    A pod is told to end (`SIGTERM`) when its node is preempted or drained, and by a teardown. Until
+    the grace period is over, calls that run go on, and the callbacks run, one after the other, in a
+    thread of their own. What they raise is logged. Outside of a pod this does nothing.
+
+    Args:
+        callback: A function without arguments. One that is registered inside a call belongs to the
+            call and is forgotten at its end; at the top level of a module or in a constructor it
+            belongs to the process. Registering it again changes nothing.
+
+    Returns:
+        The callback, so that this is a decorator too.
+
+    Raises:
+        SpecError: It cannot be called, or is an `async def`, which a thread cannot run.
+    """
+    if not callable(callback):
+        raise SpecError(
+            f"on_preempt was given {callback!r}, which cannot be called",
+            hint="for example kt.on_preempt(save_checkpoint)",
+        )
+    if inspect.iscoroutinefunction(callback):
+        raise SpecError(
+            f"on_preempt was given {callback!r}, an async function; it runs in a thread",
+            hint="give it a plain function",
+        )
+    # A pod's worker has this module loaded; looking it up spares everybody else the import.
+    found = sys.modules.get("kubetorch.pod.user_process.preemption")
+    if found is not None:
+        found.callbacks.add(callback)
+    return callback

@@ -1,0 +1,364 @@
+"""`kt.Secret` and `kt.secret`: credentials that services see.
+
+The values are read when a secret is declared, from files, variables or the program itself, and
+stay in this process until a deploy hands them to the controller: a secret's repr, its pickle and
+the declarations that it stands in have its name and nothing more. In pods, whose machine may not
+have the files, a secret without values stands for the one of its name that the controller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from kubetorch.config.settings import config
+from kubetorch.errors import SecretNotFound, SpecError
+from kubetorch.lib.secret_bytes import SecretBytes
+from kubetorch.sdk import credentials, inpod, parameters, services
+from kubetorch.sdk.credentials import Credentials, EnvVars, SecretSource
+from kubetorch.specs import names
+from kubetorch.specs import secret as specs
+from kubetorch.specs.secret import MountType, Provider, SecretRef
+
+if TYPE_CHECKING:
+    from kubetorch.wire.secrets import SecretView
+
+
+_SOURCES = (
+    "You must provide exactly one of: `provider`, `path`, `env_vars` or `values`. "
+    "Alternatively, you may provide `name` to load a secret from name."
+)
+#: Parameters that `from_config` takes.
+_PARAMETERS = (
+    *("name", "provider", "values", "path", "env_vars", "override"),
+    *("env_var", "namespace", "filenames"),
+)
+
+
+class Secret:
+    """Credentials that services see, as environment variables or as files.
+
+    Without `values`, `path` and variables, those of the provider are taken: its files, else its
+    variables.
+
+    Args:
+        name: Its name; `<username>-<provider>` if not given.
+        provider: Whose credentials they are; `kt.Secret.builtin_providers(as_str=True)`.
+        values: The values themselves, by name: variables, or with `path` the files there.
+        path: A file or folder, which is read here and lies at the same place in pods.
+        env_vars: Variables that are read here and set in pods: a list of them, or a dictionary
+            with a name for the value of each.
+        override: Whether a deploy replaces the values of a secret of this name.
+        env_var: One variable. If it is not set here, the secret is one that exists.
+        namespace: Namespace, if not that of the service.
+        filenames: Files of `path` to take; all of a folder if not given.
+
+    Raises:
+        SpecError: It is declared wrongly, or there are no values.
+    """
+
+    def __init__(  # noqa: PLR0913  # the documented constructor
+        self,
+        name: str | None = None,
+        provider: str | None = None,
+        values: Mapping[str, str | bytes] | None = None,
+        path: str | PathLike[str] | None = None,
+        env_vars: Sequence[str] | Mapping[str, str] | None = None,
+        override: bool = False,
+        *,
+        env_var: str | None = None,
+        namespace: str | None = None,
+        filenames: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(override, bool):
+            raise SpecError(f"override is {override!r}; it must be True or False")
+        source = SecretSource.check(provider, values, path, env_vars, env_var, filenames)
+        known = source.provider
+        self._name = _checked_name(name, known)
+        self._namespace = None if namespace is None else names.check_namespace(namespace)
+        self._override = override
+        # Of a secret that exists: what Kubernetes calls it.
+        self._object_name: str | None = None
+        self.provider: str | None = None if known is None else known.name
+        self._content = source.read(self._name, may_be_missing=inpod.is_worker())
+
+    # --------------------------------------------------------------------------------- questions
+
+    @property
+    def name(self) -> str:
+        """Name of the secret."""
+        return self._name
+
+    @property
+    def namespace(self) -> str | None:
+        """Namespace of the secret; `None` is that of the service it is used in."""
+        return self._namespace
+
+    @property
+    def override(self) -> bool:
+        """Whether a deploy replaces the values of a secret of this name."""
+        return self._override
+
+    @property
+    def values(self) -> dict[str, str | bytes]:
+        """The values by name; bytes where they are no text. Empty if they are not known here."""
+        hidden = self._content.values
+        return {} if hidden is None else {name: _text(hidden[name]) for name in hidden}
+
+    @property
+    def path(self) -> str | None:
+        """Folder of its files in pods; `None` when it becomes variables."""
+        return self._content.path
+
+    @property
+    def filenames(self) -> list[str]:
+        """The files in that folder."""
+        return list(self._content.filenames)
+
+    @property
+    def env_vars(self) -> EnvVars | None:
+        """Its variables: a list, or a dictionary with the variable of each value."""
+        given = self._content.env_vars
+        return None if given is None else given.copy()
+
+    @property
+    def mount_type(self) -> MountType:
+        """`volume` when it lies in pods as files, `env` when it becomes variables."""
+        return "env" if self.path is None else "volume"
+
+    def to_upload(self) -> SecretBytes | None:
+        """The values that a deploy brings to the controller; `None` for a secret that exists."""
+        return None if self._object_name is not None else self._content.values
+
+    def to_ref(self) -> SecretRef:
+        """The secret as pods see it, without its values."""
+        content = self._content
+        variables = credentials.pairs(content.env_vars or [])
+        return SecretRef(
+            name=self._name,
+            object_name=self._object_name
+            or specs.object_name(self._name, username=config.username),
+            mount_type=self.mount_type,
+            keys=tuple(content.values or variables or content.filenames),
+            path=self.path,
+            all_keys=content == Credentials(None),
+            renamed=tuple((key, name) for key, name in variables.items() if key != name),
+        )
+
+    # ------------------------------------------------------------------------------ constructors
+
+    @classmethod
+    def from_provider(
+        cls,
+        provider: str,
+        name: str | None = None,
+        path: str | PathLike[str] | None = None,
+        override: bool = False,
+    ) -> Secret:
+        """The credentials of a provider.
+
+        Args:
+            provider: One of `kt.Secret.builtin_providers(as_str=True)`.
+            name: Its name; `<username>-<provider>` if not given.
+            path: Where the provider's files are, if not in their usual place.
+            override: Whether a deploy replaces the values of a secret of this name.
+
+        Raises:
+            SpecError: There is no such provider, or there are no credentials of it.
+        """
+        return cls(name, provider, path=path, override=override)
+
+    @classmethod
+    def from_path(
+        cls, path: str | PathLike[str], name: str | None = None, override: bool = False
+    ) -> Secret:
+        """A file, or the files of a folder.
+
+        Args:
+            path: Where they are; they lie at the same place in pods.
+            name: Its name; needed unless the folder is a provider's.
+            override: Whether a deploy replaces the values of a secret of this name.
+
+        Raises:
+            SpecError: There is nothing, or a name is missing.
+        """
+        return cls(name, path=path, override=override)
+
+    @classmethod
+    def from_env(
+        cls,
+        env_vars: Sequence[str] | Mapping[str, str],
+        name: str | None = None,
+        override: bool = False,
+    ) -> Secret:
+        """Environment variables of this program.
+
+        Args:
+            env_vars: A list of them, or a dictionary with a name for the value of each.
+            name: Its name; needed unless they are a provider's.
+            override: Whether a deploy replaces the values of a secret of this name.
+
+        Raises:
+            SpecError: One is not set, or a name is missing.
+        """
+        return cls(name, env_vars=env_vars, override=override)
+
+    @classmethod
+    def from_name(cls, name: str, namespace: str | None = None) -> Secret | None:
+        """A secret that exists, with its values; `None` if there is none of that name.
+
+        Args:
+            name: Its name, as it was declared or as Kubernetes has it.
+            namespace: Its namespace; `kt.config.namespace` if not given.
+        """
+        where = config.namespace if namespace is None else names.check_namespace(namespace)
+        if inpod.is_importing():
+            # A module that a pod imports must not ask anybody.
+            return cls.reference(name, namespace=namespace)
+        session = services.session()
+        try:
+            view = session.ask(lambda asked: asked.secrets.find(where, name))
+            values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
+        except SecretNotFound:
+            return None
+        return cls._existing(name, view, values)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Secret:
+        """A secret of a dictionary with the arguments of `kt.Secret`; `override` may be text.
+
+        Raises:
+            SpecError: It has something else in it, or declares a secret wrongly.
+        """
+        if not isinstance(config, Mapping):
+            raise SpecError(f"the secret is {type(config).__name__}; it must be a dictionary")
+        unknown = [key for key in config if key not in _PARAMETERS]
+        if unknown:
+            raise SpecError(f"a secret has no {unknown[0]!r}; it has {', '.join(_PARAMETERS)}")
+        override = str(config.get("override", False)).lower() == "true"
+        return cls(**{**config, "override": override})
+
+    @overload
+    @classmethod
+    def builtin_providers(cls, as_str: Literal[True]) -> list[str]: ...
+    @overload
+    @classmethod
+    def builtin_providers(cls, as_str: Literal[False] = ...) -> list[Provider]: ...
+    @classmethod
+    def builtin_providers(cls, as_str: bool = False) -> list[str] | list[Provider]:
+        """The providers whose credentials can be found by the provider's name.
+
+        Args:
+            as_str: Their names, instead of where each keeps its credentials.
+        """
+        return list(specs.PROVIDERS) if as_str else list(specs.PROVIDERS.values())
+
+    @classmethod
+    def reference(cls, name: str, *, namespace: str | None = None) -> Secret:
+        """A secret that exists, of which nothing but its name is known."""
+        made = cls.__new__(cls)
+        made._name = name
+        made._namespace = namespace
+        made._override = False
+        made._object_name = name
+        made.provider = None
+        made._content = Credentials(None)
+        return made
+
+    @classmethod
+    def _existing(cls, name: str, view: SecretView, values: SecretBytes) -> Secret:
+        """A secret that the controller has."""
+        made = cls.reference(name, namespace=view.namespace)
+        made._object_name = view.object_name
+        made._override = view.override
+        made.provider = view.provider
+        if view.path is not None:
+            made._content = Credentials(values, view.path, view.keys)
+        else:
+            names = dict(view.renamed)
+            variables = {key: names.get(key, key) for key in view.keys}
+            made._content = Credentials(values, env_vars=variables if names else list(variables))
+        return made
+
+    # ------------------------------------------------------------------------------- as a value
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the values."""
+        content = self._content
+        bare = Credentials(None, content.path, content.filenames, content.env_vars)
+        return {**self.__dict__, "_content": bare}
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Secret:
+        return self
+
+    def __repr__(self) -> str:
+        given = {
+            "name": self._name,
+            "provider": self.provider,
+            "path": self.path,
+            "env_vars": self.env_vars,
+            "override": self._override or None,
+            "namespace": self._namespace,
+        }
+        return parameters.expression("Secret", given)
+
+
+def secret(  # noqa: PLR0913  # the documented arguments
+    name: str | None = None,
+    provider: str | None = None,
+    path: str | PathLike[str] | None = None,
+    env_vars: Sequence[str] | Mapping[str, str] | None = None,
+    namespace: str | None = None,
+    override: bool = False,
+    *,
+    values: Mapping[str, str | bytes] | None = None,
+    env_var: str | None = None,
+) -> Secret | None:
+    """A secret of exactly one source, or one that exists, by its name.
+
+    Args:
+        name: Its name; alone it finds a secret that exists.
+        provider: Whose credentials they are; `path` may say where those are.
+        path: A file or folder, which is read here and lies at the same place in pods.
+        env_vars: Variables that are read here and set in pods: a list of them, or a dictionary
+            with a name for the value of each.
+        namespace: Its namespace, if not that of the service.
+        override: Whether a deploy replaces the values of a secret of this name.
+        values: The values themselves, by name.
+        env_var: One variable; if it is not set here, the secret of this name that exists.
+
+    Returns:
+        The secret; `None` if only a name was given and there is none of that name.
+
+    Raises:
+        SpecError: There is no source or more than one, or it has no values.
+    """
+    given = (provider, path, env_vars, values, env_var)
+    count = sum(source is not None for source in given)
+    if count == 1 or (count == 2 and provider is not None and path is not None):
+        return Secret(
+            name, provider, values, path, env_vars, override, namespace=namespace, env_var=env_var
+        )
+    if count or not name:
+        raise SpecError(_SOURCES)
+    return Secret.from_name(name, namespace)
+
+
+def _checked_name(name: object, provider: Provider | None) -> str:
+    if name is not None:
+        return specs.check_name(name)
+    if provider is None:
+        raise SpecError("the secret's name must be provided", hint='for example name="my-token"')
+    username = config.username
+    return specs.check_name(f"{username}-{provider.name}" if username else provider.name)
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value

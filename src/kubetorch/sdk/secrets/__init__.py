@@ -1,1 +1,0 @@
-"""Credentials of the user: declaring them, reading them, bringing them to services."""

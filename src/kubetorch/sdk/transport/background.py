@@ -1,0 +1,258 @@
+"""An event loop in a thread of its own, and sockets for threads that block on its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from kubetorch.lib import processes
+
+_T = TypeVar("_T")
+#: Seconds that the thread has to begin, and connections to end.
+_TIMEOUT = 2.0
+#: Rounds of the loop in which connections inside TLS are gone.
+_ROUNDS = 5
+#: Loops of parents.
+_inherited: list[object] = []
+
+
+class Background:
+    """A loop that begins when it is needed. Threads share it."""
+
+    def __init__(self, finish: Callable[[], Awaitable[None]]) -> None:
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        processes.at_fork(self.abandon)
+        processes.at_exit(self.close)
+
+    def submit(self, wanted: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Begin to run a coroutine in the loop."""
+        return asyncio.run_coroutine_threadsafe(wanted, self._running())
+
+    def run(self, wanted: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
+        """Run a coroutine in the loop, and wait for it."""
+        future = self.submit(wanted)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.TimeoutError as error:
+            if future.done() and not future.cancelled():
+                raise  # its own
+            raise TimeoutError(f"nothing came of it within {timeout:g} s") from error
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End the loop, and every connection with it."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            thread, self._thread = self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_TIMEOUT)
+
+    def abandon(self) -> None:
+        """Let go of everything, in a forked child."""
+        _inherited.append((self._loop, self._thread))
+        self._lock = threading.Lock()
+        self._loop = self._thread = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        if loop is not None:
+            return loop
+        with self._lock:
+            if self._loop is None:
+                begun = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(begun, self._finish), name="kubetorch-reach", daemon=True
+                )
+                self._thread.start()
+                self._loop = begun
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop, finish: Callable[[], Awaitable[None]]) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.run_until_complete(_end_all(finish))
+    loop.close()
+
+
+async def _end_all(finish: Callable[[], Awaitable[None]]) -> None:
+    """Cancel what still runs, and let connections that are closed be gone."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await finish()
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
+
+
+#: Bytes that are read at once from the thread.
+PIECE = 128 * 1024
+#: Bytes that wait for the thread before the far side is not read any more, and so few that it is
+#: read again.
+HIGH, LOW = 1024 * 1024, 256 * 1024
+
+
+class Far(ABC):
+    """The connection behind a pipe; it is one of `ends` until it is lost."""
+
+    def __init__(self, near: socket.socket, ends: set[Far]) -> None:
+        self.pipe: Pipe | None = None
+        self._near = near
+        self._ends = ends
+        ends.add(self)
+
+    @abstractmethod
+    def send(self, data: bytes) -> bool:
+        """Send; false when no more should come until `Pipe.resume`."""
+
+    @abstractmethod
+    def read_on(self, is_wanted: bool) -> None:
+        """Whether more is taken now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The thread has ended its side."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+    def begin(self) -> None:
+        """The connection is there."""
+        self.pipe = Pipe(self._near, self)
+
+    def abandon(self) -> None:
+        """Nobody wants it any more."""
+        self._ends.discard(self)
+        self.abort()
+        (self._near if self.pipe is None else self.pipe).close()
+
+    def lose(self) -> None:
+        """The connection has ended."""
+        self._ends.discard(self)
+        if self.pipe is not None:
+            self.pipe.end()
+
+
+class Pipe:
+    """The loop's end of a socket pair. Belongs to the loop that it is made in."""
+
+    def __init__(self, near: socket.socket, far: Far) -> None:
+        near.setblocking(False)
+        self._near: socket.socket | None = near
+        self._far = far
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[memoryview] = deque()
+        self._size = 0
+        self._has_ended = False
+        self._is_reading = False
+        self.resume()
+
+    # ------------------------------------------------------------------------- from the thread
+
+    def resume(self) -> None:
+        """The far side takes more."""
+        if self._near is not None and not self._is_reading and not self._has_ended:
+            self._is_reading = True
+            self._loop.add_reader(self._near.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        assert self._near is not None
+        try:
+            data = self._near.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._far.close()
+        elif not self._far.send(data):
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._near is not None and self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._near.fileno())
+
+    # --------------------------------------------------------------------------- to the thread
+
+    def deliver(self, data: memoryview) -> None:
+        """Bytes for the thread; the memory is not used any more after this."""
+        if self._near is None:
+            return
+        if not self._waiting:
+            try:
+                data = data[self._near.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.close()
+                self._far.close()
+                return
+            if not data:
+                return
+            self._loop.add_writer(self._near.fileno(), self._on_writable)
+        self._waiting.append(memoryview(bytes(data)))
+        self._size += len(data)
+        if self._size > HIGH:
+            self._far.read_on(False)
+
+    def _on_writable(self) -> None:
+        assert self._near is not None
+        try:
+            while self._waiting:
+                piece = self._waiting[0]
+                sent = self._near.send(piece)
+                self._size -= sent
+                if sent < len(piece):
+                    self._waiting[0] = piece[sent:]
+                    break
+                self._waiting.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            self._far.close()
+            return
+        if not self._waiting:
+            self._loop.remove_writer(self._near.fileno())
+            if self._has_ended:
+                self.close()
+                return
+        if self._size <= LOW:
+            self._far.read_on(True)
+
+    def end(self) -> None:
+        """The far side has ended: so does the thread's, once it has taken what came before."""
+        self._has_ended = True
+        self._stop_reading()
+        if not self._waiting:
+            self.close()
+
+    def close(self) -> None:
+        """End the thread's side at once."""
+        near = self._near
+        if near is None:
+            return
+        self._stop_reading()
+        self._near = None
+        self._waiting.clear()
+        self._loop.remove_writer(near.fileno())
+        # A forked child may have the socket too: closing alone would not tell the thread.
+        with contextlib.suppress(OSError):
+            near.shutdown(socket.SHUT_RDWR)
+        near.close()

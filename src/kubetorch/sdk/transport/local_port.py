@@ -1,0 +1,149 @@
+"""A port of this machine that leads to the pods of a service.
+
+The listener is on loopback and asks for a token, as the pods themselves do: it passes on what
+comes, and adds nothing of this program's rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import re
+import socket
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from kubetorch.errors import KubetorchError, ResourceNotAvailableError, ServiceNotFoundError
+from kubetorch.lib import sockets
+from kubetorch.lib.http_client import authority
+from kubetorch.lib.proxy import (
+    CONNECT_TIMEOUT,
+    GOODBYE,
+    Forwarder,
+    Mount,
+    NoTargetError,
+    Target,
+)
+from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+from kubetorch.wire import routes
+from kubetorch.wire.messages import PodView, WorkloadView
+
+#: Port of a pod at which its agent answers, as on Kubernetes.
+SERVER_PORT = 32300
+#: Seconds that a listener has to be there, and to be gone.
+_TIMEOUT = 5.0
+_SERVICE = re.compile(rb"/([a-z0-9-]+)/([a-z0-9-]+)(?::\d{1,5})?(?=/)")
+
+
+class LocalPort:
+    """A listener, until it is closed; at the latest when this program ends."""
+
+    def __init__(
+        self,
+        find: Callable[[], str],
+        transport: PodTransport,
+        *,
+        inside: str = "",
+        port: int | None = None,
+        service: tuple[str, str] = ("", ""),
+    ) -> None:
+        if port is not None and not sockets.is_free(port):
+            raise ResourceNotAvailableError(
+                f"port {port} of this machine is taken", hint="choose another one"
+            )
+        self._find = find
+        self._transport = transport
+        self._inside = inside
+        self._prefix = "/".join(service)
+        self._url: str | None = None
+        self._socket = sockets.listen(sockets.LOOPBACK, port or 0)
+        #: Port of the listener.
+        self.port: int = self._socket.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="kubetorch-forward", daemon=True)
+        self._thread.start()
+        self._ready.wait(_TIMEOUT)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Listen no more."""
+        atexit.unregister(self.close)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_TIMEOUT)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        headers = [(b"x-forwarded-prefix", b"/")] if self._inside else []
+        forwarder = Forwarder(self._target, headers)
+        await forwarder.server.start(self._socket)
+        self._ready.set()
+        await self._stop.wait()
+        await forwarder.server.close(GOODBYE)
+
+    async def _target(self, path: bytes, is_new: bool) -> Target:
+        if is_new or self._url is None:
+            try:
+                self._url = await asyncio.to_thread(self._find)
+            except KubetorchError as error:
+                raise NoTargetError(error.message) from error
+        found = _SERVICE.match(path)
+        outside = ""
+        if found is not None and b"/".join(found.groups()).decode() == self._prefix:
+            outside = found[0].decode()
+        url = self._url
+        parts = urlsplit(url)
+        if parts.hostname is None:
+            raise NoTargetError("the service has no pod that answers")
+        mount = Mount(outside, parts.path.rstrip("/") + self._inside)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if self._transport is DIRECT:
+            return Target(parts.hostname, port, mount)
+        needed = dict(self._transport.headers(url))
+        # Where any host will do, that of the client stays; an ingress goes by its own.
+        if needed.pop("Host", None) is None:
+            needed["Host"] = authority(parts)
+        extra = tuple((name.lower().encode(), value.encode()) for name, value in needed.items())
+
+        async def dial() -> socket.socket:
+            connection = await asyncio.to_thread(self._transport.connect, url, CONNECT_TIMEOUT)
+            connection.setblocking(False)
+            return connection
+
+        return Target(parts.hostname, port, mount, extra, dial)
+
+
+def choose(view: WorkloadView, pod: str | None = None) -> PodView:
+    """The pod that is meant: by its name, else the oldest that serves."""
+    known = [one for one in view.pods if one.url and pod in (None, one.name)]
+    if not known:
+        raise ServiceNotFoundError(
+            f"{view.spec.name} has no {'pod that runs' if pod is None else f'pod {pod}'}",
+            hint=f"kt status {view.spec.name}",
+        )
+    return min(known, key=lambda one: (not one.is_ready, one.started, one.ordinal))
+
+
+def inside(view: WorkloadView, port: int) -> str:
+    """What paths begin with at a pod's agent for what answers at this port of the pod."""
+    app = view.spec.callable.app
+    own = view.spec.compute.server_port or SERVER_PORT
+    if port == own:
+        return ""
+    if app is not None and port == app.port:
+        return routes.APP
+    known = f"{own} is that of the pod itself"
+    more = f", {app.port} that of its app" if app is not None and app.port is not None else ""
+    raise ResourceNotAvailableError(
+        f"nothing answers at port {port} of the pods of {view.spec.name}", hint=f"{known}{more}"
+    )

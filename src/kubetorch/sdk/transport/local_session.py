@@ -1,0 +1,26 @@
+"""Sessions with the local service of the user, which is started when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kubetorch.lib.http_client import HttpClient
+from kubetorch.local import lifetime
+from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.transport.session import Session
+
+
+def open_session(home: Path) -> Session:
+    """A session with the service of a home."""
+
+    def begin() -> Callable[[], Controller]:
+        wait = lifetime.begin(home)
+
+        def connect() -> Controller:
+            service = wait()
+            return Controller(HttpClient(service.url, service.token, hint="kt local status"))
+
+        return connect
+
+    return Session(begin)

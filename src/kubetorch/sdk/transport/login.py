@@ -1,0 +1,184 @@
+"""The token by which a controller in a cluster knows this user.
+
+It is the bearer token of the kubeconfig, if there is one. A user who is known to the API server by
+a certificate has none: the API server is asked for a token of a service account that Kubetorch's
+installation made for this, first that of the namespace, then that of the administrators. Who may
+ask for an account's tokens may act as the account.
+
+No token is ever part of a message, and none is sent but through a port-forward, TLS or loopback.
+
+The token by which a controller knows a program in a pod: that of the pod's service account.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kubetorch.config import environment
+from kubetorch.errors import (
+    KubernetesCredentialsError,
+    KubernetesForbiddenError,
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+)
+from kubetorch.k8s import resources
+from kubetorch.k8s.resources import SERVICE_ACCOUNTS, Ref
+from kubetorch.lib import processes
+
+if TYPE_CHECKING:
+    from kubetorch.k8s.client import Client
+    from kubetorch.sdk.transport.tunnel import Tunnel
+
+#: Whom tokens are for: nobody but the controller takes them.
+AUDIENCE = "kubetorch"
+#: Accounts of a namespace's users and of administrators.
+USER, ADMINISTRATOR = "kubetorch-user", "kubetorch-admin"
+#: Seconds that a token is asked for.
+LIFETIME = 3600
+#: The part of a token's life after which there is to be another.
+_RENEWED = 0.8
+#: Seconds after which the kubeconfig's own token is looked at again.
+_LOOK = 30.0
+_NAMESPACE = re.compile(
+    r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)"
+)
+
+
+class _Token(NamedTuple):
+    text: str
+    #: When to ask again, by the monotonic clock.
+    until: float
+
+
+class Login:
+    """The user's tokens for one controller (a `kubetorch.lib.http_client.Credential`)."""
+
+    def __init__(self, tunnel: Tunnel, namespace: str, install_namespace: str) -> None:
+        self._tunnel = tunnel
+        self._namespace = namespace
+        self._install_namespace = install_namespace
+        self._lock = threading.Lock()
+        #: By namespace.
+        self._tokens: dict[str, _Token] = {}
+        processes.at_fork(self.abandon)
+
+    def token(self, path: str) -> str:
+        """The token for a request to this path."""
+        found = _NAMESPACE.search(path)
+        namespace = self._namespace if found is None else found[1] or found[2]
+        with self._lock:
+            known = self._tokens.get(namespace)
+            if known is None or known.until < time.monotonic():
+                known = self._tunnel.ask(lambda client: self._fetch(client, namespace))
+                self._tokens[namespace] = known
+            return known.text
+
+    def reject(self, token: str) -> bool:
+        """The controller does not take this token: whether there may be another."""
+        with self._lock:
+            for namespace, known in list(self._tokens.items()):
+                if known.text == token:
+                    del self._tokens[namespace]
+        self._tunnel.ask(lambda client: _reject(client, token))
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child the lock may be held for ever."""
+        self._lock = threading.Lock()
+
+    async def _fetch(self, client: Client, namespace: str) -> _Token:
+        now = time.monotonic()
+        own = await client.session.bearer_token()
+        if own is not None:
+            return _Token(own, now + _LOOK)
+        accounts = (
+            Ref(SERVICE_ACCOUNTS, USER, namespace, "token"),
+            Ref(SERVICE_ACCOUNTS, ADMINISTRATOR, self._install_namespace, "token"),
+        )
+        refusals: list[KubernetesRequestError] = []
+        for account in accounts:
+            try:
+                given = await client.post(account, _REQUEST)
+            except (KubernetesForbiddenError, KubernetesNotFoundError) as error:
+                refusals.append(error)
+            else:
+                return _Token(given["status"]["token"], now + _life(given["status"]) * _RENEWED)
+        raise self._nothing(namespace, refusals) from refusals[-1]
+
+    def _nothing(
+        self, namespace: str, refusals: list[KubernetesRequestError]
+    ) -> KubernetesCredentialsError:
+        why = "; ".join(error.message for error in refusals)
+        return KubernetesCredentialsError(
+            f"{self._tunnel.access.origin} has no bearer token, and the API server gives none for "
+            f"Kubetorch: {why}",
+            hint=f"an administrator of the cluster grants the right with: kubectl create role "
+            f"kubetorch-login -n {self._install_namespace} --verb=create "
+            f"--resource=serviceaccounts/token --resource-name={ADMINISTRATOR} && kubectl create "
+            f"rolebinding kubetorch-login -n {self._install_namespace} --role=kubetorch-login "
+            f"--user=YOU; or, for namespace {namespace} alone, with a service account {USER} there",
+        )
+
+
+_REQUEST: dict[str, Any] = {
+    "apiVersion": "authentication.k8s.io/v1",
+    "kind": "TokenRequest",
+    "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFETIME},
+}
+
+
+async def _reject(client: Client, token: str) -> None:
+    client.session.reject_token(token)
+
+
+def _life(status: dict[str, Any]) -> float:
+    """Seconds that a token is good for."""
+    try:
+        end = resources.seconds(status["expirationTimestamp"])
+    except (KeyError, ValueError):
+        return float(LIFETIME)
+    return min(max(end - time.time(), 0.0), float(LIFETIME))
+
+
+#: Seconds after which the file is read again; the kubelet replaces it long before it ends.
+_FILE_LOOK = 60.0
+
+
+class PodToken:
+    """A file that is read again and again (a `kubetorch.lib.http_client.Credential`)."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._text = ""
+        self._read = -_FILE_LOOK
+
+    def token(self, path: str) -> str:
+        """What the file has."""
+        del path
+        with self._lock:
+            if time.monotonic() - self._read >= _FILE_LOOK:
+                try:
+                    self._text = self._file.read_text(encoding="utf-8").strip()
+                except OSError as error:
+                    raise KubernetesCredentialsError(
+                        f"the token of this pod, {self._file}, cannot be read: {error.strerror}",
+                        hint="is the service account's token mounted, and readable for this user?",
+                    ) from error
+                self._read = time.monotonic()
+            return self._text
+
+    def reject(self, token: str) -> bool:
+        """Whether the file has another one by now."""
+        self._read = -_FILE_LOOK
+        return self.token("") != token
+
+
+def find() -> PodToken | None:
+    """The token of the pod that this program runs in, if it runs in one and has one."""
+    file = environment.pod_token_file()
+    return None if file is None else PodToken(file)

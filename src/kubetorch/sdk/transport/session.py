@@ -1,0 +1,149 @@
+"""The connection of this process to a controller: reached once, and again when it has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from kubetorch.errors import ControllerUnavailableError, KubetorchError, ServiceNotFoundError
+from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.controller import Controller
+    from kubetorch.wire.messages import PodView, WorkloadView
+
+_T = TypeVar("_T")
+#: What a token allows that stands for the user's own.
+_OWN = ("call", "exec")
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+
+
+class ClusterSettings(NamedTuple):
+    """A cluster, as a user means one."""
+
+    kubeconfig: str | None
+    install_namespace: str
+    api_url: str | None
+
+
+class Session:
+    """A controller, and how to reach it again. Threads may share it."""
+
+    def __init__(
+        self,
+        begin: Callable[[], Callable[[], Controller]],
+        transport: PodTransport = DIRECT,
+        *,
+        patience: float = 0.0,
+        is_local: bool = True,
+    ) -> None:
+        self.transport = transport
+        self.patience = patience
+        self.is_local = is_local
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._controller: Controller | None = None
+
+    def controller(self) -> Controller:
+        with self._lock:
+            if self._controller is None:
+                self._controller = self._begin()()
+            return self._controller
+
+    def warm(self) -> None:
+        """Begin to reach the controller; a thread waits for it while the caller does other things.
+
+        That it cannot be reached is said to whoever needs it.
+        """
+        if self._controller is not None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            wait = self._begin()
+            threading.Thread(
+                target=self._finish, args=(wait,), name="kubetorch-connect", daemon=True
+            ).start()
+        except BaseException as error:
+            self._lock.release()
+            if not isinstance(error, KubetorchError):
+                raise
+
+    def _finish(self, wait: Callable[[], Controller]) -> None:
+        """Wait for the controller, with the lock held."""
+        try:
+            self._controller = wait()
+        except KubetorchError:
+            return  # whoever needs the controller tries again, and is told
+        finally:
+            self._lock.release()
+
+    def reconnect(self, failed: Controller) -> Controller:
+        """The controller again, after it did not answer: it may have ended meanwhile."""
+        with self._lock:
+            if self._controller is failed:
+                self._controller = None
+        failed.close()
+        return self.controller()
+
+    def ask(self, question: Callable[[Controller], _T]) -> _T:
+        """Ask the controller something that may be asked twice, and again if it did not answer."""
+        controller = self.controller()
+        try:
+            return question(controller)
+        except ControllerUnavailableError:
+            deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
+        while True:
+            controller = self.reconnect(controller)
+            try:
+                return question(controller)
+            except ControllerUnavailableError:
+                if time.monotonic() + delay > deadline:
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    # ------------------------------------------------------------------------------------ pods
+
+    def address(self, view: WorkloadView, pod: PodView) -> str:
+        """URL of the agent of a pod, for this session's way; empty while there is none."""
+        return self.transport.address(view.spec.namespace, view.spec.name, pod)
+
+    def scaler(self, view: WorkloadView) -> str:
+        """URL of what makes pods for calls; empty where they go to pods, or nothing is between."""
+        if not view.scaler or self.transport is DIRECT:
+            return ""
+        return self.transport.scaler(view.spec.namespace, view.spec.name, view.scaler)
+
+    def own_token(self, view: WorkloadView) -> str:
+        """A token for what only the owner of a workload may do in its pods, such as a shell."""
+
+        def get(controller: Controller) -> str:
+            if controller.token is not None:
+                return controller.token
+            spec = view.spec
+            return controller.get_token(spec.namespace, spec.name, verbs=_OWN).token
+
+        return self.ask(get)
+
+    # --------------------------------------------------------------------------------- workloads
+
+    def get_workload(self, namespace: str, name: str) -> WorkloadView:
+        return self.ask(lambda controller: controller.get_workload(namespace, name))
+
+    def find(self, namespace: str, names: Iterable[str]) -> WorkloadView | None:
+        """The first of these workloads that exists."""
+        for name in names:
+            try:
+                return self.get_workload(namespace, name)
+            except ServiceNotFoundError:
+                continue
+        return None
+
+    def close(self) -> None:
+        """Close the connections of this process; the controller goes on."""
+        with self._lock:
+            controller, self._controller = self._controller, None
+        if controller is not None:
+            controller.close()
+        self.transport.close()

@@ -1,0 +1,181 @@
+"""Connections to pods through an API server, for threads that block.
+
+    thread ── socket ═ Pipe ── WebSocket (port-forward) ── API server ── kubelet ── pod
+
+One thread of the process owns the loop, the client of the API server and all WebSockets. There is
+no listener: nobody else on the machine gets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kubetorch.errors import KubernetesUnavailableError
+from kubetorch.k8s import pod_streams
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import PODS, Ref
+from kubetorch.lib import websocket_protocol
+from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.sdk.transport.background import Background, Far
+
+if TYPE_CHECKING:
+    from kubetorch.k8s.kubeconfig import Access
+
+
+_T = TypeVar("_T")
+#: Seconds that an API server has to answer.
+ANSWER = 10.0
+#: Seconds for which a request that may be repeated is repeated by the client itself. Whoever asks
+#: here repeats for longer.
+_PATIENCE = 0.5
+#: Bytes of what a kubelet says about a connection that are kept.
+_COMPLAINT = 1000
+_logger = logging.getLogger(__name__)
+
+
+class Tunnel:
+    """One user of one cluster. Threads share it; a forked child gets connections of its own."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._background = Background(self._finish)
+        # Of the loop that runs; a forked child has another one.
+        self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
+        self._ends: set[Far] = set()
+
+    def ask(
+        self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
+    ) -> _T:
+        """What the API server answers."""
+        try:
+            return self._background.run(self._ask(question), timeout)
+        except TimeoutError as error:
+            raise self._silent(timeout) from error
+
+    def dial(self, namespace: str, pod: str, port: int, timeout: float | None) -> socket.socket:
+        """A blocking connection to a port of a pod.
+
+        Whether anybody listens there is known only when something is read.
+        """
+        here, near = socket.socketpair()
+        try:
+            self._background.run(self._open(near, Ref(PODS, pod, namespace), port), timeout)
+        except BaseException as error:
+            here.close()  # the loop closes the other end
+            if isinstance(error, TimeoutError) and not isinstance(
+                error, KubernetesUnavailableError
+            ):
+                raise self._silent(timeout) from error
+            raise
+        return here
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._background.close()
+
+    async def _ask(self, question: Callable[[Client], Awaitable[_T]]) -> _T:
+        return await question(self._client())
+
+    def _client(self) -> Client:
+        """The client of this loop."""
+        loop = asyncio.get_running_loop()
+        found = self._clients.get(loop)
+        if found is None:
+            found = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
+            self._clients = {loop: found}
+            self._ends = set()
+        return found
+
+    async def _open(self, near: socket.socket, pod: Ref, port: int) -> None:
+        client = self._client()
+        end = _PodEnd(near, self._ends)
+        try:
+            await pod_streams.connect_port(client, pod, port, end)
+        except BaseException:
+            end.abandon()
+            raise
+
+    async def _finish(self) -> None:
+        for end in list(self._ends):
+            end.abandon()
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    def _silent(self, timeout: float | None) -> KubernetesUnavailableError:
+        return KubernetesUnavailableError(
+            f"the API server {self.access.cluster.server} did not answer within {timeout} s",
+            hint=f"check that the cluster runs and can be reached ({self.access.origin})",
+        )
+
+
+class _PodEnd(Far, Endpoint):
+    """The far side of a pipe: a connection's endpoint."""
+
+    _connection: Connection | None = None
+    #: Channels whose first message, the port, has come.
+    _greeted = 0
+
+    # --------------------------------------------------------------------------- the pipe calls
+
+    def send(self, data: bytes) -> bool:
+        connection = self._connection
+        if connection is None:
+            return False
+        connection.send(_DATA, data)
+        return not connection.is_congested
+
+    def read_on(self, is_wanted: bool) -> None:
+        if self._connection is not None:
+            self._connection.read_on(is_wanted)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.read_on(True)
+            self._connection.close()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            self._connection.abort("nobody wants it any more")
+
+    # --------------------------------------------------------------------- the connection calls
+
+    def on_open(self, connection: Connection) -> None:
+        self._connection = connection
+        self.begin()
+
+    def on_message(self, opcode: int, payload: memoryview) -> None:
+        del opcode
+        if not payload or self.pipe is None:
+            return
+        bit = 1 << payload[0]
+        if not self._greeted & bit:
+            self._greeted |= bit
+        elif payload[0] == pod_streams.PORT_DATA:
+            self.pipe.deliver(payload[1:])
+        elif payload[0] == pod_streams.PORT_ERROR and len(payload) > 1:
+            said = bytes(payload[1:_COMPLAINT]).decode(errors="replace").strip()
+            _logger.debug("a connection to a pod broke: %s", said)
+            self.close()
+            self.pipe.end()
+
+    def on_placed(self, head: bytes, rest: memoryview) -> None:
+        self.on_message(websocket_protocol.BINARY, memoryview(head))
+        if self.pipe is not None and head[0] == pod_streams.PORT_DATA:
+            self.pipe.deliver(rest)
+
+    def on_writable(self) -> None:
+        if self.pipe is not None:
+            self.pipe.resume()
+
+    def on_close(self, reason: str) -> None:
+        del reason
+        self._connection = None
+        self.lose()
+
+
+_DATA = bytes([pod_streams.PORT_DATA])

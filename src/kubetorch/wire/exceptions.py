@@ -1,0 +1,717 @@
+"""Exceptions on the wire: what is sent, its HTTP status, and how the other end rebuilds it.
+
+Standard library only: the worker uses this module too.
+
+A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` as every client of the
+contract knows them, and what our own client needs to raise the very class. An exception is never
+pickled, and no constructor of the user runs when the exception is rebuilt.
+
+The user's code may do anything when an exception is looked at: a property may raise `SystemExit`, a
+`__getattr__` may fail for every name, a metaclass may lie. So what Python itself keeps of an
+exception is read past the user's code, and what only the user's code can say is asked by `safely`
+and `attempt`. Nothing has to be imported for that: there may be no file descriptor left.
+
+`args` and `state` are plain JSON. `members` holds, by attribute, what JSON would change and what
+lives in C (`OSError.filename`): tuples, bytes and paths are objects of one key, which is the tag of
+the kind. What cannot travel at all stands in the `args` as text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import GetSetDescriptorType, MemberDescriptorType, TracebackType
+from typing import Any, TypeGuard, TypeVar
+
+from kubetorch import errors
+
+Found = TypeVar("Found")
+
+#: Ctrl-C, and the end of a call that is itself about to raise what another call ended with.
+INTERRUPTS = (KeyboardInterrupt, errors.CallCancelledError, errors.CallTimeoutError)
+#: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
+TEXT_LIMIT = 256 * 1024
+#: Bytes of JSON: a failure travels in one frame. Text and traceback alone always fit.
+JSON_LIMIT = 4 * 1024 * 1024
+#: Characters of JSON that the members of one exception may have together, and its plain attributes.
+MEMBERS_LIMIT, STATE_LIMIT = 256 * 1024, 1024 * 1024
+#: Causes of causes that are described.
+CAUSES_LIMIT = 20
+#: Values that are copied of one: lists that share their parts may have more than can be counted.
+VALUES_LIMIT = 100_000
+_DEPTH, _LENGTH = 9, 1000
+#: Bits of an integer that JSON carries: Python reads no more than 4300 digits.
+_INTEGER_BITS = 10_000
+#: Stands in the message when the class makes no text: the class is not asked on this side either.
+_UNSHOWN = "its message cannot be shown:"
+#: Attributes of built-in classes that repeat others, or hold the user's objects themselves.
+_REPEATED = frozenset({"obj", "exceptions", "message"})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as plain values.
+
+    Attributes:
+        traceback: Text of the traceback where it was raised; empty when it has none to show.
+        rank: Rank of the worker that raised it, in a distributed call.
+        args: Its `args`, when all of them are plain values, else `None`.
+        state: The plain attributes of the exception.
+        members: Attributes that `args` and `state` do not have exactly.
+        code: Identity of an error of our own tree.
+        started: Whether the call had started; it may be sent again if not.
+        cause: The failure of what it was raised from.
+        status: HTTP status of a response that carries it, see `http_status`.
+        other_errors: Failures of other ranks of a distributed call, or of other pods.
+    """
+
+    error_type: str
+    message: str
+    traceback: str = ""
+    pod_name: str | None = None
+    rank: int | None = None
+    module: str = "builtins"
+    qualname: str = ""
+    args: list[Any] | None = None
+    state: dict[str, Any] = field(default_factory=dict)
+    members: dict[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    started: bool = True
+    cause: dict[str, Any] | None = None
+    status: int = 500
+    other_errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.other_errors:
+            del found["other_errors"]
+        return found
+
+    def to_json(self) -> bytes:
+        """As JSON text, without what is too much: the traceback has the causes, too."""
+        most: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
+        most["other_errors"] = []
+        data = b""
+        for left_out in ({}, {"cause": None}, most):
+            # The state of an error of our own may hold what JSON cannot carry.
+            data = safely(_encode, b"", self.to_dict() | left_out)
+            if data and len(data) <= JSON_LIMIT:
+                break
+        return data
+
+
+def _encode(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, default=repr)
+    # Lone surrogates in the state of an error of our own become escapes of JSON.
+    return text.encode(errors="backslashreplace")
+
+
+_KINDS: dict[str, Any] = {item.name: object for item in fields(Failure)}
+_KINDS |= dict.fromkeys(("error_type", "message", "traceback", "module", "qualname", "code"), str)
+_KINDS |= {
+    "state": dict,
+    "members": dict,
+    "cause": dict,
+    "args": list,
+    "rank": int,
+    "other_errors": list,
+}
+
+
+def parse(data: Mapping[str, Any]) -> Failure:
+    """The failure that a JSON object describes; total: anything is made the best of."""
+    known = {key: one for key, one in data.items() if isinstance(one, _KINDS.get(key, ()))}
+    known.setdefault("error_type", "Exception")
+    if "message" not in known:
+        detail = data.get("detail", data.get("message"))
+        is_text = isinstance(detail, str)
+        known["message"] = detail if is_text else json.dumps(dict(data), default=repr)
+    status = known.get("status")
+    if type(status) is not int or not 400 <= status < 600:
+        known["status"] = 500
+    return Failure(**known)
+
+
+def parse_json(body: bytes | memoryview) -> Failure:
+    """The failure in a response body; a body that is not JSON becomes the message."""
+    text = bytes(body).decode(errors="replace")
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if isinstance(data, dict):
+        return parse(data)
+    return Failure("Exception", text.strip() or "an empty answer")
+
+
+# -------------------------------------------------------------------------- the user's exceptions
+
+
+def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
+    """What `look` returns where an exception is described; `otherwise` if `look` raises anything.
+
+    Also `SystemExit` and `KeyboardInterrupt` are the user's here: a call that is described has left
+    the code that can be interrupted.
+    """
+    try:
+        return look(*args)
+    except BaseException:  # noqa: BLE001  # the user's
+        return otherwise
+
+
+def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Found:
+    """As `safely`, in the middle of a program, which may be interrupted."""
+    try:
+        return make(*args)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001  # SystemExit of the user's class must not end it
+        return otherwise
+
+
+def is_a(value: object, classes: type[Found] | tuple[type[Found], ...]) -> TypeGuard[Found]:
+    """As `isinstance`, which would ask the value itself for its `__class__`."""
+    return issubclass(type(value), classes)
+
+
+def _of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
+    return vars(type)[name].__get__(cls)
+
+
+def _of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
+    return vars(BaseException)[name].__get__(error)
+
+
+def _put(error: BaseException, name: str, value: object) -> None:
+    vars(BaseException)[name].__set__(error, value)
+
+
+def name_of(cls: type) -> str:
+    """The `__name__` of a class."""
+    return str.__str__(_of_class(cls, "__name__"))
+
+
+def module_of(cls: type) -> str:
+    """The `__module__` of a class, empty if that is no text."""
+    module = safely(_of_class, "", cls, "__module__")
+    return str.__str__(module) if is_a(module, str) else ""
+
+
+def trace_of(error: BaseException) -> TracebackType | None:
+    """The `__traceback__` of an exception."""
+    return _of_error(error, "__traceback__")  # type: ignore[no-any-return]
+
+
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """A copy of the `__dict__` of an exception, but for keys and notes that are no text."""
+    found = dict(_of_error(error, "__dict__"))
+    notes = found.pop("__notes__", None)
+    if is_a(notes, list):
+        texts = [_cut(one, TEXT_LIMIT // 8) for one in list.__iter__(notes) if type(one) is str]
+        found["__notes__"] = texts[:_LENGTH]
+    return {key: one for key, one in found.items() if type(key) is str}
+
+
+def set_attribute(error: BaseException, name: str, value: object) -> None:
+    """Set an attribute of an exception, if that is possible: also of a frozen dataclass."""
+    # A property, or a class in C, may refuse.
+    attempt(lambda: BaseException.__setattr__(error, name, value), None)
+
+
+def shown(value: object) -> str:
+    """What `repr` shows of a value, or else the name of its class."""
+    return safely(lambda: str.__str__(repr(value)), name_of(type(value)))
+
+
+def summary(error: BaseException) -> str:
+    """The name of the class of an exception, and the text as far as there is one."""
+    text, name = attempt(lambda: str.__str__(str(error)), ""), name_of(type(error))
+    return f"{name}: {text}" if text else name
+
+
+# ---------------------------------------------------------------------- exception → failure
+
+
+def describe(
+    error: BaseException,
+    *,
+    pod_name: str | None = None,
+    rank: int | None = None,
+    started: bool = True,
+    skip: str | None = None,
+    above: tuple[BaseException, ...] = (),
+) -> Failure:
+    """The failure that stands for `error`. Total: what cannot be had of the exception is left out.
+
+    Leading frames in files under `skip` are left out of the traceback. `above` are the exceptions
+    that this one is a cause or an argument of.
+    """
+    cls = type(error)
+    own = error if _is_own(error) else None
+    cause, above = _of_error(error, "__cause__"), (*above, error)
+    described_cause = None
+    if cause is not None and not is_a(cause, errors.RemoteTraceback) and not _ends(cause, above):
+        described_cause = describe(cause, skip=skip, above=above).to_dict()
+    values = _plain_values({"args": list(_of_error(error, "args")), **attributes_of(error)})
+    members = _members(error, values, above) if own is None else {}
+    args = values.pop("args", None)
+    return Failure(
+        error_type=name_of(cls),
+        message=_cut(_message(error)),
+        traceback=_cut(format_traceback(error, skip=skip)),
+        pod_name=pod_name,
+        rank=rank,
+        module=module_of(cls),
+        qualname=str.__str__(_of_class(cls, "__qualname__")),
+        args=args,
+        state=values if own is None else safely(own.to_state, {}),
+        members=members,
+        code=None if own is None else safely(lambda: own.code, None),
+        started=started,
+        cause=described_cause,
+        status=http_status(error),
+    )
+
+
+def _is_own(error: BaseException) -> TypeGuard[errors.KubetorchError]:
+    """Whether the class is of our own tree; a user's may derive from that."""
+    return errors.EXCEPTION_REGISTRY.get(name_of(type(error))) is type(error)
+
+
+def _ends(error: BaseException, above: tuple[BaseException, ...]) -> bool:
+    return len(above) >= CAUSES_LIMIT or any(error is one for one in above)
+
+
+def describe_refusal(
+    error: Exception, *, pod_name: str | None = None, started: bool = True
+) -> Failure:
+    """The failure of a server's own refusal, or of a fault of it.
+
+    How the server came to it says nothing to a caller: it has no traceback, cause or path of ours.
+    """
+    if not isinstance(error, errors.KubetorchError):
+        why = getattr(error, "strerror", None)
+        said = f"{type(error).__name__}: {why}" if why else type(error).__name__
+        error = errors.KubetorchError(
+            f"the server failed: {said}",
+            hint="this is a fault of Kubetorch; the server's log has the traceback",
+        )
+    failure = describe(error, pod_name=pod_name, started=started)
+    return replace(failure, traceback=error.remote_traceback or "", cause=None)
+
+
+def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
+    """The traceback as Python prints it, without leading frames in files under `skip`."""
+    trace = trace_of(error)
+    if is_a(error, errors.KubetorchError):
+        remote = safely(lambda: error.remote_traceback, None)
+        if remote or trace is None:  # never raised: there is nothing to show but its message
+            return remote or ""
+    hidden = ("<frozen importlib", skip) if skip else ("<frozen importlib",)
+    while trace and trace.tb_frame.f_code.co_filename.startswith(hidden):
+        trace = trace.tb_next
+    formatted = safely(lambda: "".join(traceback.format_exception(type(error), error, trace)), "")
+    if formatted:
+        return formatted
+    # The user's __cause__ or __notes__ may raise.
+    frames = "".join(safely(traceback.format_tb, [], trace))
+    qualname = str.__str__(_of_class(type(error), "__qualname__"))
+    return f"Traceback (most recent call last):\n{frames}{qualname}: {_message(error)}\n"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _text(error)
+    except BaseException as broken:  # noqa: BLE001  # the user's __str__
+        args = safely(BaseException.__str__, "", error)
+        why = f"({_UNSHOWN} {shown(broken)})"
+        return _clean(f"{args} {why}" if args else why)
+
+
+def _text(error: BaseException) -> str:
+    """What `str` says, or as near to what the user wrote as that is."""
+    if _is_own(error):
+        return _clean(error.message)
+    args = _of_error(error, "args")
+    makes_text = safely(lambda: type(error).__str__, None)
+    if makes_text is not KeyError.__str__ or len(args) != 1:
+        return _clean(str.__str__(str(error)))
+    # str(KeyError("x")) has quotes that the user's message had not.
+    return _clean(args[0] if type(args[0]) is str else str.__str__(repr(args[0])))
+
+
+def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    text = _clean(text)
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be encoded: lone surrogates cannot, as in undecodable file names."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _clean(text: str) -> str:
+    """The text with lone surrogates shown as Python writes them."""
+    return text if _is_utf8(text) else text.encode(errors="backslashreplace").decode()
+
+
+def _size(packed: object) -> int:
+    return safely(lambda: len(json.dumps(packed)), JSON_LIMIT)
+
+
+def _plain_values(values: Mapping[str, object]) -> dict[str, Any]:
+    nothing, room = object(), STATE_LIMIT
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        packed = safely(plain, nothing, value)
+        size = _size(packed)
+        if packed is not nothing and size <= room:
+            room -= size
+            found[name] = packed
+    return found
+
+
+def _members(
+    error: BaseException, values: Mapping[str, Any], above: tuple[BaseException, ...]
+) -> dict[str, Any]:
+    room, nothing = MEMBERS_LIMIT, object()
+
+    def pack(value: object, *, stands_in: bool) -> Any:  # noqa: ANN401  # of JSON
+        nonlocal room
+        copier = _Copier(above, tags=True, stands_in=stands_in)
+        packed = safely(copier.copy, nothing, value)  # the user's __repr__; what cannot travel
+        if packed is nothing and not copier.is_too_large:
+            return packed
+        if packed is nothing or _size(packed) > room:
+            said = f"<a value of type {name_of(type(value))}, too large for an exception>"
+            packed = {"shown": [said, said]}
+        room -= _size(packed)
+        return packed
+
+    found: dict[str, Any] = {}
+    for name, value in _attributes_to_tag(error, values):
+        is_args = name == "args"
+        # The message stands for an only argument that is too large.
+        if is_args and 1 < len(value) <= _LENGTH:
+            found[name] = {"tuple": [pack(one, stands_in=True) for one in value]}
+        else:
+            found[name] = pack(value, stands_in=is_args)
+    return {name: packed for name, packed in found.items() if packed is not nothing}
+
+
+def _attributes_to_tag(
+    error: BaseException, values: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    args = _of_error(error, "args")
+    if "args" not in values or not _survives_json(list(args)):
+        yield "args", args
+    # Attributes that are not in the `__dict__`: those of built-in classes, and of `__slots__`.
+    for cls in _of_class(type(error), "__mro__"):
+        if cls is BaseException:
+            break
+        for name, kind in _of_class(cls, "__dict__").items():
+            is_slot = is_a(kind, (MemberDescriptorType, GetSetDescriptorType))
+            if is_slot and not name.startswith("__") and name not in _REPEATED:
+                value = safely(kind.__get__, None, error)  # raises if it was never set
+                if value is not None:
+                    yield name, value
+    for name, value in attributes_of(error).items():
+        if name != "__notes__" and (name not in values or not _survives_json(value)):
+            yield name, value
+
+
+# ------------------------------------------------------------------------------------- values
+
+
+def plain(value: object) -> Any:  # noqa: ANN401  # of JSON
+    """A copy of a value in the types of JSON alone, made without a method of the value's class."""
+    return _Copier().copy(value)
+
+
+def _survives_json(value: object) -> bool:
+    """Whether a value comes out of JSON as it went in."""
+    copier, nothing = _Copier(), object()
+    return safely(copier.copy, nothing, value) is not nothing and copier.is_exact
+
+
+_TYPES = (type(None), bool, int, float, str, bytes, list, tuple, dict)
+_SIZED = (str, bytes, list, tuple, dict)
+
+
+@dataclass
+class _Copier:
+    """Copies values into types of JSON; raises ValueError for what is too deep, long or strange.
+
+    With `tags` there is a tag wherever JSON would change a value; without them a value of a
+    subclass is copied as its base. If `stands_in`, text stands for what cannot travel.
+    """
+
+    above: tuple[BaseException, ...] = ()
+    tags: bool = False
+    stands_in: bool = False
+    is_exact: bool = True
+    is_too_large: bool = False
+    room: int = VALUES_LIMIT
+
+    def copy(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401  # any value, and of JSON
+        self.room -= 1
+        kind: Any = next((one for one in _TYPES if is_a(value, one)), None)
+        limit = TEXT_LIMIT if kind in (str, bytes) else _LENGTH
+        if depth > _DEPTH or self.room < 0 or (kind in _SIZED and kind.__len__(value) > limit):
+            self.is_too_large = True
+            raise ValueError("too deep, too many, or too long")
+        self.is_exact &= kind is type(value) and kind is not tuple
+        if kind is None or (kind is not type(value) and self.tags):
+            return self._copy_object(value, depth + 1)
+        if kind in (list, tuple):
+            items = [self.copy(one, depth + 1) for one in kind.__iter__(value)]
+            return {"tuple": items} if kind is tuple and self.tags else items
+        if kind is dict:
+            pairs = [[self.copy(one, depth + 1) for one in item] for item in dict.items(value)]
+            if not self.tags and not all(type(key) is str for key, _ in pairs):
+                raise ValueError("a key that is no text")
+            return {"dict": pairs} if self.tags else dict(pairs)
+        return self._copy_scalar(kind, value)
+
+    def _copy_scalar(self, kind: Any, value: Any) -> Any:  # noqa: ANN401  # as above
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            self.is_too_large |= int.bit_length(value) > _INTEGER_BITS
+            if not self.is_too_large:
+                return int.__pos__(value)
+        if kind is float:
+            number = float.__pos__(value)
+            if number - number == 0:  # JSON has no other numbers
+                return number
+            if self.tags:
+                return {"float": repr(number)}
+        if kind is str:
+            text = str.__str__(value)
+            if _is_utf8(text):
+                return text
+            if self.tags:
+                return {"text": text.encode(errors="surrogatepass").hex()}
+        if kind is bytes and self.tags:
+            return {"bytes": value.hex()}
+        raise ValueError("no plain value")
+
+    def _copy_object(self, value: Any, deeper: int) -> Any:  # noqa: ANN401  # as above
+        kind = type(value)
+        if not self.tags:
+            raise ValueError("no plain value")
+        if hasattr(kind, "__fspath__") and kind.__module__.partition(".")[0] == "pathlib":
+            return {"path": self.copy(os.fspath(value), deeper)}
+        if is_a(value, BaseException) and not _ends(value, self.above):
+            # The traceback of the whole exception has this one's.
+            described = replace(describe(value, above=self.above), traceback="", cause=None)
+            return {"error": described.to_dict()}
+        if not self.stands_in:
+            raise ValueError(f"a value of type {name_of(kind)}")
+        # A text may be of a subclass, whose text is of that subclass again.
+        text = safely(lambda: str.__str__(str(value)), "")
+        return {"shown": [self.copy(text), self.copy(shown(value))]}
+
+
+class StandIn(str):
+    """An argument that could not travel: its text, and what `repr` shows of it."""
+
+    shown = ""
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+def _untagged(packed: Any, rebuild: Callable[[dict[str, Any]], Exception]) -> Any:  # noqa: ANN401
+    """The value of which `_Copier` made a copy with tags."""
+    if isinstance(packed, list):
+        return [_untagged(one, rebuild) for one in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((tag, content),) = packed.items()
+    if tag == "error":
+        return rebuild(content)
+    if tag == "float":
+        return float(content)
+    if tag in ("bytes", "text"):
+        data = bytes.fromhex(content)
+        return data if tag == "bytes" else data.decode(errors="surrogatepass")
+    parts = _untagged(content, rebuild)
+    if tag == "shown":
+        value = StandIn(parts[0])
+        value.shown = str(parts[1])
+        return value
+    makers: dict[str, Callable[[Any], object]] = {"tuple": tuple, "dict": dict, "path": Path}
+    return makers[tag](parts)
+
+
+# ---------------------------------------------------------------------- failure → exception
+
+
+def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Exception:
+    """The exception to raise on this side.
+
+    Its class is the very class that was raised when that can be imported here: one of Kubetorch's
+    own tree, a built-in one, or the user's; else `RemoteError`. A class that is no `Exception`,
+    such as `SystemExit`, becomes `RemoteError` too: it must not end the caller's process.
+    """
+    error = attempt(_rebuild_class, None, failure, modules or {})
+    if error is None:
+        error = errors.RemoteError(failure.message, error_type=failure.error_type)
+    for name in ("remote_traceback", "pod_name", "rank"):
+        value = failure.traceback if name == "remote_traceback" else getattr(failure, name)
+        if value is not None or attempt(getattr, None, error, name, None) is None:
+            set_attribute(error, name, value)
+    if failure.other_errors:
+        rebuilt = tuple(
+            rebuild(parse(one), modules=modules) for one in failure.other_errors if is_a(one, dict)
+        )
+        set_attribute(error, "other_errors", rebuilt)
+    if failure.traceback:
+        trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
+        _put(error, "__cause__", trace)
+    elif failure.cause is not None:
+        _put(error, "__cause__", rebuild(parse(failure.cause), modules=modules))
+    return error
+
+
+def _rebuild_class(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
+    is_own = failure.module in ("builtins", "kubetorch", "")
+    error = _rebuild_own(failure) if is_own else None
+    if error is None:
+        error = _rebuild_users(failure, modules)
+    if error is not None:
+        # An exception that raises when asked for these would break whatever handles or prints it.
+        _ = error.__class__, error.__cause__, error.__context__
+        if attempt(getattr, None, error, "__notes__", ()) is None:
+            set_attribute(error, "__notes__", [])
+    return error
+
+
+def _rebuild_own(failure: Failure) -> Exception | None:
+    cls = errors.BY_CODE.get(failure.code or "", errors.EXCEPTION_REGISTRY.get(failure.error_type))
+    if cls is None:
+        return None
+    if not failure.state and hasattr(cls, "from_dict"):
+        return cls.from_dict({"message": failure.message})  # type: ignore[no-any-return]
+    return cls.from_state(failure.message, failure.state)
+
+
+def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | None:
+    cls = attempt(_import_class, None, failure, modules)  # runs the user's code
+    if not isinstance(cls, type) or not issubclass(cls, Exception):
+        return None
+    nothing = object()
+
+    def rebuild_inner(data: dict[str, Any]) -> Exception:
+        return rebuild(parse(data), modules=modules)
+
+    found = {
+        name: attempt(_untagged, nothing, packed, rebuild_inner)
+        for name, packed in failure.members.items()
+    }
+    members = {name: value for name, value in found.items() if value is not nothing}
+    args = members.pop("args", failure.args)
+    if not isinstance(args, (list, tuple)):
+        args = [failure.message]
+    attributes = {**failure.state, **members}
+    error = _instance(cls, args, attributes)
+    text = failure.message
+    if error is not None and _UNSHOWN not in text and attempt(_text, None, error) == text:
+        return error
+    return with_text(cls, text, args, attributes)
+
+
+def _import_class(failure: Failure, modules: Mapping[str, str]) -> object:
+    if failure.module == "builtins":
+        return getattr(builtins, failure.error_type)
+    found: object = importlib.import_module(modules.get(failure.module, failure.module))
+    for part in (failure.qualname or failure.error_type).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _instance(
+    cls: type[Exception], args: Sequence[object], attributes: Mapping[str, Any]
+) -> Exception | None:
+    """An exception of a class with these `args` and attributes; `None` if the class refuses.
+
+    The constructor runs for built-in classes only, whose state lives in C.
+    """
+    bases = _of_class(cls, "__mro__")
+    builtin: Any = next(base for base in bases if module_of(base) == "builtins")
+    # The first fails if the class has a signature of its own.
+    makers: list[Callable[..., Any]] = [lambda: cls.__new__(cls, *args)]
+    makers.append(lambda: builtin.__new__(cls, *args))
+    if cls is builtin:
+        makers.insert(0, lambda: cls(*args))  # fails without an argument that could not travel
+    for make in makers:
+        error = attempt(make, None)
+        if is_a(error, cls):
+            _put(error, "args", tuple(args))
+            for name, value in attributes.items():
+                set_attribute(error, name, value)
+            return error
+    return None
+
+
+def with_text(
+    cls: type[Exception], text: str, args: Sequence[object], attributes: Mapping[str, Any]
+) -> Exception | None:
+    """An exception of a subclass whose text is `text`: the class itself makes another text here."""
+
+    def reduce(self: Exception) -> tuple[Any, ...]:
+        return with_text, (cls, text, _of_error(self, "args"), attributes_of(self))
+
+    members = {
+        "__module__": module_of(cls),
+        "__qualname__": str.__str__(_of_class(cls, "__qualname__")),
+        "__doc__": _of_class(cls, "__dict__").get("__doc__"),
+        "__str__": lambda _: text,
+        "__reduce__": reduce,
+    }
+    metaclass: Any = type(cls)
+    # A class may refuse to have subclasses.
+    subclass = attempt(metaclass, None, name_of(cls), (cls,), members)
+    return None if subclass is None else _instance(subclass, args, attributes)
+
+
+# ------------------------------------------------------------------------------- HTTP statuses
+
+
+def http_status(error: BaseException) -> int:
+    """Status of a response that carries `error`.
+
+    An own `status_code` attribute wins; our own classes have a `status`; then by class, with
+    time-outs before `OSError`, whose subclass `TimeoutError` is.
+    """
+    for name in ("status_code", "status"):
+        value = safely(plain, None, safely(getattr, None, error, name, None))
+        if type(value) is int and 400 <= value < 600:
+            return value
+    return next((status for classes, status in _STATUSES if is_a(error, classes)), 500)
+
+
+_STATUSES: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
+    ((TimeoutError,), 504),
+    ((NotImplementedError,), 501),
+    ((TypeError, AssertionError), 422),
+    ((KeyError, FileNotFoundError), 404),
+    ((PermissionError,), 403),
+    ((ValueError, UnicodeError), 400),
+    ((MemoryError, OSError), 500),
+)

@@ -1,0 +1,93 @@
+"""Messages of what runs in a pod beside calls: steps and shells.
+
+A step (`POST /v1/run`) is answered by events, one JSON object per line. A shell and its terminal
+share a WebSocket:
+
+    client   ShellOpen, then bytes for the standard input | ShellResize | ShellEnd
+    agent    bytes of the output, each message with `OUTPUT` or `ERRORS` in front; last ShellExit
+
+Bytes are binary messages, the rest is JSON text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kubetorch.specs.image import Step
+from kubetorch.wire.messages import Message
+
+
+class RunStepNow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of a request to run a step in a running pod, whose image does not change by it.
+
+    Attributes:
+        step: The step.
+        timeout: Seconds after which it is ended.
+    """
+
+    step: Step
+    timeout: float = 3600.0
+
+
+class RunLine(Message, tag="line", frozen=True):
+    """The step wrote a line."""
+
+    text: str
+    source: str = "stdout"
+
+
+class RunEnd(Message, tag="exit", frozen=True):
+    """Last event: what the step ended with, as a shell counts."""
+
+    exit_code: int
+
+
+RunEvent = RunLine | RunEnd
+
+
+#: First byte of output on the standard output, and of that on the standard error.
+OUTPUT, ERRORS = b"\x01", b"\x02"
+#: Longest message in both directions, in bytes.
+MESSAGE_LIMIT = 256 * 1024
+
+
+class ShellMessage(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
+    """Base of the messages."""
+
+
+class ShellOpen(ShellMessage, tag="open", frozen=True):
+    """First message of the client.
+
+    Attributes:
+        command: What a shell runs; an interactive shell if there is none.
+        terminal: Whether it gets a terminal; else its output and its errors come apart.
+        kind: Kind of the terminal, as `TERM` has it.
+        rows: Height of the terminal.
+        columns: Its width.
+    """
+
+    command: str | None = None
+    terminal: bool = False
+    kind: str = "xterm"
+    rows: int = 24
+    columns: int = 80
+
+
+class ShellResize(ShellMessage, tag="resize", frozen=True):
+    """The terminal has another size."""
+
+    rows: int
+    columns: int
+
+
+class ShellEnd(ShellMessage, tag="end", frozen=True):
+    """Nothing more comes for the standard input."""
+
+
+class ShellExit(ShellMessage, tag="exit", frozen=True):
+    """It has ended."""
+
+    code: int
+
+
+FromClient = ShellOpen | ShellResize | ShellEnd

@@ -1,0 +1,241 @@
+"""The streams between sibling agents, to an agent that does to a call what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from kubetorch.errors import AgentDiedError, KubetorchError, ProtocolError
+from kubetorch.lib import deadlines
+from kubetorch.pod import peers as module
+from kubetorch.pod.peers import PeerCall, Peers
+from kubetorch.pod.worker_process.worker_socket import Payload
+from kubetorch.wire import exceptions
+from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Log, Open, Part, Progress, Result
+from kubetorch.wire.messages import Member
+from tests.local.scripted_agent import Call, ScriptedAgent
+
+MB = 1024 * 1024
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.values: list[Any] = []
+        self.lines: list[str] = []
+        self.reports: list[Progress] = []
+
+    def on_log(self, log: Log) -> None:
+        self.lines.append(log.text)
+
+    def on_progress(self, report: Progress) -> None:
+        self.reports.append(report)
+
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        self.values.append(json.loads(bytes(payload.view)))
+        payload.release()
+
+    def on_result(
+        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
+    ) -> None:
+        self.end.set_result(json.loads(bytes(payload.view)))
+
+    def on_error(self, failure: bytes) -> None:
+        self.end.set_exception(exceptions.rebuild(exceptions.parse_json(failure)))
+
+    def on_lost(self, error: KubetorchError) -> None:
+        self.end.set_exception(error)
+
+    async def ended(self, seconds: float = 10) -> Any:
+        async with deadlines.timeout(seconds):
+            return await self.end
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def member(agent: ScriptedAgent) -> Member:
+    return Member(agent.pod, 1, agent.url, agent.incarnation)
+
+
+def call(
+    peers: Peers, to: Member, name: str = "echo", argument: object = 1
+) -> tuple[PeerCall, Sink]:
+    sink = Sink()
+    data = json.dumps({"args": [argument], "kwargs": {}}).encode()
+    request = Open("id", name, Body("json", (len(data),), len(data)), part=Part(3, (1, 2)))
+    return peers.call(to, request, memoryview(data), sink), sink
+
+
+def test_many_calls_share_one_connection():
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        sinks = [call(peers, member(agent), argument=number)[1] for number in range(50)]
+        assert [await sink.ended() for sink in sinks] == list(range(50))
+        assert agent.connects == 1
+        assert {one.part for one in agent.opened} == {Part(3, (1, 2))}
+        peers.close()
+
+    async def echo(one: Call) -> None:
+        await one.result(one.args[0])
+
+    with ScriptedAgent(echo=echo) as agent:
+        run(scenario())
+
+
+def test_large_arguments_and_values_take_turns_within_the_credit():
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        texts = [str(number) * (3 * WINDOW) for number in range(2)]
+        sinks = [call(peers, member(agent), argument=text)[1] for text in texts]
+        assert [await sink.ended(30) for sink in sinks] == texts
+        peers.close()
+
+    async def echo(one: Call) -> None:
+        await one.result(one.args[0])
+
+    with ScriptedAgent(echo=echo) as agent:
+        run(scenario())
+
+
+def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_other():
+    async def more(one: Call) -> None:
+        body = Body("json", (CHUNK + 8,), CHUNK + 8)
+        one.send(Kind.RESULT, Result(body, 1, False))
+        for _ in range(2):
+            one.send(Kind.DATA, None, bytes(CHUNK))
+
+    async def echo(one: Call) -> None:
+        await one.result(one.args[0])
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        with pytest.raises(ProtocolError, match="gets more than its value has"):
+            await call(peers, member(agent), "more")[1].ended()
+        assert await call(peers, member(agent))[1].ended() == 1
+        peers.close()
+
+    with ScriptedAgent(more=more, echo=echo) as agent:
+        run(scenario())
+
+
+def test_a_generator_is_held_until_its_rounds_are_taken():
+    sent = []
+
+    async def values(one: Call) -> None:
+        for number in range(64):
+            await one.give(f"{number:02}" + "x" * (CHUNK - 100))
+            sent.append(number)
+        await one.result("end", streamed=True)
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        opened, sink = call(peers, member(agent), "values")
+        room = module.AHEAD + WINDOW // CHUNK
+        while len(sink.values) < room:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert len(sent) <= room + 1
+        for _ in range(8):
+            opened.grant(8)
+        assert await sink.ended() == "end"
+        assert [int(one[:2]) for one in sink.values] == list(range(64))
+        peers.close()
+
+    with ScriptedAgent(values=values) as agent:
+        run(scenario())
+
+
+def test_calls_go_on_after_the_connection_broke():
+    async def slow(one: Call) -> None:
+        for number in range(20):
+            await one.log(f"line {number}")
+            if number % 5 == 2:
+                asyncio.get_running_loop().call_soon(agent._abort_connections)
+            await asyncio.sleep(0.01)
+        await one.result(len(one.args[0]))
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        sinks = [call(peers, member(agent), "slow", "x" * (2 * MB))[1] for _ in range(3)]
+        assert [await sink.ended(20) for sink in sinks] == [2 * MB] * 3
+        assert all(sink.lines == [f"line {number}" for number in range(20)] for sink in sinks)
+        assert agent.connects > 1
+        peers.close()
+
+    with ScriptedAgent(slow=slow) as agent:
+        run(scenario())
+
+
+def test_calls_on_an_agent_that_was_started_again_are_lost_at_once():
+    async def never(one: Call) -> None:
+        await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        before = member(agent)
+        _, sink = call(peers, before, "never")
+        while not agent.opened:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(agent.die)
+        try:
+            await sink.ended(3)
+        except AgentDiedError as error:
+            assert (error.pod_name, error.reason) == (agent.pod, "AgentRestarted")
+        else:
+            raise AssertionError("it is not lost")
+        _, sink = call(peers, member(agent))
+        assert await sink.ended() == 1
+        peers.close()
+
+    async def echo(one: Call) -> None:
+        await one.result(one.args[0])
+
+    with ScriptedAgent(echo=echo, never=never) as agent:
+        run(scenario())
+
+
+def test_a_cancelled_call_says_how_it_ended():
+    async def wait(one: Call) -> None:
+        await one.is_cancelled.wait()
+        one.error(ValueError("cleaned up"))
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        opened, sink = call(peers, member(agent), "wait")
+        opened.cancel("not wanted")
+        try:
+            await sink.ended()
+        except ValueError as error:
+            assert str(error) == "cleaned up"
+        assert agent.cancelled == ["not wanted"]
+        peers.close()
+
+    with ScriptedAgent(wait=wait) as agent:
+        run(scenario())
+
+
+def test_a_sibling_that_is_known_to_be_gone_loses_its_calls():
+    async def never(one: Call) -> None:
+        await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        _, sink = call(peers, member(agent), "never")
+        peers.drop(member(agent), "OOMKilled")
+        try:
+            await sink.ended(1)
+        except AgentDiedError as error:
+            assert error.reason == "OOMKilled"
+        else:
+            raise AssertionError("it is not lost")
+
+    with ScriptedAgent(never=never) as agent:
+        run(scenario())

@@ -1,0 +1,91 @@
+"""Ports on which the processes of distributed services meet, on one machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kubetorch.controller.backends.base import PortsWanted
+from kubetorch.controller.backends.process.backend import WORLD_PORTS, WorldPorts
+from kubetorch.errors import ResourceNotAvailableError
+from kubetorch.lib import sockets
+
+F, G = ("ns", "f"), ("ns", "g")
+NOBODY: frozenset[int] = frozenset()
+
+
+@pytest.fixture
+def ports() -> Iterator[WorldPorts]:
+    found = WorldPorts()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def free() -> int:
+    return sockets.choose(NOBODY)
+
+
+def test_the_wanted_port_is_taken_when_it_is_free(ports: WorldPorts, free: int) -> None:
+    assert ports.choose(F, PortsWanted(free, is_declared=False), agents=NOBODY) == (free,)
+
+
+def test_two_services_never_get_the_same(ports: WorldPorts, free: int) -> None:
+    wanted = PortsWanted(free, is_declared=False)
+    ports.choose(F, wanted, agents=NOBODY)
+    (other,) = ports.choose(G, wanted, agents=NOBODY)
+    assert other in WORLD_PORTS
+
+
+def test_services_of_two_controllers_never_get_the_same(ports: WorldPorts, free: int) -> None:
+    wanted = PortsWanted(free, is_declared=False)
+    ports.choose(F, wanted, agents=NOBODY)
+    second = WorldPorts()
+    assert second.choose(F, wanted, agents=NOBODY) != (free,)
+    second.close()
+
+
+def test_a_port_is_free_again_without_its_service(ports: WorldPorts, free: int) -> None:
+    wanted = PortsWanted(free, is_declared=True)
+    ports.choose(F, wanted, agents=NOBODY)
+    ports.release(F)
+    assert ports.choose(G, wanted, agents=NOBODY) == (free,)
+
+
+def test_a_service_keeps_what_it_declared_while_its_processes_still_have_it(
+    ports: WorldPorts, free: int
+) -> None:
+    wanted = PortsWanted(free, is_declared=True)
+    ports.choose(F, wanted, agents=NOBODY)
+    with socket.create_server(("127.0.0.1", free)):
+        assert ports.choose(F, wanted, agents=NOBODY) == (free,)
+
+
+@pytest.mark.parametrize("who", ["the service g", "an agent", "another process"])
+def test_a_declared_port_that_somebody_has_is_an_error(
+    ports: WorldPorts, free: int, who: str
+) -> None:
+    wanted = PortsWanted(free, is_declared=True)
+    agents = frozenset({free}) if who == "an agent" else NOBODY
+    if who == "the service g":
+        ports.hold(G, [free])
+    with (
+        socket.create_server(("127.0.0.1", free if who == "another process" else 0)),
+        pytest.raises(ResourceNotAvailableError, match=f"port {free}, which {who} has"),
+    ):
+        ports.choose(F, wanted, agents=agents)
+
+
+def test_each_of_many_processes_has_a_port_of_its_own(ports: WorldPorts, free: int) -> None:
+    with socket.create_server(("127.0.0.1", free)):
+        found = ports.choose(F, PortsWanted(free, False, count=4, per_pod=2), agents=NOBODY)
+    assert len(set(found)) == 4
+    assert free not in found
+
+
+def test_what_an_earlier_controller_gave_is_held(ports: WorldPorts, free: int) -> None:
+    ports.hold(F, [free])
+    wanted = PortsWanted(free, is_declared=False)
+    assert ports.choose(G, wanted, agents=NOBODY) != (free,)

@@ -1,0 +1,251 @@
+"""The world of a distributed service on this machine: pods and a controller that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kubetorch.errors import QuorumError, ResourceNotAvailableError
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.wire import exceptions, messages
+from kubetorch.wire.messages import (
+    DeployEvent,
+    Failed,
+    Members,
+    PodView,
+    Ready,
+    RegroupFailed,
+    WorkloadView,
+    World,
+)
+from tests.local.service_harness import FAKE, Service, is_ready
+
+
+@pytest.fixture
+def service(service_home: Path) -> Iterator[Service]:
+    service = Service(service_home, FAKE).start()
+    yield service
+    service.terminate()
+
+
+def launched(service: Service, workers: int, **more: int) -> WorkloadView:
+    """A distributed service that serves."""
+    last = service.deploy("f", distribution=DistributionSpec(workers=workers, **more))[-1]
+    assert isinstance(last, Ready), last
+    return service.until("f", lambda view: view.world is not None)
+
+
+def world_of(view: WorkloadView) -> World:
+    assert view.world is not None
+    return view.world
+
+
+def lost(view: WorkloadView) -> dict[str, str]:
+    return {one.member.pod: one.reason for one in world_of(view).lost}
+
+
+def told(service: Service, pod: PodView) -> list[tuple[float, Members | RegroupFailed]]:
+    """What an agent was told of its world, and when."""
+    file = service.home / "pods" / "default" / pod.name / "members.jsonl"
+    parts = [line.split(" ", 1) for line in file.read_text().splitlines()]
+    return [
+        (float(moment), messages.decode(Members | RegroupFailed, text)) for moment, text in parts
+    ]
+
+
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def tell(pod: PodView, number: signal.Signals) -> float:
+    """Send a signal to an agent; the time."""
+    assert pod.pid is not None
+    os.kill(pod.pid, number)
+    return time.time()
+
+
+@contextmanager
+def stopped(pid: int | None) -> Iterator[None]:
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def error_of(events: list[DeployEvent]) -> BaseException:
+    last = events[-1]
+    assert isinstance(last, Failed), last
+    return exceptions.rebuild(exceptions.parse(last.failure))
+
+
+def test_ranks_every_agent_is_told_of_the_same_world(service: Service) -> None:
+    view = launched(service, 3)
+    world = world_of(view)
+    assert [member.pod for member in world.members] == [pod.name for pod in view.pods]
+    assert [member.ordinal for member in world.members] == [0, 1, 2]
+    assert [member.incarnation for member in world.members] == [str(pod.pid) for pod in view.pods]
+    for pod in view.pods:
+        said = [one for _, one in told(service, pod)][-1]
+        assert isinstance(said, Members)
+        assert said.world == world
+
+
+def test_ranks_a_killed_agent_is_told_of_at_once(service: Service) -> None:
+    view = launched(service, 2)
+    first, second = view.pods
+    killed = tell(second, signal.SIGKILL)
+
+    def losses() -> list[tuple[float, str]]:
+        said = [(at, one.world) for at, one in told(service, first) if isinstance(one, Members)]
+        return [(at, one.reason) for at, world in said if world for one in world.lost]
+
+    until(losses)
+    at, reason = losses()[0]
+    print(f"told {(at - killed) * 1000:.0f} ms after SIGKILL")
+    assert reason == "AgentDied"
+    assert at - killed < 5
+    message = world_of(service.get("f")).lost[0].message
+    assert message == "its agent ended with SIGKILL"
+
+
+def test_ranks_a_frozen_agent_is_unreachable_within_three_seconds(service: Service) -> None:
+    view = launched(service, 3)
+    time.sleep(3.5)  # nobody is suspected when the controller has just begun
+    victim = view.pods[1]
+    began = time.monotonic()
+    with stopped(victim.pid):
+        found = service.until("f", lambda view: bool(lost(view)), timeout=20.0)
+        seconds = time.monotonic() - began
+        print(f"unreachable after {seconds:.2f} s")
+        assert lost(found) == {victim.name: "unreachable"}
+        assert seconds <= 15
+        tell(view.pods[0], signal.SIGUSR2)
+        found = service.until("f", lambda view: world_of(view).epoch == 2)
+        assert victim.name not in {member.pod for member in world_of(found).members}
+    tell(view.pods[0], signal.SIGUSR1)
+    found = service.until("f", lambda view: world_of(view).epoch == 3)
+    assert len(world_of(found).members) == 3
+
+
+def test_ranks_a_controller_that_is_killed_changes_no_world(service: Service) -> None:
+    before = world_of(launched(service, 2))
+    service.kill()
+    service.start()
+    time.sleep(4.0)
+    assert world_of(service.get("f")) == before
+
+
+def test_ranks_a_controller_that_did_not_run_for_a_while_concludes_nothing(
+    service: Service,
+) -> None:
+    before = world_of(launched(service, 2))
+    time.sleep(3.5)
+    with stopped(service.pid):
+        time.sleep(4.0)
+    time.sleep(4.0)
+    assert world_of(service.get("f")) == before
+
+
+def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(service: Service) -> None:
+    view = launched(service, 2)
+    service.kill()
+    tell(view.pods[1], signal.SIGKILL)
+    service.start()
+    found = service.until("f", lambda view: bool(lost(view)))
+    assert list(lost(found)) == [view.pods[1].name]
+    assert world_of(found).epoch == 1
+
+
+def test_ranks_a_world_is_formed_again_with_the_pod_that_came_back(service: Service) -> None:
+    view = launched(service, 2)
+    tell(view.pods[1], signal.SIGKILL)
+    service.until("f", lambda view: bool(lost(view)) and is_ready(view))
+    tell(view.pods[0], signal.SIGUSR1)
+    found = service.until("f", lambda view: world_of(view).epoch == 2)
+    assert lost(found) == {}
+    assert len(world_of(found).members) == 2
+
+
+def test_ranks_are_all_started_again_by_a_deploy_once_one_is_lost(service: Service) -> None:
+    view = launched(service, 2)
+    distribution = DistributionSpec(workers=2)
+    again = service.deploy("f", distribution=distribution)[-1]
+    assert isinstance(again, Ready)
+    assert again.generation == 1
+    tell(view.pods[1], signal.SIGKILL)
+    service.until("f", lambda view: bool(lost(view)))
+    after = service.deploy("f", distribution=distribution)[-1]
+    assert isinstance(after, Ready)
+    world = world_of(service.get("f"))
+    assert (after.generation, world.epoch, world.generation, world.lost) == (2, 2, 2, ())
+
+
+def test_ranks_of_another_generation_are_another_world(service: Service) -> None:
+    launched(service, 2)
+    distribution = DistributionSpec(workers=2)
+    service.deploy("f", distribution=distribution, inactivity_ttl="1h")
+    world = world_of(service.get("f"))
+    assert (world.epoch, world.generation) == (2, 2)
+
+
+@pytest.mark.parametrize(("quorum_timeout", "launch_timeout"), [(4, 40), (None, 6)])
+def test_ranks_without_a_quorum_are_not_launched(
+    service: Service, quorum_timeout: int | None, launch_timeout: int
+) -> None:
+    events = service.deploy(
+        "f",
+        distribution=DistributionSpec(workers=3, quorum_timeout=quorum_timeout),
+        launch_timeout=launch_timeout,
+        env={"FAKE_PRESENT": "2"},
+    )
+    error = error_of(events)
+    assert isinstance(error, QuorumError)
+    seconds = quorum_timeout or launch_timeout
+    assert f"2 of the 3 pods that it needs after {seconds} s: pod f-" in str(error)
+    assert "its agent has not connected" in str(error)
+
+
+def test_ranks_of_a_quorum_are_launched_without_the_others(service: Service) -> None:
+    distribution = DistributionSpec(workers=3, quorum_workers=2)
+    events = service.deploy("f", distribution=distribution, env={"FAKE_PRESENT": "2"})
+    assert isinstance(events[-1], Ready)
+    assert len(world_of(service.get("f")).members) == 2
+
+
+def test_ranks_of_two_services_never_meet(service: Service) -> None:
+    for name in ("f", "g"):
+        service.deploy(name, distribution=DistributionSpec(workers=1))
+    ports = [world_of(service.get(name)).ports for name in ("f", "g")]
+    assert len({*ports[0], *ports[1]}) == 2
+
+
+def test_ranks_of_tensorflow_have_a_port_each(service: Service) -> None:
+    distribution = DistributionSpec("tensorflow", workers=2, options='{"num_proc": 2}')
+    service.deploy("f", distribution=distribution)
+    world = world_of(service.get("f"))
+    assert (world.processes, len(set(world.ports))) == (2, 4)
+
+
+def test_ranks_whose_port_is_taken_are_not_launched(service: Service) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        distribution = DistributionSpec(workers=1, options=f'{{"port": {port}}}')
+        error = error_of(service.deploy("f", distribution=distribution))
+    assert isinstance(error, ResourceNotAvailableError)
+    assert f"port {port}, which another process has" in str(error)
+    assert isinstance(service.deploy("f", distribution=distribution)[-1], Ready)
+    assert world_of(service.get("f")).ports == (port,)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+from kubetorch.controller.backends.kubernetes.launch_failures import events, snapshot
+from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from unit.controller.backends.kubernetes.launch_failures import recorded
+
+
+def story(*names: str, since: float = 0.0) -> list[str]:
+    """The lines of a launch whose pods are those of some records."""
+    told = ReportedEvents(since)
+    events = [event for name in names for event in recorded.read(name)["events"]]
+    found = [told.new(event) for event in sorted(events, key=snapshot.began)]
+    return [one.line for one in found if one is not None]
+
+
+def event(reason: str, message: str, *, kind: str = "Warning", **about: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": "2026-11-21T15:50:17Z",
+        "lastTimestamp": "2026-11-21T15:50:17Z",
+        "involvedObject": {"kind": "Pod", "name": "web-0", **about},
+        "metadata": {"name": "web-0.1", "namespace": "team"},
+    }
+
+
+def test_a_launch_is_told_step_by_step() -> None:
+    assert story("pull-not-found") == [
+        "Scheduled: assigned to node node1",
+        'Pulling: Pulling image "198.18.0.1:5000/nope:1"',
+    ]
+
+
+def test_what_a_scheduler_says_is_short() -> None:
+    assert story("big-cpu") == [
+        "FailedScheduling: 0/2 nodes are available: 2 Insufficient cpu",
+    ]
+
+
+def test_a_probe_that_kills_is_told_and_one_that_waits_is_not() -> None:
+    assert story("probe-startup") == [
+        "Scheduled: assigned to node node1",
+        "Started: Started container c",
+        "Killing: Container c failed startup probe, will be restarted",
+    ]
+    assert "Unhealthy: Liveness probe failed: sick" in story("probe-liveness")
+
+
+def test_what_happens_to_all_pods_is_told_once() -> None:
+    lines = story("crash-loop", "out-of-memory", "no-secret-env")
+    assert [line for line in lines if line.startswith("Scheduled")] == [lines[0]]
+    assert lines.count("Started: Started container c") == 1
+
+
+def test_what_is_older_than_the_launch_is_not_told() -> None:
+    record = recorded.read("pull-not-found")
+    end = max(map(snapshot.when, record["events"]))
+    assert story("pull-not-found", since=end + 1) == []
+
+
+def test_an_event_that_is_counted_up_is_told_once() -> None:
+    told, again = ReportedEvents(0.0), event("FailedMount", "no such volume")
+    assert told.new(again) is not None
+    assert told.new({**again, "count": 7, "lastTimestamp": "2026-11-21T15:59:00Z"}) is None
+
+
+def test_the_next_launch_within_the_second_does_not_repeat_it() -> None:
+    started = event("Started", "Started container kubetorch", kind="Normal")
+    moment = snapshot.when(started)
+    first = ReportedEvents(moment + 0.1)
+    assert first.new(started) is not None
+    second = ReportedEvents(moment + 0.5, first)
+    assert second.new(started) is None
+    assert second.new(event("Started", "Started container other", kind="Normal")) is not None
+
+
+def test_routine_and_containers_of_others_are_not_told() -> None:
+    quiet = [
+        event("Created", "Created container: c", kind="Normal"),
+        event("Killing", "Stopping container c", kind="Normal"),
+        event("Unhealthy", "Readiness probe failed: 503", fieldPath="spec.containers{queue-proxy}"),
+        event("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503"),
+        event("Started", "Started", kind="Normal", fieldPath="spec.init{kubetorch-runtime}"),
+        event("BackOff", "Back-off restarting failed container"),
+    ]
+    assert [events.read(one) for one in quiet] == [None] * len(quiet)
+
+
+def test_a_warning_is_marked_as_one() -> None:
+    found = events.read(event("NodeNotReady", "Node is not ready"))
+    assert found is not None
+    assert found.is_warning
+    assert found.about == "web-0"
+
+
+def test_the_story_has_an_end() -> None:
+    told = ReportedEvents(0.0)
+    found = [told.new(event("Odd", "a" * number)) for number in range(1, 2 * events.LIMIT)]
+    assert sum(one is not None for one in found) == events.LIMIT

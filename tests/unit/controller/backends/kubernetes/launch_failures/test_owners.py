@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetorch import errors
+from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
+from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import Cluster
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
+from kubetorch.manifests import labels
+
+Object = dict[str, Any]
+AT = "2026-11-21T15:50:17Z"
+NOW = 1795276317.0
+
+
+def owner(
+    kind: str, version: str, *conditions: Object, spec: Object | None = None, **status: Any
+) -> Object:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": "web", "namespace": "team", "uid": "u"},
+        "spec": spec or {},
+        "status": {"conditions": list(conditions), **status},
+    }
+
+
+def condition(kind: str, status: str, reason: str = "", message: str = "") -> Object:
+    given = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {**given, "lastTransitionTime": AT}
+
+
+def template(digest: str) -> Object:
+    return {"template": {"metadata": {"annotations": {labels.TEMPLATE_DIGEST: digest}}}}
+
+
+def judge(*owners: Object, events: Any = ()) -> Verdict:
+    return diagnosis.judge_owner(owners[0], owners, events=events, cluster=Cluster(NOW))
+
+
+def knative(reason: str, message: str, kind: str = "Ready") -> Object:
+    return owner("Service", "serving.knative.dev/v1", condition(kind, "False", reason, message))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        (
+            knative("NotOwned", 'There is an existing Service "web" that we do not own.'),
+            errors.KnativeServiceConflictError,
+            "that we do not own",
+        ),
+        (
+            knative("ContainerMissing", 'Unable to fetch image "a:1": 404 Not Found'),
+            errors.ImagePullError,
+            "there is no image a:1",
+        ),
+        (
+            knative("ExitCode1", "Container failed with: ValueError"),
+            errors.ServiceHealthError,
+            "ValueError",
+        ),
+        (
+            owner(
+                "PyTorchJob",
+                "kubeflow.org/v1",
+                condition("Failed", "True", "PyTorchJobFailed", "1 Worker replica(s) failed."),
+            ),
+            errors.ServiceHealthError,
+            "the PyTorchJob web has failed (PyTorchJobFailed): 1 Worker replica(s) failed.",
+        ),
+        (
+            owner("JobSet", "jobset.x-k8s.io/v1alpha2", condition("Failed", "True", "FailedJobs")),
+            errors.ServiceHealthError,
+            "the JobSet web has failed",
+        ),
+        (
+            owner("RayCluster", "ray.io/v1", state="failed", reason="no head", lastUpdateTime=AT),
+            errors.StartupError,
+            "the RayCluster web has failed: no head",
+        ),
+        (
+            owner(
+                "RayCluster",
+                "ray.io/v1",
+                condition(
+                    "ReplicaFailure",
+                    "True",
+                    "FailedCreateHeadPod",
+                    'pods "w" is forbidden: no PriorityClass with name p was found',
+                ),
+            ),
+            errors.MissingObjectError,
+            "there is no PriorityClass 'p'",
+        ),
+    ],
+)
+def test_an_owner_that_has_failed_is_doomed(
+    given: Object, kind: type[errors.KubetorchError], words: str
+) -> None:
+    verdict = judge(given)
+    assert type(verdict.error) is kind
+    assert words in verdict.error.message
+    assert verdict.error.hint
+    assert verdict.since
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (knative("Deploying", "Waiting for the revision"), "Deploying: Waiting for the revision"),
+        (owner("Job", "batch/v1", condition("Suspended", "True", "Kueue", "not yet")), "not yet"),
+    ],
+)
+def test_an_owner_that_waits_says_why(given: Object, words: str) -> None:
+    verdict = judge(given)
+    assert not verdict.is_doomed
+    assert words in verdict.reason
+
+
+def test_an_owner_that_is_well_says_nothing() -> None:
+    assert not judge(owner("Deployment", "apps/v1", condition("Available", "True"))).reason
+    assert not judge(owner("Job", "batch/v1", condition("Failed", "False"))).reason
+
+
+FAILED = {
+    "reason": "FailedCreate",
+    "message": 'create Pod failed: pods "w" is forbidden: no PriorityClass with name p was found',
+    "lastTimestamp": AT,
+    "involvedObject": {"kind": "StatefulSet", "name": "web", "uid": "u"},
+    "metadata": {"name": "web.1"},
+}
+
+
+def test_a_failure_counts_until_a_pod_could_be_made() -> None:
+    given = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=1)
+    assert judge(given, events=[FAILED]).is_doomed
+    later = {**FAILED, "reason": "SuccessfulCreate", "lastTimestamp": "2026-11-21T15:50:20Z"}
+    assert not judge(given, events=[FAILED, later]).reason
+    beside = {**later, "lastTimestamp": AT}
+    assert judge(given, events=[FAILED, beside]).is_doomed
+    complete = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=2)
+    assert not judge(complete, events=[FAILED]).reason
+
+
+def test_failures_of_an_earlier_object_of_that_name_count_nothing() -> None:
+    given = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=0)
+    earlier = {**FAILED, "involvedObject": {**FAILED["involvedObject"], "uid": "earlier"}}
+    assert not judge(given, events=[earlier]).reason
+
+
+def test_how_many_pods_an_autoscaler_wants_is_nobodys_demand() -> None:
+    said = (
+        'pods "w" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'
+    )
+    failure = condition("ReplicaFailure", "True", "FailedCreate", said)
+    given = owner("Deployment", "apps/v1", failure, spec={"replicas": 4})
+    assert judge(given).is_doomed
+    given["metadata"]["labels"] = {"serving.knative.dev/revision": "web-1"}
+    assert not judge(given).is_doomed
+
+
+def test_what_the_template_before_failed_by_does_not_doom_the_one_that_repairs_it() -> None:
+    said = 'pods "web-1" is forbidden: violates PodSecurity "baseline:latest": SYS_PTRACE'
+    failed = condition("ReplicaFailure", "True", "FailedCreate", said)
+    old = owner("ReplicaSet", "apps/v1", failed, spec=template("old"))
+    new = owner("ReplicaSet", "apps/v1", spec=template("new"))
+    deployment = owner("Deployment", "apps/v1", failed, spec=template("new"))
+    assert judge(deployment, old, new).error is None
+    assert judge(deployment, old).error is None
+    same = {**deployment, "spec": template("old")}
+    assert isinstance(judge(same, old, new).error, errors.AdmissionError)

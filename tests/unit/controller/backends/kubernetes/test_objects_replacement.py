@@ -1,0 +1,310 @@
+"""A workload that is applied as another kind: what becomes of the objects of the first one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
+from kubetorch.errors import KubetorchError, OperatorMissingError, StartupError
+from kubetorch.k8s.resources import Object
+from kubetorch.manifests import labels, rendering
+from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.workload import WorkloadSpec
+from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster, backend
+
+
+def spec(compute: ComputeSpec) -> WorkloadSpec:
+    return WorkloadSpec("team", "f", CallableRef("fn", "f", "m", "f"), compute=compute)
+
+
+def brought(api_version: str, kind: str, body: Object) -> WorkloadSpec:
+    manifest = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "f"}, "spec": body}
+    return spec(ComputeSpec(manifest=json.dumps(manifest)))
+
+
+PODS = {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}
+PLAIN = spec(ComputeSpec())
+SCALED = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=1)))
+SEVERAL = spec(ComputeSpec(replicas=2))
+SET = brought("apps/v1", "StatefulSet", PODS)
+JOBS = brought(
+    "jobset.x-k8s.io/v1alpha2",
+    "JobSet",
+    {"replicatedJobs": [{"name": "w", "template": {"spec": PODS}}]},
+)
+UNSERVED = brought(
+    "leaderworkerset.x-k8s.io/v1",
+    "LeaderWorkerSet",
+    {"leaderWorkerTemplate": {"size": 1, "workerTemplate": PODS["template"]}},
+)
+OTHERS = spec(ComputeSpec(selector=(("app", "theirs"),)))
+
+#: What there is of each of them, and who made the core Service `f`.
+OBJECTS = {
+    "PLAIN": (PLAIN, {"Deployment/f", "Service/f"}, ["KubetorchWorkload"]),
+    "SCALED": (SCALED, {"KService/f"}, ["Route"]),
+    "SEVERAL": (
+        SEVERAL,
+        {"Deployment/f", "Service/f", "Service/f-headless"},
+        ["KubetorchWorkload"],
+    ),
+    "SET": (SET, {"StatefulSet/f", "Service/f"}, ["KubetorchWorkload"]),
+    "JOBS": (JOBS, {"JobSet/f", "Service/f-http"}, ["JobSet"]),
+    "OTHERS": (OTHERS, {"Service/f"}, ["KubetorchWorkload"]),
+}
+
+
+def run(
+    cluster: SmallCluster,
+    scenario: Callable[[KubernetesBackend], Awaitable[None]],
+    *there: Sequence[WorkloadSpec],
+) -> None:
+    """What a controller does; it finds what these specs say."""
+
+    async def main() -> None:
+        one = backend(cluster)
+        await one.start(there)
+        try:
+            await scenario(one)
+        finally:
+            await one.close(pods=False)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("after", OBJECTS)
+@pytest.mark.parametrize("before", OBJECTS)
+def test_only_the_objects_of_the_new_kind_are_there(before: str, after: str) -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(OBJECTS[before][0])
+        await one.apply(OBJECTS[after][0])
+
+    run(cluster, scenario)
+    _, names, makers = OBJECTS[after]
+    assert cluster.names() == names
+    assert cluster.makers("f") == makers
+
+
+def test_the_old_ones_go_when_the_new_ones_would_be_taken_and_before_they_are_made() -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(PLAIN)
+        cluster.asked.clear()
+        await one.apply(SCALED)
+
+    run(cluster, scenario)
+    assert cluster.asked[0] == "try Service"
+    assert set(cluster.asked[1:-1]) == {"delete Deployment", "delete Service"}
+    assert cluster.asked[-1] == "apply Service"
+
+
+@pytest.mark.parametrize("wanted", [SCALED, UNSERVED])
+def test_a_kind_that_cannot_be_made_leaves_all_as_it_is(wanted: WorkloadSpec) -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(PLAIN)
+        cluster.refused["Service"] = "the features do not allow it"
+        with pytest.raises(KubetorchError) as refused:
+            await one.apply(wanted)
+        is_missing = isinstance(refused.value, OperatorMissingError)
+        assert is_missing or "features" in str(refused.value)
+        assert one.applied(wanted) == PLAIN
+
+    run(cluster, scenario)
+    assert cluster.names() == OBJECTS["PLAIN"][1]
+    # A controller that starts then knows which of them is there.
+    run(cluster, lambda one: _check_plain(one, wanted), [wanted, PLAIN])
+
+
+async def _check_plain(one: KubernetesBackend, wanted: WorkloadSpec) -> None:
+    assert one.applied(wanted) == PLAIN
+    assert one.expected("team", "f") == 1
+
+
+def test_what_only_its_making_can_tell_is_made() -> None:
+    cluster = SmallCluster()
+    cluster.refused["StatefulSet"] = 'admission webhook "theirs" does not support dry run'
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(PLAIN)
+        await one.apply(SET)
+
+    run(cluster, scenario)
+    assert cluster.names() == OBJECTS["SET"][1]
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_controller_that_starts_in_between_goes_on_with_it(is_removed: bool) -> None:
+    cluster = SmallCluster()
+    run(cluster, lambda one: one.apply(SCALED))
+    if is_removed:
+        cluster.lose("serving.knative.dev/v1", "Service")
+    run(cluster, lambda one: one.apply(PLAIN), [PLAIN, SCALED])
+    assert cluster.names() == OBJECTS["PLAIN"][1]
+    assert cluster.makers("f") == OBJECTS["PLAIN"][2]
+
+
+@pytest.mark.parametrize("wanted", [UNSERVED, JOBS, SCALED])
+def test_a_controller_that_starts_after_a_change_that_was_refused_adopts_the_old_kind(
+    wanted: WorkloadSpec,
+) -> None:
+    cluster = SmallCluster()
+    run(cluster, lambda one: one.apply(PLAIN))
+
+    async def look(one: KubernetesBackend) -> None:
+        assert one.applied(wanted) == PLAIN
+
+    run(cluster, look, [wanted, PLAIN])
+    assert cluster.names() == OBJECTS["PLAIN"][1]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_teardown_after_a_change_that_was_refused_leaves_nothing(is_known: bool) -> None:
+    cluster = SmallCluster()
+    run(cluster, lambda one: one.apply(PLAIN))
+    others = put_others(cluster)
+    earlier = [PLAIN] if is_known else []
+    run(cluster, lambda one: one.delete("team", "f", grace=1.0), [SCALED, *earlier])
+    assert cluster.names() == others
+
+
+def put_others(cluster: SmallCluster) -> set[str]:
+    """What was not applied for this very workload, or holds what a user keeps."""
+    before = cluster.names()
+    metadata = {"name": "theirs", "namespace": "team", "labels": {labels.SERVICE: "f"}}
+    applied = {**metadata, "annotations": {labels.APPLIED: "digest"}}
+    copied = {**applied, "name": "copied"}
+    owned = {**applied, "name": "owned", "ownerReferences": [{"kind": "Job", "uid": "other"}]}
+    ours = [{"kind": "KubetorchWorkload", "uid": OWNER["metadata"]["uid"]}]
+    kept = {**applied, "name": "data", "ownerReferences": ours}
+    for version, kind, found in (
+        ("apps/v1", "StatefulSet", metadata),
+        ("apps/v1", "Deployment", copied),
+        ("batch/v1", "Job", owned),
+        ("v1", "Secret", kept),
+        ("v1", "PersistentVolumeClaim", kept),
+    ):
+        cluster.put({"apiVersion": version, "kind": kind, "metadata": found})
+    return cluster.names() - before
+
+
+def test_what_was_not_applied_for_this_very_workload_stays() -> None:
+    cluster = SmallCluster()
+    others = put_others(cluster)
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(PLAIN)
+        await one.apply(SCALED)
+
+    run(cluster, scenario)
+    assert cluster.names() == others | OBJECTS["SCALED"][1]
+
+
+def test_an_object_of_somebody_else_of_the_name_is_found_before_anything_goes() -> None:
+    cluster = SmallCluster()
+    theirs = {"name": "f", "namespace": "team"}
+    cluster.put({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": theirs})
+
+    async def scenario(one: KubernetesBackend) -> None:
+        cluster.asked.clear()
+        with pytest.raises(StartupError, match="did not make"):
+            await one.apply(SCALED)
+        assert cluster.asked == []
+
+    run(cluster, scenario, [PLAIN])
+
+
+def test_a_deploy_of_the_same_kind_looks_for_nothing() -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        for _ in range(2):
+            await one.apply(PLAIN)
+        assert cluster.listed == 0
+        await one.apply(SCALED)
+        listed = cluster.listed
+        assert listed > 0
+        await one.apply(SCALED)
+        assert cluster.listed == listed
+
+    run(cluster, scenario)
+
+
+def test_pods_of_another_object_are_of_another_template_though_it_be_the_same() -> None:
+    cluster = SmallCluster()
+    digests = []
+    for one in (SET, brought("apps/v1", "Deployment", PODS)):
+        run(cluster, lambda here, wanted=one: here.apply(wanted))  # type: ignore[misc]
+        kind = json.loads(str(one.compute.manifest))["kind"]
+        metadata = cluster.take("apps/v1", kind)["spec"]["template"]["metadata"]
+        digests.append(metadata["annotations"][labels.TEMPLATE_DIGEST])
+    assert digests[0] != digests[1]
+
+
+def test_a_workload_that_is_released_has_no_pods_until_it_is_applied_again() -> None:
+    cluster = SmallCluster()
+    numbers = []
+
+    async def scenario(one: KubernetesBackend) -> None:
+        for action in (one.apply(SEVERAL), one.release("team", "f"), one.apply(SEVERAL)):
+            await action
+            numbers.append(cluster.take("apps/v1", "Deployment")["spec"]["replicas"])
+
+    run(cluster, scenario)
+    assert numbers == [2, 0, 2]
+
+
+RAY = spec(ComputeSpec(distribution=DistributionSpec("ray", workers=3)))
+
+
+@pytest.mark.parametrize(
+    ("unserved", "made"), [(set(), "RayCluster"), ({"RayCluster"}, "Deployment")]
+)
+def test_ray_ranks_are_plain_pods_where_nothing_makes_pods_of_a_raycluster(
+    unserved: set[str], made: str
+) -> None:
+    cluster = SmallCluster()
+    cluster.unserved |= unserved
+    is_plain = made == "Deployment"
+
+    async def deploy(one: KubernetesBackend) -> None:
+        await one.apply(RAY)
+        assert cluster.names() == {f"{made}/f", "Service/f", "Service/f-headless"}
+        notes = one.notes(RAY.compute, rendering.of_workload(RAY))
+        assert [("no operator" in note) for note in notes] == [True] * is_plain
+
+    async def go_on(one: KubernetesBackend) -> None:
+        assert one.expected("team", "f") == 3
+        before = cluster.names()
+        await one.apply(RAY)
+        assert cluster.names() == before
+        await one.delete("team", "f", grace=1)
+        assert not cluster.names()
+
+    run(cluster, deploy)
+    run(cluster, go_on, [RAY])
+    assert "try" not in " ".join(cluster.asked), "it was no change of kind"
+
+
+def test_ray_ranks_get_their_raycluster_once_there_is_an_operator() -> None:
+    cluster = SmallCluster()
+    cluster.unserved.add("RayCluster")
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(RAY)
+        cluster.unserved.discard("RayCluster")
+        await one.apply(RAY)
+        assert cluster.names() == {"RayCluster/f", "Service/f", "Service/f-headless"}
+
+    run(cluster, scenario)

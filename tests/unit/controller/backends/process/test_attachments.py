@@ -1,0 +1,35 @@
+"""What pods are given of volumes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kubetorch.controller.backends.process.attachments import PodAttachments
+from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.errors import SpecError
+from kubetorch.manifests.desired_pods import Attached, ClaimMount, DesiredPods
+from kubetorch.specs.volume import VolumeSpec
+
+
+def test_a_folder_of_a_volume_that_is_a_link_out_of_it_is_not_mounted(tmp_path: Path) -> None:
+    volumes = VolumeFolders(tmp_path / "volumes", lambda: 0.0)
+    spec = VolumeSpec("data", "/data", "1Gi")
+    volume = Path(asyncio.run(volumes.create("ns", spec)).volume.folder or "")
+    (volume / "inner").mkdir()
+    (volume / "good").symlink_to("inner")
+    (volume / "bad").symlink_to(tmp_path)
+    attachments = PodAttachments(SecretFiles(tmp_path / "secrets", lambda: 0.0), volumes)
+
+    def given(folder: str) -> str:
+        claim = ClaimMount(spec.claim_name, "/data", sub_path=folder)
+        attached = Attached(claims=(claim,))
+        wanted = DesiredPods("ns", "w", 1, "", (), None, "Deployment", False, (), attached=attached)
+        return attachments.give(wanted, tmp_path / "pod").paths.folders[0].source
+
+    assert given("good") == str(volume / "inner")
+    assert given("new") == str(volume / "new")
+    with pytest.raises(SpecError, match="a link out of it"):
+        given("bad/etc")

@@ -1,0 +1,134 @@
+"""What is said of a manifest on a machine that is no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetorch.controller.backends.process.backend import (
+    check_supported,
+    unsupported_notes,
+    unsupported_warnings,
+)
+from kubetorch.errors import SpecError
+from kubetorch.manifests import desired_pods, parameters, rendering
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.endpoint import Endpoint
+
+POD: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+
+
+def rendered(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    manifest = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "s"}, "spec": spec}
+    compute = parameters.read_manifest(manifest)
+    return rendering.render(compute, namespace="default", name="s")
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "spec"),
+    [
+        ("apps/v1", "Deployment", {"replicas": 2, "template": POD}),
+        ("apps/v1", "ReplicaSet", {"replicas": 2, "template": POD}),
+        ("apps/v1", "StatefulSet", {"replicas": 2, "template": POD}),
+        ("batch/v1", "Job", {"parallelism": 2, "template": POD}),
+        ("v1", "Pod", POD["spec"]),
+    ],
+)
+def test_kinds_that_run_as_they_are_have_no_warning(
+    api_version: str, kind: str, spec: dict[str, Any]
+) -> None:
+    manifest = rendered(api_version, kind, spec)
+    check_supported(manifest)
+    assert unsupported_warnings(manifest) == ()
+    assert desired_pods.read(manifest).replicas == (1 if kind == "Pod" else 2)
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "spec", "said"),
+    [
+        ("apps/v1", "DaemonSet", {"template": POD}, "one pod here"),
+        (
+            "batch/v1",
+            "CronJob",
+            {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": POD}}},
+            "no schedule here: its 1 pod start",
+        ),
+        ("serving.knative.dev/v1", "Service", {"template": POD}, "no Knative here"),
+        (
+            "kubeflow.org/v1",
+            "PyTorchJob",
+            {
+                "pytorchReplicaSpecs": {
+                    "Master": {"replicas": 1, "template": POD},
+                    "Worker": {"replicas": 2, "template": POD},
+                }
+            },
+            "no operator of PyTorchJob here: its 3 pods are plain ones",
+        ),
+        (
+            "ray.io/v1",
+            "RayCluster",
+            {"headGroupSpec": {"rayStartParams": {}, "template": POD}},
+            "no Ray operator here",
+        ),
+    ],
+)
+def test_kinds_that_become_plain_pods_say_so(
+    api_version: str, kind: str, spec: dict[str, Any], said: str
+) -> None:
+    manifest = rendered(api_version, kind, spec)
+    check_supported(manifest)
+    (line,) = unsupported_warnings(manifest)
+    assert said in line
+    assert line in unsupported_notes(ComputeSpec(), manifest)
+
+
+def test_a_kind_that_is_not_known_is_refused() -> None:
+    manifest = {"apiVersion": "example.com/v1", "kind": "Fleet", "spec": {"template": POD}}
+    with pytest.raises(SpecError, match=r"'Fleet' of .* cannot be run"):
+        check_supported(manifest)
+    assert unsupported_warnings(manifest) == ()
+    assert unsupported_notes(ComputeSpec(), manifest) == ("a Fleet cannot be run on this machine",)
+
+
+def test_what_has_no_meaning_here_is_noted() -> None:
+    pod = {
+        "spec": {
+            "initContainers": [{"name": "prepare", "image": "a"}],
+            "nodeSelector": {"disk": "fast"},
+            "containers": [
+                {
+                    "name": "kubetorch",
+                    "image": "mine:1",
+                    "workingDir": "/app",
+                    "resources": {
+                        "requests": {"cpu": "1", "nvidia.com/gpu": "1"},
+                        "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"},
+                    },
+                },
+                {"name": "side", "image": "b"},
+            ],
+        }
+    }
+    notes = unsupported_notes(ComputeSpec(), rendered("apps/v1", "Deployment", {"template": pod}))
+    assert notes[:2] == (
+        "the requests (cpu 1) reserve nothing on this machine",
+        "the limits (cpu 2) are not kept on this machine",
+    )
+    assert any("the other containers (prepare, side) are not run" in note for note in notes)
+    assert any("the image mine:1 is not run" in note for note in notes)
+    assert any("nodeSelector choose nothing" in note for note in notes)
+
+
+def test_a_plain_service_has_no_notes_but_those_of_its_requests() -> None:
+    manifest = rendering.render(ComputeSpec(cpus="1"), namespace="default", name="s")
+    assert unsupported_notes(ComputeSpec(), manifest) == (
+        "the requests (cpu 1) reserve nothing on this machine",
+    )
+
+
+def test_the_selector_of_an_endpoint_is_noted() -> None:
+    compute = ComputeSpec(cpus="1", endpoint=Endpoint(selector={"role": "head"}))
+    manifest = rendering.render(compute, namespace="default", name="s")
+    assert any("role=head" in note for note in unsupported_notes(compute, manifest))

@@ -1,0 +1,76 @@
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+from kubetorch.controller.blobs import RECOVERY_PATIENCE, BlobRecovery, BlobStores
+from kubetorch.datastore import trees
+from kubetorch.datastore.blobs import digest_of
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import SendBlobs
+from manual_clock import ManualClock
+
+FILE, ARGUMENTS = b"def f(): pass", b"{}"
+TREE = trees.build([trees.Entry("f.py", "file", len(FILE), digest_of(FILE))])
+SPEC = WorkloadSpec(
+    "ns",
+    "train",
+    CallableRef("fn", "f", "f", "f"),
+    tree=TREE.digest,
+    init_args=digest_of(ARGUMENTS),
+)
+
+
+class World:
+    def __init__(self, folder):
+        self.clock = ManualClock()
+        self.blob_stores = BlobStores(folder)
+        self.recovery = BlobRecovery(self.blob_stores, self.clock)
+        self.asked = []
+
+    def connect(self, name="train", *specs):
+        workload = SimpleNamespace(key=("ns", name), specs=list(specs) or [SPEC])
+        asyncio.run(self.recovery.ask(workload, self.asked.append))
+
+    def bring(self, *blobs):
+        for data in blobs:
+            self.blob_stores.of("ns").blobs.put(digest_of(data), data)
+
+
+def test_a_pod_is_asked_for_trees_with_their_files_and_for_arguments(tmp_path):
+    world = World(tmp_path)
+    world.connect()
+    assert world.asked == [SendBlobs(trees=(TREE.digest,), blobs=(SPEC.init_args,))]
+
+
+def test_files_are_asked_for_where_the_tree_is_known(tmp_path):
+    world = World(tmp_path)
+    world.bring(TREE.encoded, ARGUMENTS)
+    world.connect()
+    assert world.asked == [SendBlobs(blobs=(digest_of(FILE),))]
+
+
+def test_nobody_is_asked_when_nothing_is_missing(tmp_path):
+    world = World(tmp_path)
+    world.bring(TREE.encoded, ARGUMENTS, FILE)
+    world.connect()
+    world.connect("other", replace(SPEC, tree=None, init_args=None))
+    assert world.asked == []
+
+
+def test_another_pod_is_asked_when_the_first_did_not_send_it(tmp_path):
+    world = World(tmp_path)
+    for _ in range(3):
+        world.connect()
+    assert len(world.asked) == 1
+    world.clock.advance(RECOVERY_PATIENCE)
+    world.connect()
+    assert len(world.asked) == 2
+
+
+def test_all_kept_generations_are_looked_at(tmp_path):
+    world = World(tmp_path)
+    world.bring(TREE.encoded, ARGUMENTS, FILE)
+    older = replace(SPEC, tree="0" * 64)
+    world.connect("train", SPEC, older)
+    assert world.asked == [SendBlobs(trees=("0" * 64,))]

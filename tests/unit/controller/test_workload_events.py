@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+from kubetorch.controller.backends.base import News, PodStatus, Trouble
+from kubetorch.controller.workload import PodEventReporter
+from kubetorch.wire.exceptions import Failure
+from kubetorch.wire.messages import Stage
+
+
+def pod(number: int, reason: str = "", failure: Failure | None = None) -> PodStatus:
+    name = f"web-{number}"
+    return PodStatus(name, number, "Pending", "", reason=reason, failure=failure)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self.telling = PodEventReporter(self.stages.append)
+
+    def after(self, *pods: PodStatus, reason: str = "", news: list[News] | None = None) -> Any:
+        self.stages.clear()
+        self.telling.report(pods, Trouble(reason), news or [])
+        return [(stage.pod, stage.message) for stage in self.stages]
+
+
+def test_a_reason_is_told_when_it_is_new() -> None:
+    told = Told()
+    assert told.after(pod(0, "no node")) == [("web-0", "no node")]
+    assert told.after(pod(0, "no node")) == []
+    assert told.after(pod(0)) == []
+    assert told.after(pod(0, "no node")) == [("web-0", "no node")]
+
+
+def test_what_many_pods_wait_for_is_told_once() -> None:
+    told = Told()
+    assert told.after(pod(0, "no node"), pod(1, "no node")) == [("web-0", "no node")]
+    assert told.after(pod(0), pod(1, "no node"), pod(2, "no node")) == []
+
+
+def test_what_keeps_pods_from_being_made_is_nobodys_in_particular() -> None:
+    told = Told()
+    assert told.after(reason="the quota is full") == [(None, "the quota is full")]
+    assert told.after(reason="the quota is full") == []
+
+
+def test_what_fails_a_deploy_is_not_told() -> None:
+    assert Told().after(pod(0, "no image", {"error_type": "ImagePullError"})) == []
+
+
+def test_news_are_told_as_they_come() -> None:
+    told = Told()
+    assert told.after(pod(0), news=[News("Pulling: web:1", "web-0", is_warning=True)]) == [
+        ("web-0", "Pulling: web:1")
+    ]
+    assert told.stages[0].warning

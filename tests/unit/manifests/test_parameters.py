@@ -1,0 +1,181 @@
+"""Rendering and reading agree: what one says, the other finds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetorch.errors import SpecError
+from kubetorch.manifests import parameters, rendering, secrets
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.volume import VolumeSpec
+from unit.manifests.users import manifests
+from unit.specs.strategies import AUTOSCALING, SETTINGS, maybe
+
+KINDS = sorted(manifests())
+#: Fields that a manifest says in full.
+WHOLE = [
+    item.name
+    for item in fields(ComputeSpec)
+    if item.name not in ("image", "logging", "volumes", "secrets", "gpus", "gpu_anti_affinity")
+]
+
+
+def computes(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[ComputeSpec]:
+    """Computes without a manifest, of any setting."""
+    return st.fixed_dictionaries({}, optional=SETTINGS | more).map(lambda it: ComputeSpec(**it))
+
+
+def render(compute: ComputeSpec) -> dict[str, Any]:
+    return rendering.render(compute, namespace="ns", name="mine", username="me")
+
+
+@given(computes())
+def test_reading_finds_what_was_rendered(compute: ComputeSpec) -> None:
+    found = parameters.read_compute(render(compute))
+    for name in WHOLE:
+        value, wanted = getattr(found, name), getattr(compute, name)
+        if isinstance(wanted, tuple) and name != "allowed_serialization":
+            value, wanted = set(value), set(wanted)
+        assert value == wanted, name
+
+
+@given(computes())
+def test_reading_finds_what_a_manifest_can_say_of_the_rest(compute: ComputeSpec) -> None:
+    found = parameters.read_compute(render(compute))
+    image_id = compute.image.image_id if compute.image else None
+    assert found.image == (ImageSpec(image_id=image_id) if image_id else None)
+    assert found.logging == LoggingConfig(level=compute.logging.level)
+    assert found.gpus == (compute.gpus or ("1" if compute.gpu_memory else None))
+    assert found.gpu_anti_affinity == (compute.gpu_anti_affinity and found.gpus is None)
+    assert {(one.mount_path, one.claim_name) for one in found.volumes} == {
+        (one.mount_path, one.claim_name) for one in compute.volumes
+    }
+    in_pod = {
+        replace(one, path=one.path and secrets.path_in_pod(one.path)) for one in compute.secrets
+    }
+    assert set(found.secrets) == in_pod
+
+
+def test_nodes_without_gpus_are_asked_for_and_that_is_read_again() -> None:
+    template = render(ComputeSpec(cpus="1", gpu_anti_affinity=True))
+    assert parameters.read_compute(template).gpu_anti_affinity is True
+    assert parameters.read_compute(render(ComputeSpec(cpus="1"))).gpu_anti_affinity is not True
+
+
+@given(AUTOSCALING)
+def test_reading_finds_how_a_service_scales(scaling: Any) -> None:
+    found = parameters.read_compute(render(ComputeSpec(autoscaling=scaling))).autoscaling
+    least = 1 if scaling.min_scale is None else scaling.min_scale
+    assert found == replace(scaling, min_scale=least)
+
+
+@given(computes())
+def test_rendering_what_was_read_changes_nothing(compute: ComputeSpec) -> None:
+    manifest = render(compute)
+    assert render(parameters.read_manifest(manifest)) == manifest
+
+
+@given(st.sampled_from(KINDS), computes(), st.data())
+def test_what_is_set_on_a_users_manifest_is_read_from_it(
+    kind: str, settings: ComputeSpec, data: st.DataObject
+) -> None:
+    declared = parameters.read_manifest(manifests()[kind])
+    names = ["cpus", "memory", "gpus", "env_vars", "labels", "annotations", "tolerations"]
+    if kind != "TrainJob":
+        names += ["priority_class_name", "image_pull_policy", "working_dir", "launch_timeout"]
+        names += ["shared_memory_limit", "queue", "server_port"]
+    name = data.draw(st.sampled_from([*names, "queue_name", "inactivity_ttl", "node_selector"]))
+    changed = replace(declared, **{name: getattr(settings, name)})
+    found = getattr(parameters.read_compute(render(changed)), name)
+    wanted = getattr(settings, name)
+    if name in ("env_vars", "labels", "annotations"):  # these only add
+        assert set(found) >= set(wanted)
+    elif name == "tolerations":
+        assert set(found) == set(wanted)
+    elif name == "node_selector":
+        assert dict(found) == dict(wanted)
+    else:
+        assert found == wanted
+
+
+def test_tolerations_that_were_taken_away_leave_a_users_manifest() -> None:
+    spot, other = ({"key": name, "operator": "Exists"} for name in ("spot", "other"))
+    manifest = copy.deepcopy(manifests()["Deployment"])
+    manifest["spec"]["template"]["spec"]["tolerations"] = [spot, other]
+    declared = parameters.read_manifest(manifest)
+    (_, kept) = declared.tolerations
+    found = render(replace(declared, tolerations=(kept,)))
+    assert found["spec"]["template"]["spec"]["tolerations"] == [other]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_users_manifest_that_nobody_changed_is_rendered_the_same_twice(kind: str) -> None:
+    once = render(parameters.read_manifest(manifests()[kind]))
+    assert render(parameters.read_manifest(once)) == once
+
+
+@given(maybe(st.sampled_from(KINDS)), computes())
+def test_a_manifest_is_plain_json(kind: str | None, compute: ComputeSpec) -> None:
+    manifest = render(parameters.read_manifest(manifests()[kind]) if kind else compute)
+    assert json.loads(json.dumps(manifest)) == manifest
+
+
+# ------------------------------------------------------------------------------ special readings
+
+
+def test_what_a_server_added_is_left_out() -> None:
+    manifest = manifests()["Deployment"]
+    manifest["status"] = {"replicas": 2}
+    manifest["metadata"] |= {"uid": "1", "resourceVersion": "2", "managedFields": []}
+    manifest["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "4"
+    assert parameters.read_manifest(manifest) == parameters.read_manifest(manifests()["Deployment"])
+
+
+def test_several_pods_of_a_training_job_are_called_together() -> None:
+    assert parameters.read_manifest(manifests()["PyTorchJob"]).distribution is None
+    manifest = manifests()["MPIJob"]
+    manifest["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 3
+    found = parameters.read_manifest(manifest)
+    assert (found.replicas, found.distribution) == (3, DistributionSpec())
+    assert found.distribution.config(replicas=3, launch_timeout=9)["quorum_workers"] == 3
+
+
+def test_a_ray_cluster_is_called_at_its_head() -> None:
+    found = parameters.read_manifest(manifests()["RayCluster"])
+    assert (found.replicas, found.distribution) == (3, DistributionSpec("ray"))
+
+
+def test_a_claim_of_a_manifest_is_a_volume_that_exists() -> None:
+    manifest = manifests()["Pod"]
+    manifest["spec"]["volumes"].append(
+        {"name": "d", "persistentVolumeClaim": {"claimName": "data"}}
+    )
+    mounts = manifest["spec"]["containers"][0]["volumeMounts"]
+    mounts.append({"name": "d", "mountPath": "/data"})
+    assert parameters.read_manifest(manifest).volumes == (
+        VolumeSpec("data", "/data", claim="data"),
+    )
+
+
+def test_name_and_namespace_are_read() -> None:
+    manifest = manifests()["Job"]
+    assert (parameters.name_of(manifest), parameters.namespace_of(manifest)) == ("mine", None)
+    manifest["metadata"] = {"name": "", "namespace": "there"}
+    assert (parameters.name_of(manifest), parameters.namespace_of(manifest)) == (None, "there")
+
+
+def test_a_value_that_kubernetes_would_not_take_is_named() -> None:
+    manifest = manifests()["Deployment"]
+    manifest["spec"]["template"]["spec"]["containers"][0]["env"] = {"A": "1"}
+    with pytest.raises(SpecError, match=r"Deployment cannot be read: C\.env"):
+        parameters.read_manifest(manifest)

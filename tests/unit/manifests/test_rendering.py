@@ -1,0 +1,145 @@
+"""The Deployment of a workload, and what other backends read in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from kubetorch._version import __version__
+from kubetorch.manifests import desired_pods, labels, rendering
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
+
+REF = CallableRef("fn", "train", "package.module", "train")
+COMPUTE = ComputeSpec(
+    cpus="0.5",
+    memory="2Gi",
+    env_vars=(("B", "2"), ("A", "1")),
+    labels=(("team", "ml"),),
+    logging=LoggingConfig(level="debug"),
+)
+SPEC = WorkloadSpec("ns", "train", REF, COMPUTE, username="me")
+
+
+def container(compute: ComputeSpec) -> dict[str, object]:
+    manifest = rendering.render(compute, namespace="ns")
+    (found,) = manifest["spec"]["template"]["spec"]["containers"]
+    return found  # type: ignore[no-any-return]
+
+
+def test_labels_of_a_workload() -> None:
+    manifest = rendering.of_workload(SPEC)
+    own = {
+        "kubetorch.com/version": __version__,
+        "kubetorch.com/service": "train",
+        "kubetorch.com/username": "me",
+        "app": "train",
+        "team": "ml",
+    }
+    of_object = {
+        "kubetorch.com/template": "deployment",
+        "kubetorch.com/module": "package.module",
+    }
+    assert manifest["metadata"]["labels"] == own | of_object
+    assert manifest["spec"]["template"]["metadata"]["labels"] == own
+    assert manifest["spec"]["selector"] == {"matchLabels": {"kubetorch.com/service": "train"}}
+
+
+def test_a_user_label_does_not_replace_one_of_ours() -> None:
+    compute = replace(COMPUTE, labels=((labels.SERVICE, "other"),))
+    manifest = rendering.of_workload(replace(SPEC, compute=compute))
+    assert manifest["metadata"]["labels"][labels.SERVICE] == "train"
+
+
+def test_without_a_username_there_is_no_such_label() -> None:
+    manifest = rendering.of_workload(replace(SPEC, username=None))
+    assert labels.USERNAME not in manifest["metadata"]["labels"]
+
+
+def test_a_compute_that_is_not_deployed_has_no_name() -> None:
+    manifest = rendering.render(ComputeSpec(), namespace="ns")
+    assert manifest["metadata"]["name"] is None
+    assert manifest["spec"]["selector"] == {"matchLabels": {}}
+
+
+def test_requests_have_no_limits() -> None:
+    assert container(COMPUTE)["resources"] == {"requests": {"cpu": "0.5", "memory": "2Gi"}}
+    assert container(ComputeSpec())["resources"] == {}
+
+
+def test_the_environment_is_sorted_and_has_the_log_level() -> None:
+    assert container(COMPUTE)["env"] == [
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "2"},
+        {"name": "KT_LOG_LEVEL", "value": "DEBUG"},
+    ]
+
+
+def test_a_log_level_that_the_user_set_stays() -> None:
+    compute = ComputeSpec(env_vars=(("KT_LOG_LEVEL", "ERROR"),))
+    assert container(compute)["env"] == [{"name": "KT_LOG_LEVEL", "value": "ERROR"}]
+
+
+def test_the_launch_timeout_is_counted_in_startup_probes() -> None:
+    probe = container(ComputeSpec(launch_timeout=603))["startupProbe"]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (5, 120)  # type: ignore[index]
+
+
+def test_several_replicas_are_recreated() -> None:
+    one = rendering.render(ComputeSpec(), namespace="ns")["spec"]
+    assert one["strategy"] == {"type": "RollingUpdate"}
+    several = rendering.render(ComputeSpec(replicas=3), namespace="ns")["spec"]
+    assert (several["replicas"], several["strategy"]) == (3, {"type": "Recreate"})
+
+
+def test_annotations_say_what_callers_may_send_and_when_it_ends() -> None:
+    compute = ComputeSpec(allowed_serialization=("json", "pickle"), inactivity_ttl="1h")
+    assert rendering.render(compute, namespace="ns")["metadata"]["annotations"] == {
+        "kubetorch.com/allowed-serialization": "json,pickle",
+        "kubetorch.com/inactivity-ttl": "1h",
+    }
+
+
+def test_a_manifest_is_plain_json() -> None:
+    manifest = rendering.of_workload(SPEC)
+    assert json.loads(json.dumps(manifest)) == manifest
+
+
+def test_a_module_label_is_cut_from_the_left_and_cleaned() -> None:
+    assert labels.value("a" * 70 + "._x_") == "a" * 59 + "._x"
+    assert labels.value("naïve module") == "na-ve-module"
+
+
+# ------------------------------------------------------------------------------- replacing pods
+
+
+def fingerprint(spec: WorkloadSpec) -> str:
+    return rendering.fingerprint(rendering.of_workload(spec)["spec"]["template"])
+
+
+def test_code_from_another_file_does_not_replace_pods() -> None:
+    other = replace(SPEC, callable=replace(REF, module="another.module"), tree="0" * 64)
+    assert fingerprint(other) == fingerprint(SPEC)
+
+
+def test_replicas_and_annotations_do_not_replace_pods() -> None:
+    compute = replace(COMPUTE, replicas=4, allowed_serialization=("pickle",), inactivity_ttl="1h")
+    assert fingerprint(replace(SPEC, compute=compute)) == fingerprint(SPEC)
+
+
+def test_another_environment_or_working_directory_replaces_pods() -> None:
+    for change in ({"env_vars": ()}, {"working_dir": "/data"}, {"labels": ()}, {"cpus": "1"}):
+        compute = replace(COMPUTE, **change)  # type: ignore[arg-type]
+        assert fingerprint(replace(SPEC, compute=compute)) != fingerprint(SPEC)
+
+
+def test_a_backend_reads_what_it_needs() -> None:
+    compute = replace(COMPUTE, replicas=2, working_dir="/data")
+    wanted = desired_pods.read(rendering.of_workload(replace(SPEC, compute=compute)))
+    assert (wanted.namespace, wanted.name, wanted.replicas) == ("ns", "train", 2)
+    assert wanted.environment == (("A", "1"), ("B", "2"), ("KT_LOG_LEVEL", "DEBUG"))
+    assert wanted.working_dir == "/data"
+    assert wanted.is_recreated
+    assert wanted.requests == (("cpu", "0.5"), ("memory", "2Gi"))

@@ -1,0 +1,728 @@
+"""Calls on a group of ranks; its workers and the other pods do what the test says."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from clock_loop import pause, run
+from kubetorch.errors import (
+    AgentDiedError,
+    CallRefusedError,
+    KubetorchError,
+    PodTerminatedError,
+    ProtocolError,
+    SpecError,
+    WorkerDiedError,
+    WorkerMembershipChanged,
+)
+from kubetorch.lib import memory
+from kubetorch.pod.membership import REPEAT, Membership
+from kubetorch.pod.peers import PeerSink, fan_out
+from kubetorch.pod.ranks import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
+from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.wire import codecs, exceptions, ranks
+from kubetorch.wire.frames import Log, Open, Part, Progress
+from kubetorch.wire.messages import LostMember, Member, Members, Regroup, World
+from kubetorch.wire.ranks import Entry
+from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, line, make_calls, opening
+from tests.unit.pod.fakes import spec as workload
+
+
+def member(number: int) -> Member:
+    return Member(f"train-{number}", number, f"http://10.0.0.{number}:32300", f"agent-{number}")
+
+
+def world(count: int, *, processes: int = 1, epoch: int = 1, **more: Any) -> World:
+    return World(epoch, 1, tuple(map(member, range(count))), processes, **more)
+
+
+class Worker(FakeRunner):
+    def __init__(self, rank: int) -> None:
+        super().__init__(pid=100 + rank)
+        self.rank = rank
+        self.is_alive = True
+        self.aborted: KubetorchError | None = None
+
+    def fail(self, number: int, error: Exception, **more: Any) -> None:
+        self.sink(number).on_error(exceptions.describe(error, **more).to_json())
+
+    def abort(self, reason: KubetorchError | None) -> None:
+        self.aborted = reason
+
+    async def kill(self) -> None:
+        self.is_alive = False
+
+    async def drain(self, grace: float) -> None:
+        return None
+
+
+class PeerCall:
+    def __init__(self, to: Member, request: Open, arguments: bytes, sink: PeerSink) -> None:
+        self.to, self.request, self.arguments, self.sink = to, request, arguments, sink
+        self.is_connected = True
+        self.cancelled: list[str] = []
+        self.granted = 0
+
+    def cancel(self, reason: str) -> None:
+        self.cancelled.append(reason)
+
+    def grant(self, count: int) -> None:
+        self.granted += count
+
+    def give(self, *entries: Entry, streamed: bool = False) -> None:
+        self.sink.on_result(*packed(entries), streamed=streamed)
+
+    def fail(self, error: Exception, **more: Any) -> None:
+        self.sink.on_error(exceptions.describe(error, **more).to_json())
+
+
+class Peers:
+    pod_name = "train-0"
+
+    def __init__(self) -> None:
+        self.calls: list[PeerCall] = []
+        self.dropped: list[str] = []
+
+    def call(self, to: Member, request: Open, arguments: memoryview, sink: PeerSink) -> PeerCall:
+        self.calls.append(PeerCall(to, request, bytes(arguments), sink))
+        return self.calls[-1]
+
+    def drop(self, to: Member, reason: str) -> None:
+        self.dropped.append(to.pod)
+
+
+def packed(entries: Sequence[Entry]) -> tuple[str, list[int], OwnedPayload]:
+    segments = ranks.pack(entries)
+    sizes = [len(one) for one in segments]
+    return ranks.CODEC, sizes, OwnedPayload(b"".join(codecs.join(segments)))
+
+
+def values(sizes: Sequence[int], payload: Payload) -> dict[int, Any]:
+    found = ranks.unpack(codecs.split(payload.view, sizes))
+    return {one.rank: codecs.decode(one.codec, one.segments) for one in found}
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.reports: list[Progress] = []
+        self.rounds: list[dict[int, Any]] = []
+        self.ended: list[set[int]] = []
+        self.result: Any = None
+        self.failing: exceptions.Failure | None = None
+        self.failure: exceptions.Failure | None = None
+        self.ends = 0
+
+    def on_log(self, line: Line) -> None:
+        self.lines.append(line)
+
+    def on_progress(self, report: Progress) -> None:
+        self.reports.append(report)
+
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        assert codec == ranks.CODEC
+        self.rounds.append(values(sizes, payload))
+        entries = ranks.unpack(codecs.split(payload.view, sizes))
+        self.ended.append({one.rank for one in entries if one.is_streamed})
+
+    def on_result(
+        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
+    ) -> None:
+        self.ends += 1
+        self.result = values(sizes, payload) if codec == ranks.CODEC else bytes(payload.view)
+
+    def on_failing(self, failure: bytes) -> None:
+        self.failing = exceptions.parse_json(failure)
+
+    def on_error(self, failure: bytes) -> None:
+        self.ends += 1
+        self.failure = exceptions.parse_json(failure)
+
+    @property
+    def error(self) -> Any:
+        failure = self.failing or self.failure
+        assert failure is not None
+        return exceptions.rebuild(failure)
+
+
+class Pod:
+    """A group in a pod of a world."""
+
+    def __init__(
+        self, count: int, *, node: int | None = 0, processes: int = 1, **settings: Any
+    ) -> None:
+        self.world = world(count, processes=processes)
+        self.sent: list[Regroup] = []
+        self.membership = Membership(self.sent.append)
+        self.membership.update(Members(epoch=1, members=self.world.members, world=self.world))
+        first = (node or 0) * processes
+        own = [] if node is None else [Worker(first + at) for at in range(processes)]
+        self.workers = own
+        self.peers = Peers()
+        self.group = RankGroup(
+            self.world,
+            node,
+            own,  # type: ignore[arg-type]
+            generation=1,
+            membership=self.membership,
+            peers=self.peers,  # type: ignore[arg-type]
+            distribution=DistributionSpec(**settings),
+        )
+
+    def call(self, payload: Payload | None = None, **more: Any) -> tuple[int, Sink]:
+        sink = Sink()
+        return self.group.call(sink, opening(**more), payload or OwnedPayload(b"{}")), sink
+
+    def lose(self, *numbers: int, reason: str = "Deleted") -> None:
+        lost = tuple(LostMember(member(number), reason) for number in numbers)
+        self.tell(world(len(self.world.members), lost=lost))
+
+    def tell(self, now: World, *more: Member) -> None:
+        members = (*now.members, *more)
+        self.membership.update(Members(epoch=2, members=members, world=now))
+
+
+def test_values_of_all_ranks_are_put_together_in_rank_order():
+    async def scenario():
+        pod = Pod(3, node=1, processes=2)
+        number, sink = pod.call()
+        first, second = pod.peers.calls
+        assert [one.to.pod for one in pod.peers.calls] == ["train-0", "train-2"]
+        assert first.request.part == Part(1, (0,))
+        assert first.arguments == b"{}"
+        pod.workers[1].give(1, b"3")
+        second.give(Entry(4, "json", [b"4"]), Entry(5, "json", [b"5"]))
+        pod.workers[0].give(1, b"2")
+        assert sink.ends == 0
+        first.give(Entry(1, "json", [b"1"]), Entry(0, "json", [b"0"]))
+        assert list(sink.result.items()) == [(rank, rank) for rank in range(6)]
+        assert pod.group.running == 0
+        pod.group.cancel(number, "late", timed_out=False)
+
+    run(scenario())
+
+
+def test_a_part_goes_on_to_the_pods_that_it_names():
+    async def scenario():
+        pod = Pod(200, node=100, options='{"tree_fanout": 3}')
+        pod.call(part=Part(1, (100, 101, 102, 103, 104, 105)))
+        parts = [one.request.part.nodes for one in pod.peers.calls]
+        assert parts == [(101,), (102, 103), (104, 105)]
+
+    run(scenario())
+
+
+def test_a_pod_outside_of_the_world_passes_calls_on():
+    async def scenario():
+        pod = Pod(2, node=None)
+        _, sink = pod.call()
+        for rank, part in enumerate(pod.peers.calls):
+            part.give(Entry(rank, "json", [b"%d" % rank]))
+        assert sink.result == {0: 0, 1: 1}
+
+    run(scenario())
+
+
+def test_the_plan_of_a_fan_out_reaches_each_node_once_at_any_size():
+    def reach(nodes, depth=1):
+        found, deepest = [nodes[0]], depth
+        parts = fan_out(nodes[1:], 50)
+        assert len(parts) <= 50
+        for part in parts:
+            inner, below = reach(part, depth + 1)
+            found += inner
+            deepest = max(deepest, below)
+        return found, deepest
+
+    for count in (1, 2, 50, 51, 52, 1000, 5000):
+        found, depth = reach(tuple(range(count)))
+        assert sorted(found) == list(range(count))
+        assert depth <= 1 + math.ceil(math.log(max(count, 2), 50))
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def test_the_first_rank_that_fails_cancels_the_others_and_names_itself():
+    async def scenario():
+        pod = Pod(2, processes=2)
+        _, sink = pod.call()
+        [peer] = pod.peers.calls
+        pod.workers[1].fail(1, ValueError("bad"))
+        assert peer.cancelled
+        assert pod.workers[0].cancelled
+        peer.fail(KeyError("worse"), rank=3, pod_name="train-1")
+        assert sink.failing is None
+        await pause(SETTLING)
+        assert isinstance(sink.error, ValueError)
+        assert (sink.failing.rank, sink.failing.pod_name) == (1, "train-0")
+        assert [(one.rank, type(one)) for one in sink.error.other_errors] == [(3, KeyError)]
+        assert sink.error.__notes__ == [
+            "on rank 1 in pod train-0; failed with it: rank 3 in pod train-1: KeyError: worse "
+            "(see .other_errors)"
+        ]
+        assert (sink.ends, pod.group.running) == (0, 1)
+        pod.workers[0].sink(1).on_lost(WorkerDiedError("killed"))
+        assert (sink.ends, pod.group.running) == (1, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        ({0: ValueError("a"), 1: ValueError("b")}, 0),
+        ({0: RuntimeError("Connection closed by peer [10.0.0.1]"), 1: ValueError("b")}, 1),
+        ({0: ValueError("a"), 1: WorkerDiedError("gone", exit_code=-9)}, 1),
+        ({0: CallRefusedError("it is being stopped"), 1: ValueError("b")}, 1),
+        ({0: WorkerDiedError("gone"), 1: PodTerminatedError("train-1", "Evicted")}, 1),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_no_consequence_is_raised_first(failures, first, order):
+    async def scenario():
+        pod = Pod(1, processes=2)
+        _, sink = pod.call()
+        for rank in (0, 1)[::order]:
+            pod.workers[rank].fail(1, failures[rank])
+        assert (sink.failure.rank, sink.failure.message) == (first, str(failures[first]))
+
+    run(scenario())
+
+
+def test_a_worker_that_ends_is_named_and_takes_the_others_along():
+    async def scenario():
+        pod = Pod(1, processes=2)
+        _, sink = pod.call()
+        pod.workers[1].sink(1).on_lost(WorkerDiedError("the worker ended with exit code 0"))
+        pod.group.abort(pod.workers[1])
+        assert not pod.group.takes_calls
+        pod.workers[0].sink(1).on_lost(pod.workers[0].aborted)
+        assert isinstance(sink.error, WorkerDiedError)
+        assert sink.failure.rank == 1
+
+    run(scenario())
+
+
+def test_attached_failures_are_bounded():
+    async def scenario():
+        pod = Pod(1, processes=60)
+        _, sink = pod.call()
+        for worker in pod.workers:
+            worker.fail(1, ValueError("x" * 100_000))
+        assert sink.failure.rank == 0
+        assert len(sink.failure.other_errors) in range(1, 17)
+        assert len(sink.failure.to_json()) < 2 * 1024 * 1024
+
+    run(scenario())
+
+
+def test_a_cancelled_call_ends_when_all_ranks_have():
+    async def scenario():
+        pod = Pod(2)
+        number, sink = pod.call()
+        pod.group.cancel(number, "enough", timed_out=False)
+        assert pod.workers[0].cancelled == [(1, "enough", False)]
+        assert pod.peers.calls[0].cancelled == ["enough"]
+        await pause(1)
+        assert sink.ends == 0
+        await pause(10)  # the other pod says nothing any more
+        assert (sink.failure.code, pod.group.running) == ("call_cancelled", 0)
+
+    run(scenario())
+
+
+def test_a_rank_that_hangs_is_named_once():
+    async def scenario():
+        pod = Pod(1, processes=3)
+        _, sink = pod.call()
+        pod.workers[0].give(1, b"0")
+        pod.workers[2].give(1, b"2")
+        await pause(HANGING + 1)
+        [told] = sink.lines
+        assert "rank 1 in pod train-0" in told.text
+        assert "kt stacks" in told.text
+
+    run(scenario())
+
+
+# ----------------------------------------------------------------------------------- membership
+
+
+def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
+    async def scenario():
+        pod = Pod(3)
+        _, sink = pod.call()
+        pod.lose(2, reason="OOMKilled")
+        await pause(SETTLING)
+        error = sink.error
+        assert isinstance(error, WorkerMembershipChanged)
+        assert error.reasons == {"train-2": "OOMKilled"}
+        assert error.removed_ips == {"10.0.0.2"}
+        assert error.current_ips == {"10.0.0.0", "10.0.0.1"}
+        assert error.is_critical
+        with pytest.raises(WorkerMembershipChanged, match="train-2: OOMKilled"):
+            pod.call()
+        assert pod.group.takes_calls
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("asked", [{"workers": "ready"}, {"workers": "any"}, {"workers": (0, 1)}])
+def test_a_loss_is_no_error_for_calls_that_do_without(asked):
+    async def scenario():
+        pod = Pod(3)
+        pod.lose(2)
+        _, sink = pod.call(**asked)
+        pod.workers[0].give(1, b"0")
+        for part in pod.peers.calls:
+            part.give(Entry(part.to.ordinal, "json", [b"1"]))
+        assert 2 not in sink.result
+
+    run(scenario())
+
+
+def test_who_is_lost_while_a_call_takes_whoever_is_there_has_no_value():
+    async def scenario():
+        pod = Pod(3)
+        _, sink = pod.call(workers="ready")
+        pod.lose(2)
+        pod.peers.calls[1].sink.on_lost(AgentDiedError("train-2", "Deleted"))
+        pod.workers[0].give(1, b"0")
+        pod.peers.calls[0].give(Entry(1, "json", [b"1"]))
+        assert sink.result == {0: 0, 1: 1}
+
+    run(scenario())
+
+
+def test_without_monitoring_a_loss_is_that_of_its_rank():
+    async def scenario():
+        pod = Pod(2, monitor_members=False)
+        _, sink = pod.call()
+        pod.lose(1)
+        pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "Deleted"))
+        await pause(SETTLING)
+        assert isinstance(sink.error, AgentDiedError)
+
+    run(scenario())
+
+
+def test_what_fails_because_of_a_loss_waits_for_the_news_of_it():
+    async def scenario():
+        pod = Pod(2)
+        _, sink = pod.call()
+        pod.workers[0].fail(1, RuntimeError("gloo: Connection closed by peer"))
+        await pause(SETTLING * 1.5)
+        assert sink.failing is None
+        pod.lose(1)
+        await pause(DOUBT)
+        assert isinstance(sink.error, WorkerMembershipChanged)
+        assert [type(one) for one in sink.error.other_errors] == [RuntimeError]
+
+    run(scenario())
+
+
+def test_a_stream_that_ends_is_a_loss_even_without_news():
+    async def scenario():
+        pod = Pod(2)
+        _, sink = pod.call()
+        pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "AgentRestarted"))
+        await pause(NEWS + SETTLING)
+        assert sink.error.reasons == {"train-1": "AgentRestarted"}
+
+    run(scenario())
+
+
+def test_who_joins_is_announced_once():
+    async def scenario():
+        pod = Pod(2)
+        _, sink = pod.call()
+        for _ in range(2):
+            pod.tell(pod.world, member(7))
+        assert ["train-7 has joined" in one.text for one in sink.lines] == [True]
+
+    run(scenario())
+
+
+def test_restart_procs_of_those_that_are_ready_awaits_no_quorum():
+    async def scenario():
+        pod = Pod(2)
+        request = opening(restart_procs=True, workers="ready", id="call-9")
+        assert not pod.group.takes(request, time.time())
+        assert [one.is_quorum_awaited for one in pod.sent] == [False]
+
+    run(scenario())
+
+
+def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
+    async def scenario():
+        pod = Pod(2)
+        request = opening(restart_procs=True, id="call-9")
+        assert not pod.group.takes(request, time.time())
+        assert pod.group.takes(opening(), time.time())
+        await pause(2.5 * REPEAT)
+        assert set(pod.sent) == {Regroup(id="call-9", epoch=1, is_quorum_awaited=True)}
+        assert len(pod.sent) == 3
+        pod.tell(world(2, epoch=2))
+        waiting_since = time.time()
+        # Its processes are about to be replaced.
+        assert not pod.group.takes(opening(), time.time())
+        newer = RankGroup(
+            pod.membership.world,
+            0,
+            pod.workers,
+            generation=1,
+            membership=pod.membership,
+            peers=pod.peers,
+            distribution=DistributionSpec(),
+        )
+        assert newer.takes(request, time.time())
+        await pause(2.5 * REPEAT)
+        assert len(pod.sent) == 3
+        another = opening(restart_procs=True, id="call-10")
+        assert newer.takes(another, waiting_since)
+        newer.world = structs.replace(newer.world, lost=(LostMember(member(1), "Deleted"),))
+        assert not newer.takes(another, waiting_since)
+
+    run(scenario())
+
+
+def test_a_part_waits_for_its_epoch_and_one_of_the_past_is_refused():
+    async def scenario():
+        pod = Pod(2)
+        assert not pod.group.takes(opening(part=Part(2, (0,))), time.time())
+        with pytest.raises(WorkerMembershipChanged, match="newer"):
+            pod.call(part=Part(0, (0,)))
+        with pytest.raises(ProtocolError):
+            pod.call(part=Part(1, (5,)))
+
+    run(scenario())
+
+
+def test_a_part_of_a_call_that_began_before_a_reload_runs_where_it_belongs():
+    async def scenario():
+        calls, plain = make_calls(), workload("f")
+        distributed = replace(plain.compute, distribution=DistributionSpec())
+        served = replace(plain, compute=distributed)
+        old = Pod(2)
+        calls.serve(served, old.group)
+        new = Pod(2)
+        new.group.world = world(2, epoch=2)
+        calls.serve(served, new.group)
+        for epoch in (1, 2):
+            request = opening(id=f"part-of-{epoch}", part=Part(epoch, (0,)))
+            begin(calls, request, FakeCaller())
+        assert [len(one.workers[0].calls) for one in (old, new)] == [1, 1]
+        assert old.workers[0].calls[1][1].part.epoch == 1
+
+    run(scenario())
+
+
+# ----------------------------------------------------------------------------------- generators
+
+
+def test_a_round_has_a_value_of_each_rank_that_still_runs():
+    async def scenario():
+        pod = Pod(2, processes=2)
+        number, sink = pod.call()
+        [peer] = pod.peers.calls
+        pod.workers[0].give_one(1, b"1")
+        pod.workers[0].give_one(1, b"2")
+        pod.workers[1].give_one(1, b"3")
+        assert sink.rounds == []
+        peer.sink.on_yield(*packed([Entry(2, "json", [b"4"]), Entry(3, "json", [b"5"])]))
+        assert sink.rounds == [{0: 1, 1: 3, 2: 4, 3: 5}]
+        pod.group.grant(number, 8)
+        assert (pod.workers[0].granted, peer.granted) == ([(1, 8)], 8)
+        pod.workers[1].give(1, b"null", streamed=True)
+        peer.give(Entry(2, "json", [b"6"], True), Entry(3, "json", [b"7"], True), streamed=True)
+        assert sink.rounds[1:] == [{0: 2}]
+        pod.workers[0].give(1, b"8", streamed=True)
+        assert sink.result == {0: 8, 1: None, 2: 6, 3: 7}
+
+    run(scenario())
+
+
+def test_rounds_that_wait_come_before_the_result():
+    async def scenario():
+        pod = Pod(1, processes=2)
+        _, sink = pod.call()
+        for value in (b"1", b"2"):
+            pod.workers[0].give_one(1, value)
+        pod.workers[0].give(1, b"3", streamed=True)
+        pod.workers[1].give(1, b"4", streamed=True)
+        assert sink.rounds == [{0: 1, 1: 4}, {0: 2}]
+        assert sink.result == {0: 3, 1: 4}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_the_first_round_names_the_ranks_that_ended_without_a_value(is_streamed):
+    async def scenario():
+        pod = Pod(2, processes=2)
+        _, sink = pod.call()
+        [peer] = pod.peers.calls
+        peer.give(Entry(2, "json", [b"6"], True), Entry(3, "json", [b"7"], True), streamed=True)
+        pod.workers[0].give(1, b"8", streamed=is_streamed)
+        pod.workers[1].give_one(1, b"1")
+        pod.workers[1].give_one(1, b"2")
+        assert sink.rounds == [{0: 8, 1: 1, 2: 6, 3: 7}, {1: 2}]
+        assert sink.ended == [{0, 2, 3}, set()]
+        pod.workers[1].give(1, b"9", streamed=True)
+        assert sink.result == {0: 8, 1: 9, 2: 6, 3: 7}
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------- lines, arguments, one value
+
+
+def test_lines_and_progress_say_where_they_come_from():
+    async def scenario():
+        pod = Pod(2)
+        _, sink = pod.call()
+        pod.workers[0].sink(1).on_log(line("own")._replace(rank=0))
+        pod.peers.calls[0].sink.on_log(Log("other", "train-1", rank=1))
+        pod.peers.calls[0].sink.on_progress(Progress(1, 2, None, 1))
+        assert [(one.text, one.pod, one.rank) for one in sink.lines] == [
+            ("own", None, 0),
+            ("other", "train-1", 1),
+        ]
+        assert sink.reports == [Progress(1, 2, None, 1)]
+
+    run(scenario())
+
+
+def test_large_arguments_are_written_once_for_all_workers():
+    class Keeping(Worker):
+        given: Payload | None = None
+
+        def call(self, sink: Any, request: Open, payload: Payload) -> int:
+            self.given = payload
+            return super().call(sink, request, OwnedPayload(payload.view))
+
+    async def scenario():
+        pod = Pod(1, processes=3)
+        pod.workers[:] = [Keeping(rank) for rank in range(3)]
+        pod.group.workers = tuple(pod.workers)
+        stored = memory.allocate(1024 * 1024)
+        pod.call(stored)
+        assert {one.given.file for one in pod.workers} == {stored.file}
+        assert all(one.given.is_shared for one in pod.workers)
+        pod.call(OwnedPayload(bytes(1024 * 1024)))
+        assert len({one.given.file for one in pod.workers}) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_single_controller_runs_on_the_first_pod_and_answers_as_it_is(node):
+    async def scenario():
+        pod = Pod(2, node=node, distribution_type="ray")
+        _, sink = pod.call()
+        if node == 0:
+            assert pod.peers.calls == []
+            pod.workers[0].give(1, b'"one"')
+        else:
+            [peer] = pod.peers.calls
+            assert (peer.to.pod, peer.request.part.nodes) == ("train-0", (0,))
+            assert pod.workers[0].calls == {}
+            peer.sink.on_result("json", (5,), OwnedPayload(b'"one"'), streamed=False)
+        assert sink.result == b'"one"'
+        with pytest.raises(SpecError, match="ray"):
+            pod.call(workers="any")
+
+    run(scenario())
+
+
+def test_a_call_on_monarch_uses_all_pods_and_one_on_ray_goes_on_without_some():
+    async def scenario():
+        pods = {name: Pod(2, distribution_type=name) for name in ("monarch", "ray")}
+        sinks = {name: pod.call()[1] for name, pod in pods.items()}
+        for pod in pods.values():
+            pod.lose(1)
+            pod.workers[0].give(1, b'"one"')
+        assert sinks["monarch"].error.reasons == {"train-1": "Deleted"}
+        assert [sink.ends for sink in sinks.values()] == [1, 1]
+        with pytest.raises(WorkerMembershipChanged):
+            pods["monarch"].call()
+        assert sinks["ray"].result == b'"one"'
+        pods["ray"].call()
+
+    run(scenario())
+
+
+def test_a_call_that_one_worker_refuses_runs_nowhere():
+    async def scenario():
+        pod = Pod(2, processes=2)
+        pod.workers[1].refuses = CallRefusedError("full")
+        with pytest.raises(CallRefusedError, match="full"):
+            pod.call()
+        assert pod.workers[0].cancelled
+        assert (pod.peers.calls, pod.group.running) == ([], 0)
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------------ selection
+
+
+@pytest.mark.parametrize(
+    ("workers", "found"),
+    [
+        (None, (0, 1, 2, 3)),
+        ("any", (2,)),
+        ("ready", (0, 2, 3)),
+        ((3, 0), (0, 3)),
+        (("3", 0, 3), (0, 3)),
+        (("10.0.0.2", "train-1"), (1, 2)),
+        (("10.0.0.3:32300",), (3,)),
+        ("10.0", (0, 1, 2, 3)),
+        ("train-3", (3,)),
+    ],
+)
+def test_workers_name_nodes(workers, found):
+    assert select(workers, world(4).members, [1], 2) == found
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ((10,), "Worker index 10 out of range. Valid range: 0-1"),
+        ((-1,), "Worker index -1 out of range. Valid range: 0-1"),
+        (("7",), "Worker index 7 out of range"),
+        (("10.0.0.9",), "Worker IP '10.0.0.9' not found"),
+        ("many", "Worker IP 'many' not found"),
+        ("", "Worker IP '' not found"),
+        ((), "Invalid worker specification"),
+        ((True,), "Invalid worker specification: True"),
+    ],
+)
+def test_workers_that_name_nobody_are_refused(workers, said):
+    with pytest.raises(ValueError, match=said):
+        select(workers, world(2).members, [], 0)
+
+
+def test_the_note_of_an_error_survives_the_wire():
+    async def scenario():
+        pod = Pod(1)
+        _, sink = pod.call()
+        pod.workers[0].fail(1, ValueError("bad"))
+        assert json.loads(sink.failure.to_json())["state"]["__notes__"] == [
+            "on rank 0 in pod train-0"
+        ]
+
+    run(scenario())

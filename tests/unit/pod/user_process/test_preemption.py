@@ -1,0 +1,47 @@
+"""What user code wants to be done before its pod ends."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+from kubetorch.pod.user_process.current_call import current
+from kubetorch.pod.user_process.preemption import Callbacks
+
+
+def ran(callbacks: Callbacks) -> None:
+    ended = threading.Event()
+    callbacks.run(ended.set)
+    assert ended.wait(10)
+
+
+def test_callbacks_run_once_each_in_the_order_of_their_registration():
+    seen: list[int] = []
+    callbacks = Callbacks()
+    for callback in (first := lambda: seen.append(1), lambda: seen.append(2), first):
+        callbacks.add(callback)
+    ran(callbacks)
+    assert seen == [1, 2]
+
+
+def test_a_callback_runs_in_the_call_that_registered_it_and_is_forgotten_with_it():
+    seen: list[int] = []
+    callbacks = Callbacks()
+    token = current.set(SimpleNamespace(number=7))  # type: ignore[arg-type]
+    callbacks.add(lambda: seen.append(current.get().number))  # type: ignore[union-attr]
+    current.reset(token)
+    ran(callbacks)
+    callbacks.forget(7)
+    callbacks.forget(8)
+    ran(callbacks)
+    assert seen == [7]
+
+
+def test_one_that_fails_does_not_keep_others_from_running(capsys):
+    seen: list[int] = []
+    callbacks = Callbacks()
+    callbacks.add(lambda: 1 / 0)
+    callbacks.add(lambda: seen.append(1))
+    ran(callbacks)
+    assert seen == [1]
+    assert "ZeroDivisionError" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""What an event of a call means: a value, an error, one more attempt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kubetorch.errors import (
+    AgentDiedError,
+    CallableNotFoundError,
+    CallLostError,
+    CallRefusedError,
+    CallTimeoutError,
+    KubetorchError,
+    PodTerminatedError,
+    SerializationError,
+    ServiceNotFoundError,
+    WorkerDiedError,
+    WorkerMembershipChanged,
+)
+from kubetorch.sdk.calls.attempts import Again, Done, Invocation, Target, Yielded
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.route import Location, Route
+from kubetorch.sdk.calls.stream import Stream
+from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
+from kubetorch.wire import codecs, exceptions, frames, ranks
+from kubetorch.wire.frames import Kind
+
+
+def invocation(*, is_distributed: bool = False, **options: Any) -> Invocation:
+    route = Route("service", lambda: Location((), ""))
+    modules = {"prog": __name__}
+    target = Target("default", "service", "work", modules=modules, is_distributed=is_distributed)
+    return Invocation(target, route, CallOptions(**options), (1,), {})
+
+
+def stream() -> Stream:
+    return Stream(lambda broken: None)
+
+
+def event(kind: int, meta: object = None, payload: bytes | None = None, **call: bool) -> Event:
+    pending = PendingCall(1, lambda event: None)
+    for name, value in call.items():
+        setattr(pending, name, value)
+    return Event(pending, kind, meta, payload, 0)
+
+
+def failed(error: Exception, *, started: bool = True) -> Event:
+    return event(Kind.ERROR, None, exceptions.describe(error, started=started).to_json())
+
+
+def value(value: object, kind: Kind = Kind.RESULT, *, streamed: bool = False) -> Event:
+    payload = json.dumps(value).encode()
+    body = frames.Body("json", (len(payload),), len(payload))
+    meta = frames.Yield(body) if kind is Kind.YIELD else frames.Result(body, 1, streamed)
+    return event(kind, meta, payload)
+
+
+def test_a_result_is_its_value() -> None:
+    done = invocation().step(stream(), value([1, {"a": None}]))
+    assert isinstance(done, Done)
+    assert (done.value, done.error, done.is_streamed) == ([1, {"a": None}], None, False)
+
+
+def test_a_value_of_a_generator_and_its_end() -> None:
+    call = invocation()
+    step = call.step(stream(), value(1, Kind.YIELD))
+    assert isinstance(step, Yielded)
+    assert step.value == 1
+    done = call.step(stream(), value("end", streamed=True))
+    assert isinstance(done, Done)
+    assert done.is_streamed
+
+
+def test_a_value_that_cannot_be_rebuilt_is_an_error_of_the_call() -> None:
+    body = frames.Body("pickle", (4,), 4)
+    done = invocation().step(stream(), event(Kind.RESULT, frames.Result(body), b"abcd"))
+    assert isinstance(done, Done)
+    assert isinstance(done.error, SerializationError)
+
+
+class Custom(Exception):
+    """Of this module, which the pod knows as `prog`."""
+
+
+def test_an_error_is_rebuilt_under_the_name_that_its_module_has_here() -> None:
+    failure = exceptions.Failure("Custom", "text", module="prog", qualname="Custom", args=["text"])
+    done = invocation().step(stream(), event(Kind.ERROR, None, failure.to_json()))
+    assert isinstance(done, Done)
+    assert type(done.error) is Custom
+
+
+@pytest.mark.parametrize(
+    ("error", "is_sent_again"),
+    [
+        (CallRefusedError("draining"), True),
+        (PodTerminatedError("pod", "SIGTERM"), True),
+        (WorkerDiedError("died before it began"), True),
+        (CallableNotFoundError("no such callable"), False),
+        (SerializationError("not allowed"), False),
+        (CallTimeoutError("too late"), False),
+    ],
+)
+def test_what_never_started_is_sent_again_if_that_can_help(
+    error: KubetorchError, is_sent_again: bool
+) -> None:
+    step = invocation().step(stream(), failed(error, started=False))
+    assert isinstance(step, Again) == is_sent_again
+
+
+@pytest.mark.parametrize(
+    "error", [WorkerDiedError("died"), PodTerminatedError(), AgentDiedError(), CallLostError("?")]
+)
+def test_what_started_is_made_again_only_as_often_as_was_asked(error: KubetorchError) -> None:
+    assert isinstance(invocation().step(stream(), failed(error)), Done)
+    call = invocation(retries=2)
+    steps = [call.step(stream(), failed(error)) for _ in range(3)]
+    assert [type(step) for step in steps] == [Again, Again, Done]
+    assert isinstance(steps[-1], Done)
+    assert type(steps[-1].error) is type(error)
+
+
+def test_the_users_own_error_is_never_a_reason_to_run_again() -> None:
+    call = invocation(retries=5)
+    assert isinstance(call.step(stream(), failed(ValueError("bad"))), Done)
+
+
+def test_a_generator_that_has_yielded_is_never_run_again() -> None:
+    call = invocation(retries=5)
+    call.step(stream(), value(1, Kind.YIELD))
+    assert isinstance(call.step(stream(), failed(WorkerDiedError("died"))), Done)
+
+
+def test_a_call_lost_before_it_was_written_is_sent_again_and_any_other_is_not() -> None:
+    lost = CallLostError("gone")
+    assert isinstance(invocation().step(stream(), event(LOST, lost)), Again)
+    done = invocation().step(stream(), event(LOST, lost, was_written=True))
+    assert isinstance(done, Done)
+    assert done.error is lost
+    gone = ServiceNotFoundError("gone for good")
+    assert isinstance(invocation().step(stream(), event(LOST, gone)), Done)
+
+
+def test_ranks_of_a_pod_that_is_gone_are_gone_with_it() -> None:
+    gone = PodTerminatedError("train-1", "OOMKilled")
+    done = invocation(is_distributed=True).step(stream(), event(LOST, gone, was_written=True))
+    assert isinstance(done, Done)
+    assert isinstance(done.error, WorkerMembershipChanged)
+    assert done.error.reasons == {"train-1": "OOMKilled"}
+    assert done.error.is_critical
+    assert done.error.__cause__ is gone
+    assert "restart_procs" in str(done.error.hint)
+
+
+def test_ranks_come_as_a_list_in_rank_order() -> None:
+    segments = ranks.pack([ranks.Entry(1, "json", [b'"b"']), ranks.Entry(0, "json", [b'"a"'])])
+    payload = b"".join(codecs.join(segments))
+    body = frames.Body(ranks.CODEC, tuple(map(len, segments)), len(payload))
+    done = invocation().step(stream(), event(Kind.RESULT, frames.Result(body), payload))
+    assert isinstance(done, Done)
+    assert done.value == ["a", "b"]
+
+
+def test_pauses_between_attempts_grow() -> None:
+    call = invocation()
+    again = [call.step(stream(), event(LOST, CallLostError("gone"))) for _ in range(10)]
+    delays = [step.delay for step in again if isinstance(step, Again)]
+    assert delays == sorted(delays)
+    assert delays[0] < 0.1
+    assert delays[-1] == 1.0
+
+
+def test_a_deadline_ends_the_attempts() -> None:
+    call = invocation(timeout=1e-9, retries=3)
+    assert isinstance(call.step(stream(), event(LOST, CallLostError("gone"))), Done)
+    assert isinstance(call.step(stream(), failed(WorkerDiedError("died"))), Done)
+    done = call.step(stream(), event(EXPIRED))
+    assert isinstance(done, Done)
+    assert isinstance(done.error, CallTimeoutError)
+
+
+def test_progress_goes_to_the_callback() -> None:
+    told: list[object] = []
+    call = invocation(on_progress=lambda *report: told.append(report))
+    pending = PendingCall(1, lambda event: None)
+    pending.report(frames.Progress(1, 2, "half"))
+    assert call.step(stream(), Event(pending, Kind.PROGRESS, None, None, 0)) is None
+    assert told == [(1, 2, "half")]
+
+
+def test_an_event_that_means_nothing_is_passed_over() -> None:
+    assert invocation().step(stream(), event(Kind.ACCEPTED)) is None
+
+
+def test_arguments_are_encoded_when_the_call_is_made() -> None:
+    argument = [1]
+    route = Route("service", lambda: Location((), ""))
+    call = Invocation(Target("d", "s", "c"), route, CallOptions(), (argument,), {"k": 2})
+    argument.append(2)
+    assert json.loads(bytes(call.segments[0])) == {"args": [[1]], "kwargs": {"k": 2}}

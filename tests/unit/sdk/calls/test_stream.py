@@ -1,0 +1,88 @@
+"""What a client makes of frames, those that make no sense among them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetorch.errors import ProtocolError
+from kubetorch.lib import websocket_protocol
+from kubetorch.sdk.calls.stream import Incoming, Stream
+from kubetorch.sdk.calls.stream_writer import Event, PendingCall, Sender
+from kubetorch.sdk.transport.connection import LONGEST
+from kubetorch.wire import frames
+from kubetorch.wire.frames import Body, Kind, Log, Result
+
+
+def incoming() -> tuple[Incoming, list[Event]]:
+    """The reading end, where call 1 is under way, and what the call is told."""
+    made, events = Incoming(Sender(), Stream(lambda broken: None)), list[Event]()
+    made.calls[1] = PendingCall(1, events.append)
+    return made, events
+
+
+def deliver(made: Incoming, frame: bytes, *, in_fragments: bool = False) -> None:
+    """Hand over a message as a connection does; one of fragments comes whole."""
+    if len(frame) <= websocket_protocol.LARGE or in_fragments:
+        made.on_message(websocket_protocol.BINARY, memoryview(frame))
+        return
+    head, rest = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :]
+    place = made.on_large(memoryview(head), len(frame))
+    place = memoryview(bytearray(len(rest))) if place is None else place
+    place[:] = rest
+    made.on_placed(head, place)
+
+
+@pytest.mark.parametrize("size", [0, 10, websocket_protocol.LARGE, frames.CHUNK])
+def test_a_value_in_one_frame_reaches_its_call(size: int) -> None:
+    made, events = incoming()
+    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+
+    deliver(made, frames.encode(Kind.RESULT, 1, Result(Body("json", (size,), size))) + payload)
+
+    assert [bytes(event.payload or b"") for event in events] == [payload]
+    assert made.calls == {}
+
+
+def test_meta_may_be_as_long_as_the_protocol_says() -> None:
+    made, events = incoming()
+    line = Log("x" * (frames.META_LIMIT - 100), "pod")
+
+    deliver(made, frames.encode(Kind.LOG, 1, line))
+
+    assert [event.meta.text for event in events] == [line.text]
+
+
+@pytest.mark.parametrize("in_fragments", [False, True])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"short",
+        frames.pack_header(99, 1),
+        frames.pack_header(Kind.RESULT, 1, 100) + b"x",
+        frames.pack_header(Kind.RESULT, 1, 1) + b"\xc1",
+        frames.pack_header(Kind.LOG, 1, 100_000) + bytes(90_000),
+        frames.encode(Kind.LOG, 1, Log("x" * frames.META_LIMIT, "pod")),
+        frames.pack_header(Kind.DATA, 1, 5) + bytes(100_000),
+        frames.encode(Kind.RESULT, 1, Result(Body("json", (5,), 5))) + b"xy",
+    ],
+    ids=range(9),
+)
+def test_a_frame_that_makes_no_sense_is_a_protocol_error(frame: bytes, in_fragments: bool) -> None:
+    made, events = incoming()
+    assert len(frame) <= LONGEST
+
+    with pytest.raises(ProtocolError):
+        deliver(made, frame, in_fragments=in_fragments)
+    assert events == []
+
+
+@given(st.binary(max_size=300), st.integers(0, 40), st.integers(0, 300))
+def test_any_bytes_are_a_frame_or_a_protocol_error(rest: bytes, kind: int, length: int) -> None:
+    made, _ = incoming()
+    with contextlib.suppress(ProtocolError):
+        deliver(made, frames.pack_header(kind, 1, length) + rest)

@@ -1,0 +1,86 @@
+"""What a deploy shows."""
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.sdk.deploys import deploy
+from kubetorch.sdk.deploys.deploy import LaunchLines
+from kubetorch.sdk.logs import Screen
+from kubetorch.specs.logging import LoggingConfig
+from kubetorch.wire.messages import DeployLog, Stage
+from unit.manifests.users import manifests
+
+PRINTED = DeployLog(text="loading", pod="svc-0", time=1.0)
+DEBUG = DeployLog(text="detail", pod="svc-0", source="logger", level="DEBUG", time=2.0)
+EVENT = Stage(stage="event", message="Pulling image", pod="svc-0")
+WARNING = Stage(stage="preloading", message="numpy is unfit", pod="svc-0", warning=True)
+
+
+@pytest.fixture
+def shown(capsys):
+    """The lines that a deploy with these settings shows for all of the above."""
+
+    def show(*events, stream_logs=True, **config):
+        lines = LaunchLines(Screen(), "svc", LoggingConfig(**config), stream_logs=stream_logs)
+        for event in events or (PRINTED, DEBUG, EVENT, WARNING):
+            lines.log(event) if isinstance(event, DeployLog) else lines.stage(event)
+        return capsys.readouterr().out.splitlines()
+
+    return show
+
+
+def test_lines_of_loading_code_carry_the_services_name(shown):
+    assert shown(PRINTED) == ["(svc) loading"]
+    assert shown(PRINTED, include_name=False) == ["loading"]
+
+
+def test_loggers_are_filtered_by_level_and_prints_are_not(shown):
+    assert len(shown(PRINTED, DEBUG)) == 1
+    assert "DEBUG | 1970" in shown(PRINTED, DEBUG, level="debug")[1]
+
+
+def test_events_are_shown_unless_the_level_or_the_user_leaves_them_out(shown):
+    (line,) = shown(EVENT)
+    assert line.startswith("(svc events) ")
+    assert line.endswith("Pulling image")
+    assert shown(EVENT, level="warning") == []
+    assert shown(EVENT, include_events=False) == []
+
+
+def test_without_streaming_only_warnings_are_shown(shown):
+    (line,) = shown(stream_logs=False)
+
+    assert "WARNING" in line
+    assert "numpy is unfit" in line
+
+
+def test_events_that_are_told_again_are_shown_once(shown):
+    assert len(shown(PRINTED, EVENT, PRINTED, EVENT)) == 2
+
+
+def test_the_same_line_printed_twice_is_shown_twice(shown):
+    later = DeployLog(text="loading", pod="svc-0", time=1.5)
+
+    assert shown(PRINTED, later) == ["(svc) loading"] * 2
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        kt.Compute(replicas=3),
+        kt.Compute().autoscale(max_scale=2),
+        kt.Compute().distribute("jax", workers=2),
+        kt.Compute.from_manifest(manifests()["RayCluster"]),
+        kt.Compute.from_manifest(manifests()["Deployment"]).distribute("pytorch", workers=2),
+    ],
+)
+def test_other_services_can_be_launched(compute):
+    deploy.check_launchable("train", compute.to_spec())
+
+
+def test_an_endpoint_that_calls_cannot_go_to_is_refused():
+    compute = kt.Compute(endpoint=kt.Endpoint(url="https://example.com"))
+    with pytest.raises(kt.SpecError, match=r"https://example\.com"):
+        deploy.check_launchable("f", compute.to_spec())
+    inside = kt.Compute(endpoint=kt.Endpoint(url="example.com:80"))
+    deploy.check_launchable("f", inside.to_spec())

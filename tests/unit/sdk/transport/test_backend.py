@@ -1,0 +1,64 @@
+"""Which backend is meant, as far as that needs nobody to be asked."""
+
+import sys
+
+import pytest
+
+from kubetorch.sdk import services
+from kubetorch.sdk.transport.session import ClusterSettings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KT_API_URL", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    services.choose_anew()
+    yield
+    services.choose_anew()
+
+
+def test_this_machine_is_taken_at_its_word(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "local")
+    assert services.choose() is None
+    assert services.choose("/some/kubeconfig") is None
+
+
+def test_a_cluster_is_what_settings_say(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    monkeypatch.setenv("KUBECONFIG", "/a:/b")
+    monkeypatch.setenv("KT_INSTALL_NAMESPACE", "tools")
+
+    assert services.choose() == ClusterSettings("/a:/b", "tools", None)
+    assert services.choose("/other") == ClusterSettings("/other", "tools", None)
+
+
+def test_without_a_kubeconfig_nothing_for_clusters_is_loaded(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    loaded = {
+        name for name in sys.modules if name.startswith("kubetorch.sdk.transport.cluster_session")
+    }
+
+    assert services.choose() is None
+    assert loaded == {
+        n for n in sys.modules if n.startswith("kubetorch.sdk.transport.cluster_session")
+    }
+
+
+def test_a_kubeconfig_of_a_compute_or_an_api_url_means_a_cluster(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    assert services.choose("/mine") is not None
+    monkeypatch.setenv("KT_API_URL", "https://kt.example.com")
+    found = services.choose()
+    assert found is not None
+    assert found.api_url == "https://kt.example.com"
+
+
+def test_in_a_pod_the_kubeconfig_of_another_machine_means_nothing(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+
+    found = services.choose("/home/somebody/.kube/config")
+    assert found is not None
+    assert found.kubeconfig is None

@@ -1,0 +1,73 @@
+"""Failures: exceptions as they arrive at the other end."""
+
+import pickle
+
+import pytest
+
+from kubetorch import errors
+from kubetorch.errors import ServiceHealthError
+from kubetorch.wire import exceptions, frames
+
+
+def test_an_error_that_was_never_raised_brings_no_traceback():
+    described = exceptions.describe(ServiceHealthError("pod x cannot start", hint="kt logs x"))
+
+    arrived = exceptions.rebuild(exceptions.parse(described.to_dict()))
+
+    assert described.traceback == ""
+    assert arrived.__cause__ is None
+    assert str(arrived) == "pod x cannot start\nhint: kt logs x"
+
+
+def test_an_error_that_was_raised_brings_its_traceback():
+    try:
+        raise ServiceHealthError("pod x cannot start")
+    except ServiceHealthError as error:
+        described = exceptions.describe(error)
+
+    assert "raise ServiceHealthError" in described.traceback
+    assert exceptions.rebuild(described).__cause__ is not None
+
+
+@pytest.mark.parametrize("cls", sorted(errors.BY_CODE.values(), key=lambda cls: cls.__name__))
+def test_every_error_of_our_own_arrives_as_its_class(cls):
+    error = cls() if cls is errors.WorkerMembershipChanged else cls.from_state("the message", {})
+    rebuilt = exceptions.rebuild(exceptions.describe(error, pod_name="demo-0"))
+    assert type(rebuilt) is cls
+    assert rebuilt.pod_name == "demo-0"
+    assert type(pickle.loads(pickle.dumps(error))) is cls
+
+
+def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    told = exceptions.describe(first)
+    assert told.cause is not None
+    assert (told.cause["message"], told.cause["cause"]) == ("second", None)
+    first.__cause__ = first
+    assert exceptions.describe(first).cause is None
+
+
+def test_a_long_chain_of_causes_is_cut() -> None:
+    error = ValueError("0")
+    for number in range(5000):
+        above = ValueError(str(number))
+        above.__cause__ = error
+        error = above
+    depth, told = 0, exceptions.describe(error).to_dict()
+    while told["cause"] is not None:
+        depth, told = depth + 1, told["cause"]
+    assert depth == exceptions.CAUSES_LIMIT - 1
+
+
+def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
+    error = ValueError("0")
+    for _ in range(15):
+        above = ValueError("\x00" * 250_000)
+        above.__cause__ = error
+        error = above
+    told = exceptions.describe(error).to_json()
+
+    assert len(told) <= frames.CHUNK + frames.META_LIMIT
+    arrived = exceptions.rebuild(exceptions.parse_json(told))
+    assert (type(arrived), str(arrived)) == (ValueError, str(error))

@@ -1,0 +1,324 @@
+"""Exceptions of all kinds arrive with their class, text and attributes."""
+
+import builtins
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+import traceback
+from enum import IntEnum
+from typing import ClassVar
+
+import pytest
+
+from kubetorch import errors
+from kubetorch.wire import exceptions
+
+
+def sent(error: BaseException) -> Exception:
+    return exceptions.rebuild(exceptions.parse_json(exceptions.describe(error).to_json()))
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "<opaque>"
+
+
+class Colour(IntEnum):
+    RED = 1
+
+
+class NeedsArgumentsError(Exception):
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class SaysItselfError(KeyError):
+    def __str__(self) -> str:
+        return f"there is no {self.args[0]}"
+
+
+class SlottedError(Exception):
+    __slots__ = ("where",)
+
+    def __init__(self, where: tuple[int, int]) -> None:
+        super().__init__("not here")
+        self.where = where
+
+
+class MissingDataError(FileNotFoundError):
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(number, "no data", name)
+        self.name = name
+
+
+class MadeOddlyError(Exception):
+    def __new__(cls, *, reason: str) -> "MadeOddlyError":
+        return super().__new__(cls, reason)
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+class BadTextError(UnicodeDecodeError):
+    pass
+
+
+class ObjectTextError(Exception):
+    def __init__(self, thing: Opaque) -> None:
+        self.thing = thing
+        self.count = 3
+
+    def __str__(self) -> str:
+        return f"about {self.thing.__class__.__name__} {self.count}"
+
+
+def raised(action, *args, **kwargs) -> Exception:
+    try:
+        action(*args, **kwargs)
+    except Exception as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+KINDS = {
+    "open": (lambda: raised(open, "/data/x.csv"), ["errno", "strerror", "filename"]),
+    "open of bytes": (lambda: raised(open, b"/data/\xff"), ["filename"]),
+    "open of an odd name": (lambda: raised(open, "/data/\udcff"), ["filename"]),
+    "rename": (
+        lambda: raised(pathlib.Path("/data/a").rename, "/data/b"),
+        ["filename", "filename2"],
+    ),
+    "a path": (lambda: FileNotFoundError(2, "gone", pathlib.Path("/x")), ["filename"]),
+    "errno of another class": (lambda: OSError(5, "broken"), ["errno"]),
+    "an OSError of one argument": (lambda: OSError("broken"), ["errno", "args"]),
+    "a written count": (lambda: BlockingIOError(11, "later", 7), ["characters_written"]),
+    "decoding": (
+        lambda: raised(b"\xff\xfe".decode),
+        ["encoding", "object", "start", "end", "reason"],
+    ),
+    "encoding": (lambda: raised("\ud800x".encode), ["object", "start", "end", "reason"]),
+    "translating": (lambda: UnicodeTranslateError("abc", 0, 1, "no"), ["object", "reason"]),
+    "syntax": (
+        lambda: raised(compile, "a = (1,\nb = 2", "their.py", "exec"),
+        ["msg", "filename", "lineno", "offset", "text", "args"],
+    ),
+    "import": (lambda: raised(__import__, "nonsense.of.theirs"), ["name", "path", "msg"]),
+    "import from": (
+        lambda: raised(exec, "from json import nonsense", {}),
+        ["name", "path"],
+    ),
+    "a name": (lambda: raised(eval, "nonsense", {}), ["name"]),
+    "an attribute": (lambda: raised(getattr, Opaque(), "nonsense"), ["name"]),
+    "a key": (lambda: raised({}.__getitem__, "k"), ["args"]),
+    "a tuple for a key": (lambda: raised({}.__getitem__, (1, "a")), ["args"]),
+    "bytes for a key": (lambda: raised({}.__getitem__, b"k"), ["args"]),
+    "an object for a key": (lambda: raised({}.__getitem__, Opaque()), []),
+    "a number that is no JSON": (lambda: ValueError(float("inf"), -0.0), ["args"]),
+    "an enumeration": (lambda: ValueError("not", Colour.RED), []),
+    "a path among others": (lambda: ValueError("not", pathlib.Path("a")), ["args"]),
+    "a dict of odd keys": (lambda: ValueError({1: (2,), "a": [b"b"]}), ["args"]),
+    "an object": (lambda: ValueError(Opaque()), []),
+    "an object among others": (lambda: ValueError("not", Opaque()), []),
+    "an exception among others": (lambda: ValueError("not", KeyError("k")), []),
+    "a surrogate": (lambda: ValueError("\ud800"), ["args"]),
+    "surrogates all over": (
+        lambda: ValueError({"\ud800": ["\ud801", Opaque()]}, pathlib.Path("\udcff"), "a"),
+        [],
+    ),
+    "a long text": (lambda: ValueError("x" * 100_000), ["args"]),
+    "no arguments": (lambda: ValueError(), ["args"]),
+    "the end of an iteration": (lambda: StopIteration((1, 2)), ["value", "args"]),
+    "a process": (
+        lambda: subprocess.CalledProcessError(3, ["do", "it"], output=b"\x00out", stderr="err"),
+        ["returncode", "cmd", "output", "stdout", "stderr"],
+    ),
+    "a process of paths": (
+        lambda: subprocess.CalledProcessError(3, [pathlib.Path("do"), b"it"]),
+        ["returncode", "cmd"],
+    ),
+    "a process that is late": (
+        lambda: subprocess.TimeoutExpired(("do", "it"), 1.5),
+        ["cmd", "timeout"],
+    ),
+    "JSON": (lambda: raised(json.loads, "{nonsense"), ["msg", "doc", "pos", "lineno", "colno"]),
+    "a constructor with arguments": (
+        lambda: NeedsArgumentsError(7, detail="bad"),
+        ["code", "detail", "args"],
+    ),
+    "a text of its own": (lambda: SaysItselfError("x"), ["args"]),
+    "slots": (lambda: SlottedError((1, 2)), ["where"]),
+    "a subclass of a built-in one": (
+        lambda: MissingDataError(2, "x.csv"),
+        ["errno", "strerror", "filename", "name"],
+    ),
+    "a way of its own to make one": (lambda: MadeOddlyError(reason="odd"), ["args"]),
+    "a subclass that lives in C": (
+        lambda: BadTextError("utf-8", b"\xff", 0, 1, "no"),
+        ["object", "start"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_arrives_with_its_class_text_and_attributes(kind):
+    make, attributes = KINDS[kind]
+    error = make()
+
+    arrived = sent(error)
+
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert repr(arrived) == repr(error)
+    for name in attributes:
+        assert getattr(arrived, name) == getattr(error, name), name
+        assert type(getattr(arrived, name)) is type(getattr(error, name)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_that_arrived_can_be_sent_on(kind):
+    error = KINDS[kind][0]()
+
+    arrived = sent(sent(error))
+
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with 3.11")
+def test_a_group_arrives_with_its_exceptions():
+    group_class = builtins.ExceptionGroup
+    group = group_class("both", [ValueError("a"), raised(open, "/data/x.csv")])
+
+    arrived = sent(group)
+
+    assert type(arrived) is group_class
+    assert str(arrived) == str(group)
+    assert [str(one) for one in arrived.exceptions] == [str(one) for one in group.exceptions]
+    assert isinstance(arrived.exceptions[1], FileNotFoundError)
+
+
+def test_an_exception_whose_text_cannot_be_made_here_is_told_by_a_subclass():
+    arrived = sent(ObjectTextError(Opaque()))
+
+    assert isinstance(arrived, ObjectTextError)
+    assert type(arrived).__name__ == "ObjectTextError"
+    assert (str(arrived), arrived.count) == ("about Opaque 3", 3)
+    assert "about Opaque 3" in "".join(traceback.format_exception(arrived))
+    for again in (pickle.loads(pickle.dumps(arrived)), sent(arrived)):
+        assert isinstance(again, ObjectTextError)
+        assert (str(again), again.count) == ("about Opaque 3", 3)
+
+
+def test_one_that_an_earlier_version_pickled_is_read():
+    now = pickle.dumps(sent(ObjectTextError(Opaque())), protocol=0)
+    then = now.replace(b"exceptions\nwith_text", b"rebuilding\nmake_telling")
+
+    assert then != now
+    assert str(pickle.loads(then)) == "about Opaque 3"
+
+
+def test_the_text_survives_where_the_bytes_are_too_many():
+    error = raised((b"\xff" * 1_000_000).decode)
+
+    arrived = sent(error)
+
+    assert isinstance(arrived, UnicodeDecodeError)
+    assert (str(arrived), arrived.start, arrived.reason) == (str(error), 0, error.reason)
+    assert len(exceptions.describe(error).to_json()) < 1_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_told_of_an_exception_is_utf_8_everywhere(kind):
+    told = exceptions.describe(KINDS[kind][0]()).to_dict()
+
+    json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_a_surrogate_in_an_error_of_our_own_does_no_harm():
+    assert str(sent(errors.SpecError("\ud800"))) == "\ud800"
+
+
+def test_an_exception_among_its_own_arguments_is_told():
+    error = ValueError("loop")
+    error.args = ("loop", error)
+
+    assert isinstance(sent(error), ValueError)
+
+
+def test_the_body_of_a_response_has_plain_values_as_other_clients_know_them():
+    body = json.loads(exceptions.describe(KeyError(("a", 1)), pod_name="demo-0").to_json())
+
+    assert (body["error_type"], body["message"]) == ("KeyError", "('a', 1)")
+    assert (body["pod_name"], body["args"], body["state"]) == ("demo-0", [["a", 1]], {})
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [],
+        "x",
+        {"filename": {}},
+        {"filename": {"bytes": "zz"}},
+        {"filename": {"nonsense": 1}},
+        {"args": {"tuple": 3}},
+        {"args": 3, "errno": "x", "__class__": 5},
+        {"args": {"dict": [[{"dict": []}, 1]]}},
+    ],
+)
+def test_members_that_make_no_sense_are_left_out(members):
+    told = exceptions.describe(FileNotFoundError(2, "gone")).to_dict() | {"members": members}
+
+    arrived = exceptions.rebuild(exceptions.parse(told))
+
+    assert isinstance(arrived, FileNotFoundError)
+    assert str(arrived) == "[Errno 2] gone"
+
+
+def test_the_class_of_an_exception_may_refuse_subclasses():
+    class Closed(Exception):
+        made: ClassVar[bool] = True
+
+        def __init_subclass__(cls) -> None:
+            raise TypeError("closed")
+
+        def __str__(self) -> str:
+            return str(self.thing)
+
+    globals()["Closed"] = Closed
+    Closed.__qualname__ = "Closed"
+    error = Closed()
+    error.thing = Opaque()
+
+    arrived = sent(error)
+
+    assert isinstance(arrived, errors.RemoteError)
+    assert "<opaque>" in str(arrived)
+
+
+def test_values_that_are_too_large_together_say_so():
+    error = NeedsArgumentsError(3, detail="full")
+    for number in range(6):
+        setattr(error, f"part{number}", "x" * 200_000)
+        setattr(error, f"pair{number}", ("x" * 60_000, number))
+    error.thing = Opaque()
+    arrived = sent(error)
+    assert (arrived.code, arrived.detail, str(arrived)) == (3, "full", "3: full")
+    parts = [getattr(arrived, f"part{number}") for number in range(6)]
+    assert parts[0] == "x" * 200_000
+    assert "too large" in parts[5]
+    assert arrived.pair0 == ("x" * 60_000, 0)
+    assert "too large" in arrived.pair5
+    assert not hasattr(arrived, "thing")
+
+
+def test_notes_that_are_no_list_of_texts_do_no_harm():
+    error = ValueError("x")
+    error.__notes__ = ["a", 3, "b" * 1_000_000]
+    first, second = sent(error).__notes__
+    assert (first, len(second) < 300_000) == ("a", True)
+    error.__notes__ = 5
+    assert not hasattr(sent(error), "__notes__")

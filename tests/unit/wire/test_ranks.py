@@ -1,0 +1,24 @@
+"""The values of several ranks as one payload."""
+
+import pytest
+
+from kubetorch.errors import ProtocolError
+from kubetorch.wire import ranks
+from kubetorch.wire.ranks import Entry
+
+
+def test_entries_come_back_in_rank_order():
+    entries = [Entry(3, "pickle", [b"a", b"bc"]), Entry(1, "json", [b"1"], True)]
+
+    found = ranks.unpack(ranks.pack(entries))
+
+    assert [(one.rank, one.codec, list(one.segments), one.is_streamed) for one in found] == [
+        (1, "json", [b"1"], True),
+        (3, "pickle", [b"a", b"bc"], False),
+    ]
+
+
+@pytest.mark.parametrize("segments", [[], [b"x"], [b"[1]"], [b'[[0,"json",2,false]]', b"1"]])
+def test_other_payloads_are_refused(segments):
+    with pytest.raises(ProtocolError):
+        ranks.unpack(segments)

@@ -1,0 +1,323 @@
+"""`python -m tools.crd`: the definition of `KubetorchWorkload`.
+
+Its schema is made of the classes that the object is made of, and its descriptions are theirs, so
+that a new field cannot be forgotten: the API server would drop it. What it prints is a template of
+the chart, `src/kubetorch/chart/templates/crd.yaml`; a contract test compares the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from kubetorch.controller.cluster import resource
+from kubetorch.controller.cluster.resource import WORKLOADS
+from kubetorch.k8s.resources import Object
+from kubetorch.specs.image import STEPS, Step
+from kubetorch.specs.workload import WorkloadSpec
+
+_TEMPLATE = """\
+{{{{- /* Made by `python -m tools.crd`. */}}}}
+{{{{- if .Values.crd.create }}}}
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: {name}
+  labels:
+    {{{{- include "kubetorch.labels" . | nindent 4 }}}}
+  annotations:
+    # Whoever has workloads loses them with it, so helm itself never deletes it.
+    helm.sh/resource-policy: keep
+{spec}{{{{- end }}}}
+"""
+_SCALARS = {str: "string", bool: "boolean", int: "integer", float: "number"}
+_PAIRS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "value"],
+        "properties": {"name": {"type": "string"}, "value": {"type": "string"}},
+    },
+}
+#: Name, type and path of the columns of `kubectl get`; those with a priority only with `-o wide`.
+_COLUMNS = (
+    ("Status", "string", ".status.phase", 0),
+    ("Ready", "string", ".status.ready", 0),
+    ("Kind", "string", ".status.kind", 0),
+    ("Generation", "integer", ".spec.generation", 0),
+    ("TTL", "string", ".spec.compute.inactivityTtl", 0),
+    ("Creator", "string", ".spec.username", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Callable", "string", ".spec.callable.name", 1),
+    ("Last active", "date", ".status.lastActive", 1),
+    ("Message", "string", ".status.conditions[?(@.type=='Ready')].message", 1),
+)
+
+
+def definition() -> Object:
+    """The CustomResourceDefinition."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": str(WORKLOADS)},
+        "spec": {
+            "group": WORKLOADS.group,
+            "scope": "Namespaced",
+            "names": {
+                "kind": WORKLOADS.kind,
+                "listKind": f"{WORKLOADS.kind}List",
+                "plural": WORKLOADS.plural,
+                "singular": WORKLOADS.kind.lower(),
+                "shortNames": ["ktworkload", "ktworkloads"],
+            },
+            "versions": [
+                {
+                    "name": WORKLOADS.version,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _schema()},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, priority: int) -> Object:
+    found: Object = {"name": name, "type": kind, "jsonPath": path}
+    return {**found, "priority": priority} if priority else found
+
+
+def _schema() -> Object:
+    return {
+        "description": (
+            "A workload of Kubetorch. The controller writes it: change a workload by deploying it "
+            "again, delete one by deleting this. What is edited by hand is put right."
+        ),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": _spec(),
+            "status": _status(),
+        },
+    }
+
+
+def _spec() -> Object:
+    generation = _object(WorkloadSpec)
+    properties = generation["properties"]
+    for name in ("namespace", "name"):
+        del properties[name]
+        generation["required"].remove(name)
+    properties["generation"] = {
+        "type": "integer",
+        "minimum": 1,
+        "description": "Number of the generation.",
+    }
+    generation["required"].append("generation")
+    previous = {
+        "type": "array",
+        "description": "Earlier generations that are kept, since pods may go back to them.",
+        "items": _without_descriptions(generation),
+    }
+    deployed = {
+        "type": "string",
+        "format": "date-time",
+        "description": "When it was deployed last.",
+    }
+    return {
+        **generation,
+        "description": (
+            "The generation that is wanted. Code and constructor arguments are named by their "
+            "digests; values of secrets are not here."
+        ),
+        "properties": {**properties, "deployedAt": deployed, "previous": previous},
+    }
+
+
+def _status() -> Object:
+    number, text, moment = {"type": "integer"}, {"type": "string"}, _moment()
+    condition = {
+        "type": "object",
+        "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+        "properties": {
+            **dict.fromkeys(("type", "status", "reason", "message"), text),
+            "lastTransitionTime": moment,
+        },
+    }
+    described: dict[str, tuple[Object, str]] = {
+        "phase": (text, "The word of kt list: Ready, Creating, Scaling, Failed, ...."),
+        "ready": (text, "Pods that serve the wanted generation, of those that there should be."),
+        "readyPods": (number, "Pods that serve the wanted generation."),
+        "pods": (number, "Pods that there should be."),
+        "kind": (text, "Kind of the object that its pods belong to."),
+        "ttl": (text, "Idle time after which it is torn down."),
+        "generation": (number, "The generation that this status is of."),
+        "good": (number, "The last generation that all pods served; 0 when there was none."),
+        "epoch": (number, "Number of the last change of its members."),
+        "worlds": (text, "The pods that a distributed service runs on, packed."),
+        "lastActive": (moment, "When its last call was, to a minute."),
+    }
+    return {
+        "type": "object",
+        "description": "What became of it.",
+        "properties": {
+            **{name: {**kind, "description": said} for name, (kind, said) in described.items()},
+            "failure": {
+                "type": "object",
+                "description": "Why the wanted generation was given up.",
+                "x-kubernetes-preserve-unknown-fields": True,
+            },
+            "grants": _grants(),
+            "conditions": {
+                "type": "array",
+                "description": "Ready: whether calls are served, and why not.",
+                "items": condition,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            },
+        },
+    }
+
+
+def _grants() -> Object:
+    """What is kept of who deployed."""
+    text: Object = {"type": "string"}
+    texts: Object = {"type": "array", "items": text}
+    named = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name", "identity"],
+            "properties": {"name": text, "identity": text},
+        },
+    }
+    user = {
+        "type": "object",
+        "description": "Who deployed it, as TokenReview said.",
+        "properties": {
+            "username": text,
+            "uid": text,
+            "groups": texts,
+            "extra": {"type": "object", "additionalProperties": texts},
+        },
+    }
+    return {
+        "type": "array",
+        "description": (
+            "Who deployed each generation that is kept, and the secrets and volumes that it named, "
+            "with digests of their uids: other ones of these names need a right of that user."
+        ),
+        "items": {
+            "type": "object",
+            "required": ["generation"],
+            "properties": {
+                "generation": {"type": "integer"},
+                "spec": {"type": "string", "description": "Digest of what was deployed."},
+                "user": user,
+                "secrets": named,
+                "volumes": named,
+            },
+        },
+    }
+
+
+def _moment() -> Object:
+    return {"type": "string", "format": "date-time"}
+
+
+def _of(kind: Any) -> Object:  # noqa: ANN401  # a type, which may be a union
+    """The schema of a type that fields of specs have."""
+    arms = resource.arms(kind)
+    if len(arms) > 1 and set(arms) != {int, float}:
+        # A schema that is structural cannot say that something is one of two.
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    arm = float if len(arms) > 1 else arms[0]
+    if arm == resource.PAIRS:
+        return dict(_PAIRS)
+    if get_origin(arm) is tuple:
+        return {"type": "array", "items": _of(get_args(arm)[0])}
+    if get_origin(arm) is Literal:
+        return {"type": "string"}
+    if arm is Step:
+        return _steps()
+    return _object(arm) if dataclasses.is_dataclass(arm) else {"type": _SCALARS[arm]}
+
+
+def _object(kind: type[Any]) -> Object:
+    """The schema of a class."""
+    hints, said = get_type_hints(kind), _descriptions(kind)
+    properties, required = {}, []
+    for field in dataclasses.fields(kind):
+        name = resource.key(field.name)
+        properties[name] = _of(hints[field.name])
+        if field.name.lstrip("_") in said:
+            properties[name]["description"] = said[field.name.lstrip("_")]
+        is_given = resource.default_of(field) is not dataclasses.MISSING
+        if not is_given and type(None) not in get_args(hints[field.name]):
+            required.append(name)
+    found: Object = {"type": "object", "properties": properties}
+    return {**found, "required": required} if required else found
+
+
+def _steps() -> Object:
+    """Which of the steps it is, its fields say."""
+    properties: Object = {}
+    for kind in STEPS.values():
+        properties |= _object(kind)["properties"]
+    return {"type": "object", "properties": properties}
+
+
+def _descriptions(kind: type[Any]) -> dict[str, str]:
+    """What the docstring of a class says of its fields."""
+    found: dict[str, str] = {}
+    section = re.search(
+        r"\n(?:Attributes|Args):\n(.*?)(?:\n\n|\Z)", inspect.getdoc(kind) or "", re.S
+    )
+    names: list[str] = []
+    for line in (section[1] if section else "").splitlines():
+        start = re.match(r"    (\w[\w, ]*): (.*)", line)
+        if start:
+            names = start[1].split(", ")
+            found |= dict.fromkeys(names, start[2])
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return {name: text.replace("`", "") for name, text in found.items()}
+
+
+def _without_descriptions(schema: Any) -> Any:  # noqa: ANN401  # JSON
+    if isinstance(schema, list):
+        return [_without_descriptions(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_descriptions(one)
+        for name, one in schema.items()
+        if name != "description" or not isinstance(one, str)
+    }
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what occurs twice twice."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def template() -> str:
+    """The definition as a template of the chart."""
+    spec = yaml.dump({"spec": definition()["spec"]}, Dumper=_Plain, sort_keys=False, width=100)
+    return _TEMPLATE.format(name=WORKLOADS, spec=spec)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(template())
