@@ -75,6 +75,14 @@ def gpu_anti_affinity() -> bool | None:
         raise ConfigError(f"KT_GPU_ANTI_AFFINITY is {given!r}: {error}") from error
 
 
+def pretends_gpus() -> bool:
+    """Whether pods of this machine that ask for GPUs are to run without any."""
+    given = os.environ.get("KT_LOCAL_GPUS")
+    if given and given != "pretend":
+        raise ConfigError(f"KT_LOCAL_GPUS is {given!r}; it can be 'pretend' alone, or unset")
+    return bool(given)
+
+
 def rsync_filters() -> str | None:
     """Which files of a project travel, in the words of rsync, instead of what ignore files say."""
     return os.environ.get("KT_RSYNC_FILTERS") or None

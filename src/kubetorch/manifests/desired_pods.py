@@ -200,6 +200,7 @@ class DesiredPods(msgspec.Struct, frozen=True):
     requests: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, str], ...] = ()
     attached: Attached = Attached()
+    pretends_gpus: bool = False
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:

@@ -47,6 +47,8 @@ def cpus(value: object, *, parameter: str = "cpus") -> str:
 def memory(value: object, *, parameter: str = "memory") -> str:
     """An amount of bytes as a manifest has it."""
     text = _text(value, parameter, _MEMORY_HINT)
+    if text.endswith("K"):  # as people and the other units have it; Kubernetes has none but this
+        text = f"{text[:-1]}k"
     amount = _amount(text, value, parameter, _MEMORY_HINT)
     if amount.denominator != 1 or not amount:
         raise SpecError(

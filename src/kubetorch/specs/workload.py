@@ -21,6 +21,7 @@ class RuntimeSpec:
         preload: Third-party modules that the project imports, for the zygote.
         site: Folders that its packages are installed in.
         package_managers: Whether steps of an image may call the system's package manager.
+        pretends_gpus: Whether pods that ask for GPUs run without any, and are told numbers of some.
     """
 
     python: str | None = None
@@ -29,6 +30,7 @@ class RuntimeSpec:
     preload: tuple[str, ...] = ()
     site: tuple[str, ...] = ()
     package_managers: bool = False
+    pretends_gpus: bool = False
 
 
 @dataclass(frozen=True)

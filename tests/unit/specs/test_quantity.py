@@ -53,6 +53,14 @@ def test_amounts_of_memory(given_value: object, text: str) -> None:
     assert quantity.memory(text) == text
 
 
+@pytest.mark.parametrize("size", ["1K", "1M", "1G", "1T", "1.5K"])
+def test_trust_decimal_units_are_capitals_as_people_write_them(size: str) -> None:
+    text = size.replace("K", "k")  # the one of them that Kubernetes writes small
+
+    assert quantity.memory(size) == quantity.memory(text) == text
+    assert quantity.parse(text) == quantity.size_bytes(text)
+
+
 WORDS = ("", " ", "x", "2x", "-1", "+1", "4 GB", "1 ", " 1", "1,5", "1.5.2", "Mi", "m", "٣", "½")
 NUMERALS = ("1e", "1e999", "1e1000", "0x10", "inf", "nan", "1\n", "1_000", "9" * 30, "0", "0m")
 NUMBERS = (-1, 0, 0.0, float("nan"), float("inf"), float("-inf"), True, False, None, [], b"1", 1j)
@@ -89,7 +97,7 @@ def test_a_fraction_of_a_byte_is_refused(bad: object) -> None:
         ("4gb", "4G"),
         ("2gi", "2Gi"),
         ("2 GiB", "2Gi"),
-        ("1K", "1k"),
+        ("1 KB", "1k"),
         ("1.5 g", "1.5G"),
     ],
 )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod
@@ -243,6 +244,7 @@ def describe_runtime(
         preload=tuple(preload),
         site=_site(),
         package_managers=config.package_managers,
+        pretends_gpus=environment.pretends_gpus(),
     )
 
 

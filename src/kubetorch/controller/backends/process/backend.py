@@ -64,6 +64,8 @@ STOP_GRACE = 5.0
 _STANDARD_ERROR = 2
 # Between the fingerprint of a template and that of the values of its secrets.
 _AND = "+"
+#: Stands in the template of pods without the GPUs that they ask for.
+_PRETENDING = "-pretending"
 # As Kubernetes: no vowels and nothing that looks like another one.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -126,7 +128,7 @@ class ProcessBackend:
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         for spec, *_ in specs:
-            wanted = self._read(rendering.of_workload(spec))
+            wanted = self._read(spec)
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._adopt(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
@@ -159,15 +161,16 @@ class ProcessBackend:
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, spec: WorkloadSpec) -> None:
-        wanted = self._read(rendering.of_workload(spec))
+        wanted = self._read(spec)
         await self._attachments.check(wanted.namespace, wanted.attached)
         key = (wanted.namespace, wanted.name)
-        self._devices.check(
-            wanted.name,
-            each=gpus_of(wanted),
-            pods=wanted.replicas,
-            taken=self._taken_devices(but=key),
-        )
+        if not wanted.pretends_gpus:
+            self._devices.check(
+                wanted.name,
+                each=gpus_of(wanted),
+                pods=wanted.replicas,
+                taken=self._taken_devices(but=key),
+            )
         workload = self._workloads.setdefault(key, _Workload(wanted))
         workload.wanted, workload.is_released = wanted, False
         for pod in workload.pods:
@@ -279,9 +282,12 @@ class ProcessBackend:
 
     # ---------------------------------------------------------------------------------- pieces
 
-    def _read(self, manifest: Manifest) -> DesiredPods:
-        """Read a manifest; pods that see other values of secrets are of another template."""
-        wanted = desired_pods.read(manifest)
+    def _read(self, spec: WorkloadSpec) -> DesiredPods:
+        """What a spec asks for; pods that see other values of secrets are of another template."""
+        wanted = desired_pods.read(rendering.of_workload(spec))
+        if spec.runtime.pretends_gpus and gpus_of(wanted):
+            template = f"{wanted.template}{_PRETENDING}"
+            wanted = replace(wanted, template=template, pretends_gpus=True)
         version = self._attachments.version(wanted.namespace, wanted.attached)
         return replace(wanted, template=f"{wanted.template}{_AND}{version}") if version else wanted
 
@@ -327,7 +333,7 @@ class ProcessBackend:
     def _choose_devices(self, workload: _Workload) -> str:
         wanted = workload.wanted
         count = gpus_of(wanted)
-        if not count:
+        if not count or wanted.pretends_gpus:
             return ""
         # Those of pods that it replaces are free soon.
         staying = [pod.record.devices for pod in workload.current()]
@@ -447,7 +453,8 @@ class Devices:
         raise ResourceNotAvailableError(
             f"{service} asks for {wanted} GPU{'' if wanted == 1 else 's'}, and this machine has "
             f"{has if self._names else 'none'}",
-            hint="leave gpus out to run without one, or deploy to a cluster"
+            hint="leave gpus out to run without one, deploy to a cluster, or have the program run "
+            "with KT_LOCAL_GPUS=pretend, which tells pods of GPUs that are not there"
             if not self._names
             else "kt list shows who has them",
         )
@@ -540,6 +547,8 @@ def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
         found[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))
     if record.devices:
         found[VISIBLE] = record.devices
+    elif wanted.pretends_gpus:
+        found[VISIBLE] = ",".join(map(str, range(gpus_of(wanted))))
     return found
 
 
