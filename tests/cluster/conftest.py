@@ -47,6 +47,7 @@ REQUIRED: Objects = [
 ]
 #: What Knative refuses in a pod template unless its configuration allows it.
 KNATIVE_FEATURES = (
+    "kubernetes.podspec-affinity",
     "kubernetes.podspec-nodeselector",
     "kubernetes.podspec-tolerations",
     "kubernetes.podspec-priorityclassname",

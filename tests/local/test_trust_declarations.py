@@ -63,3 +63,19 @@ def test_trust_a_misspelled_way_to_pretend_gpus_is_an_error(deploy, monkeypatch)
     monkeypatch.setenv("KT_LOCAL_GPUS", "8")
     with pytest.raises(kt.ConfigError, match="KT_LOCAL_GPUS is '8'"):
         deploy(kt.Compute(gpus=8))
+
+
+def test_trust_memory_of_a_gpu_without_a_queue_warns_that_nothing_is_limited(deploy, monkeypatch):
+    monkeypatch.setenv("KT_LOCAL_GPUS", "pretend")
+    with pytest.warns(UserWarning, match="gpu_memory='4Gi' limits nothing"):
+        remote = deploy(kt.Compute(gpu_memory="4Gi"))
+    assert remote("CUDA_VISIBLE_DEVICES") == ["0"]
+    assert remote.compute.gpu_memory == "4Gi"
+
+
+def test_trust_memory_of_a_gpu_with_a_queue_is_what_was_written(deploy, monkeypatch, recwarn):
+    monkeypatch.setenv("KT_LOCAL_GPUS", "pretend")
+    remote = deploy(kt.Compute(gpu_memory="4Gi", queue="batch"))
+
+    assert remote.compute.gpu_memory == "4Gi"
+    assert not [one for one in recwarn if "limits nothing" in str(one.message)]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import agent_container, knative, rendering, replicas
+from kubetorch.manifests import agent_container, knative, rendering, replicas, scheduling
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.secrets import HOME
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -200,6 +200,7 @@ class DesiredPods(msgspec.Struct, frozen=True):
     requests: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, str], ...] = ()
     attached: Attached = Attached()
+    gpus: int = 0
     pretends_gpus: bool = False
 
 
@@ -226,6 +227,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
         attached=read_attached(primary.spec, container),
+        gpus=int(scheduling.read_gpu_count(primary) or 0),
     )
 
 

@@ -37,7 +37,8 @@ def is_own_label(name: str) -> bool:
 
 def is_own_annotation(name: str) -> bool:
     """Whether an annotation is the user's own."""
-    return name != labels.GPU_MEMORY and not name.startswith(_SPECIAL_DOMAINS)
+    is_of_gpu = name in (labels.GPU_MEMORY, labels.GPU_DEVICES)
+    return not is_of_gpu and not name.startswith(_SPECIAL_DOMAINS)
 
 
 def _shared(template: PodTemplate, key: str, is_own: Callable[[str], bool]) -> Pairs | None:

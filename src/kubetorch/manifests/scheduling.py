@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kubetorch.manifests import kinds, labels
-from kubetorch.manifests.kinds import Manifest, assign, entry, items
+from kubetorch.manifests.kinds import Manifest, assign, entry
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
+from kubetorch.specs import quantity
 from kubetorch.specs.compute import ComputeSpec, Pairs, Toleration
 
 #: What nodes with GPUs usually demand.
@@ -119,19 +121,23 @@ _AFFINITY = "https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-
 
 
 def gpu_count(compute: ComputeSpec) -> str | None:
-    """Number of GPUs; who wants memory of one needs one."""
-    return compute.gpus or ("1" if compute.gpu_memory else None)
+    """Number of GPUs; who wants memory of one, or a type, needs one."""
+    return compute.gpus or ("1" if compute.gpu_memory or compute.gpu_type else None)
 
 
 def read_gpu_count(template: PodTemplate) -> str | None:
-    """Number of GPUs that the container has."""
+    """Number of GPUs that the container has, or has a part of."""
     found = [requested_resource(template, GPU_RESOURCE, section=section) for section in _BOTH]
+    annotations = template.read_pods("annotations")
+    if template.spec.get("schedulerName") == KAI_SCHEDULER and labels.GPU_MEMORY in annotations:
+        found.append(annotations.get(labels.GPU_DEVICES, "1"))
     return next((amount for amount in found if amount not in (None, "0")), None)
 
 
 def _write_gpu_count(template: PodTemplate, compute: ComputeSpec) -> None:
     wanted = gpu_count(compute)
-    request_resource(template, GPU_RESOURCE, wanted, sections=_BOTH)
+    amount = None if _is_shared(compute) else wanted
+    request_resource(template, GPU_RESOURCE, amount, sections=_BOTH)
     if wanted is None:
         kept = compute.tolerations
         remove_tolerations(template, [one for one in GPU_TOLERATIONS if one not in kept])
@@ -146,39 +152,176 @@ def tolerate_gpus(template: PodTemplate) -> None:
 # ----------------------------------------------------------------------------------------- memory
 
 
+def _is_shared(compute: ComputeSpec) -> bool:
+    """Whether pods get a part of a GPU: nobody but the KAI scheduler gives any."""
+    return compute.gpu_memory is not None and compute.queue is not None
+
+
 def _write_memory(template: PodTemplate, compute: ComputeSpec) -> None:
     _write_gpu_count(template, compute)
+    of_object, of_pods = template.annotations_of_object(), template.annotations()[-1]
     if template.is_primary:
-        is_everywhere = template.kind.is_autoscaled
-        for annotations in (
-            template.annotations() if is_everywhere else [template.annotations_of_object()]
-        ):
-            assign(annotations, labels.GPU_MEMORY, compute.gpu_memory)
+        assign(of_object, labels.GPU_MEMORY, compute.gpu_memory)
+    shared = compute.gpu_memory if _is_shared(compute) else None
+    if shared is not None:
+        # KAI counts in MiB.
+        assign(of_pods, labels.GPU_MEMORY, str(math.ceil(quantity.size_bytes(shared) / 2**20)))
+    elif of_pods is not of_object:
+        is_said = template.is_primary and template.kind.is_autoscaled
+        assign(of_pods, labels.GPU_MEMORY, compute.gpu_memory if is_said else None)
+    several = shared is not None and compute.gpus not in (None, "1")
+    assign(of_pods, labels.GPU_DEVICES, compute.gpus if several else None)
 
 
 # ------------------------------------------------------------------------------------------- type
 
+#: A type of GPU, and what it is called by GPU feature discovery, by GKE and by CoreWeave.
+_GPU_TYPES = {
+    "A10": ("NVIDIA-A10", "", ""),
+    "A10G": ("NVIDIA-A10G", "", ""),
+    "A30": ("NVIDIA-A30", "", ""),
+    "A40": ("NVIDIA-A40", "", "A40"),
+    "A100": (
+        "NVIDIA-A100-SXM4-40GB NVIDIA-A100-SXM4-80GB NVIDIA-A100-PCIE-40GB NVIDIA-A100-80GB-PCIe "
+        "A100-SXM4-40GB A100-SXM-80GB A100-PCIE-40GB",
+        "nvidia-tesla-a100 nvidia-a100-80gb",
+        "A100 A100_NVLINK A100_NVLINK_80GB A100_PCIE_40GB A100_PCIE_80GB",
+    ),
+    "A100-80GB": (
+        "NVIDIA-A100-SXM4-80GB NVIDIA-A100-80GB-PCIe A100-SXM-80GB",
+        "nvidia-a100-80gb",
+        "A100_NVLINK_80GB A100_PCIE_80GB",
+    ),
+    "B200": ("NVIDIA-B200", "nvidia-b200", "B200"),
+    "B300": ("NVIDIA-B300", "", "B300"),
+    "GB200": ("NVIDIA-GB200", "nvidia-gb200", "GB200"),
+    "GB300": ("NVIDIA-GB300", "nvidia-gb300", "GB300"),
+    "GH200": ("NVIDIA-GH200-480GB", "", "GH200"),
+    "H100": (
+        "NVIDIA-H100-80GB-HBM3 NVIDIA-H100-PCIe NVIDIA-H100-NVL",
+        "nvidia-h100-80gb nvidia-h100-mega-80gb",
+        "H100 H100_NVLINK_80GB H100_PCIE_80GB",
+    ),
+    "H200": ("NVIDIA-H200 NVIDIA-H200-NVL", "nvidia-h200-141gb", "H200"),
+    "L4": ("NVIDIA-L4", "nvidia-l4", "L4"),
+    "L40": ("NVIDIA-L40", "", "L40"),
+    "L40S": ("NVIDIA-L40S", "", "L40S"),
+    "P4": ("Tesla-P4", "nvidia-tesla-p4", ""),
+    "P100": ("Tesla-P100-PCIE-16GB Tesla-P100-SXM2-16GB", "nvidia-tesla-p100", ""),
+    "T4": ("Tesla-T4", "nvidia-tesla-t4", ""),
+    "V100": (
+        "Tesla-V100-SXM2-16GB Tesla-V100-SXM2-32GB Tesla-V100-PCIE-16GB Tesla-V100-PCIE-32GB",
+        "nvidia-tesla-v100",
+        "Tesla_V100 Tesla_V100_NVLINK",
+    ),
+}
+_MAKERS = ("NVIDIA", "NVIDIA-GeForce", "NVIDIA-RTX", "Tesla")
+_GKE = "cloud.google.com/gke-accelerator"
+_AWS = ("karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name")
+_COREWEAVE = ("gpu.nvidia.com/class", "gpu.nvidia.com/model")
 
-def gpu_node_label(gpu_type: str) -> tuple[str, str]:
-    """Label of the nodes that have this type: `key: value`, or a value of `GPU_PRODUCT_LABEL`."""
+
+def gpu_node_label(gpu_type: str) -> tuple[str, str] | None:
+    """The label of nodes that `key: value` names; `None` of a mere type."""
     key, colon, value = gpu_type.partition(":")
-    return (key.strip(), value.strip()) if colon else (GPU_PRODUCT_LABEL, gpu_type)
+    return (key.strip(), value.strip()) if colon else None
+
+
+def gpu_products(gpu_type: str) -> list[str]:
+    """The values of `GPU_PRODUCT_LABEL` that stand for a type, itself first."""
+    known, _, _ = _GPU_TYPES.get(gpu_type.upper(), ("", "", ""))
+    guessed = [] if known or _says_maker(gpu_type) else [f"{one}-{gpu_type}" for one in _MAKERS]
+    named = dict.fromkeys([gpu_type, *known.split(), *guessed])
+    # So the nodes are labelled whose GPUs the device plugin shares.
+    return [*named, *(f"{name}-SHARED" for name in named)]
+
+
+def _says_maker(gpu_type: str) -> bool:
+    """Whether it is the whole value of one label, and no type that each has a word for."""
+    return gpu_type.lower().startswith(("nvidia-", "tesla-"))
+
+
+def _type_expressions(gpu_type: str) -> list[Manifest]:
+    """What a node of this type fulfils one of: a label of the driver's, or of a cloud."""
+    small = gpu_type.lower()
+    _, gke, coreweave = _GPU_TYPES.get(gpu_type.upper(), ("", f"nvidia-{small}", gpu_type))
+    values = {GPU_PRODUCT_LABEL: gpu_products(gpu_type)}
+    if _says_maker(gpu_type):
+        values[_GKE] = [gpu_type]
+    else:
+        values[_GKE] = gke.split()
+        values |= {label: [small] for label in _AWS}
+        values |= {label: coreweave.split() for label in _COREWEAVE}
+    return [
+        {"key": label, "operator": "In", "values": found}
+        for label, found in values.items()
+        if found
+    ]
 
 
 def _read_type(template: PodTemplate) -> str | None:
     found: str | None = (template.spec.get("nodeSelector") or {}).get(GPU_PRODUCT_LABEL)
-    return found
+    return found or _type_of_terms(template)
+
+
+def _type_of_terms(template: PodTemplate) -> str | None:
+    there = [one for term in _terms(template) for one in term.get("matchExpressions") or ()]
+    for one in there:
+        if one.get("key") == GPU_PRODUCT_LABEL and one.get("values"):
+            gpu_type = str(one["values"][0])
+            if all(ours in there for ours in _type_expressions(gpu_type)):
+                return gpu_type
+    return None
 
 
 def _write_type(template: PodTemplate, compute: ComputeSpec) -> None:
+    _write_gpu_count(template, compute)
+    wanted, before = compute.gpu_type, _type_of_terms(template)
+    label = None if wanted is None else gpu_node_label(wanted)
+    if wanted is not None and not template.kind.has_template:
+        # A TrainJob has no word for affinity.
+        label = label or (GPU_PRODUCT_LABEL, wanted)
     found = entry(template.spec, "nodeSelector")
     found.pop(GPU_PRODUCT_LABEL, None)
-    if compute.gpu_type is not None:
-        found |= [gpu_node_label(compute.gpu_type)]
+    if label is not None:
+        found |= [label]
     assign(template.spec, "nodeSelector", found)
+    if before is not None:
+        _put_terms(template, _without(_terms(template), _type_expressions(before)))
+    if wanted is not None and label is None:
+        terms = _terms(template) or [{}]
+        _put_terms(
+            template,
+            [
+                {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), one]}
+                for term in terms
+                for one in _type_expressions(wanted)
+            ],
+        )
 
 
-# ---------------------------------------------------------------------------------- anti-affinity
+# ---------------------------------------------------------------------------------------- affinity
+
+
+def _put_terms(template: PodTemplate, terms: list[Manifest]) -> None:
+    """Set the alternatives of which a node has to fulfil one; without any, it may be any node."""
+    if not any(terms):
+        _drop_terms(template)
+        return
+    affinity = entry(entry(template.spec, "affinity"), "nodeAffinity")
+    entry(affinity, "requiredDuringSchedulingIgnoredDuringExecution")["nodeSelectorTerms"] = terms
+
+
+def _without(terms: Iterable[Manifest], unwanted: Collection[Manifest]) -> list[Manifest]:
+    """Alternatives without these expressions; those that are the same then are one."""
+    found: list[Manifest] = []
+    for term in terms:
+        rest = dict(term)
+        kept = [one for one in rest.get("matchExpressions") or () if one not in unwanted]
+        assign(rest, "matchExpressions", kept)
+        if rest not in found:
+            found.append(rest)
+    return found
 
 
 def _terms(template: PodTemplate) -> list[Manifest]:
@@ -197,18 +340,17 @@ def _read_anti_affinity(template: PodTemplate) -> bool | None:
 
 
 def _write_anti_affinity(template: PodTemplate, compute: ComputeSpec) -> None:
-    wanted = compute.gpu_anti_affinity and gpu_count(compute) is None
-    if wanted and not _terms(template):
-        affinity = entry(entry(template.spec, "affinity"), "nodeAffinity")
-        required = entry(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
-        required["nodeSelectorTerms"] = [{}]
-    # The terms are alternatives, so each of them has to say it.
-    for term in _terms(template):
-        others = [one for one in items(term, "matchExpressions") if one not in _ABSENT]
-        added = [dict(one) for one in _ABSENT] if wanted else []
-        assign(term, "matchExpressions", [*others, *added])
-    if not any(_terms(template)):
-        _drop_terms(template)
+    terms = _without(_terms(template), _ABSENT)
+    if compute.gpu_anti_affinity and gpu_count(compute) is None:
+        # The terms are alternatives, so each of them has to say it.
+        terms = [
+            {
+                **term,
+                "matchExpressions": [*(term.get("matchExpressions") or ()), *map(dict, _ABSENT)],
+            }
+            for term in terms or [{}]
+        ]
+    _put_terms(template, terms)
 
 
 def _drop_terms(template: PodTemplate) -> None:
@@ -235,9 +377,8 @@ def _read_node_selector(template: PodTemplate) -> Pairs | None:
 
 
 def _write_node_selector(template: PodTemplate, compute: ComputeSpec) -> None:
-    kept = {GPU_PRODUCT_LABEL}
-    if compute.gpu_type is not None:
-        kept.add(gpu_node_label(compute.gpu_type)[0])
+    label = None if compute.gpu_type is None else gpu_node_label(compute.gpu_type)
+    kept = {GPU_PRODUCT_LABEL, *(label or ())[:1]}
     found = entry(template.spec, "nodeSelector")
     wanted = {name: text for name, text in found.items() if name in kept}
     assign(template.spec, "nodeSelector", wanted | dict(compute.node_selector))
@@ -319,6 +460,8 @@ def _write_queue(template: PodTemplate, compute: ComputeSpec) -> None:
     for found in template.labels():
         assign(found, labels.KAI, compute.queue)
     assign(template.spec, "schedulerName", KAI_SCHEDULER if compute.queue else None)
+    if compute.gpu_memory is not None:
+        _write_memory(template, compute)
 
 
 #: In the order in which they are written.
@@ -338,18 +481,23 @@ PARAMETERS = (
     ),
     ManifestParameter(
         "gpu_memory",
-        "M.annotations.gpu-memory; C.resources.{requests,limits}.nvidia.com/gpu",
+        "M.annotations.gpu-memory; C.resources.{requests,limits}.nvidia.com/gpu, or with `queue` "
+        "PT.annotations.gpu-memory in MiB",
         lambda template: template.read_object("annotations").get(labels.GPU_MEMORY),
         _write_memory,
-        "asks for one GPU unless `gpus` says otherwise; Knative: annotation of the pods too",
+        "asks for one GPU unless `gpus` says otherwise; Knative: annotation of the pods too; "
+        "without `queue` nothing is limited",
         _SHARING,
     ),
     ManifestParameter(
         "gpu_type",
-        "P.nodeSelector.nvidia.com/gpu.product",
+        "P.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution; `key: value`: "
+        "P.nodeSelector",
         _read_type,
         _write_type,
-        '`"key: value"` names another label of the nodes, and reads back as `node_selector`',
+        "a node has one of the labels of GPU feature discovery, GKE, Karpenter, EKS, CoreWeave; "
+        '`"key: value"` names a label, and reads back as `node_selector`; of a TrainJob it is that '
+        "of GPU feature discovery; asks for one GPU unless `gpus` says otherwise",
         _DISCOVERY,
     ),
     ManifestParameter(

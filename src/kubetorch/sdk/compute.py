@@ -118,10 +118,12 @@ class Compute:
         memory: Memory that each pod asks for: `"512Mi"`, `"2Gi"`, `"1G"`.
         disk_size: Ephemeral storage that each pod asks for, in the same units.
         gpus: Whole GPUs that each pod asks for, and gets.
-        gpu_type: Type of the GPUs, as the node label `nvidia.com/gpu.product` has it: `"L4"`; or
-            `"key: value"` of another label.
+        gpu_type: Type of the GPUs, such as `"H200"`, as nodes say it by the labels that are known
+            (`NVIDIA-H200`, `nvidia-h200-141gb`, …); or `"key: value"` of a label. One GPU is asked
+            for if `gpus` is not given.
         priority_class_name: Priority class of the pods.
-        gpu_memory: Memory that is wanted of a GPU, such as `"4Gi"`; a whole GPU is asked for.
+        gpu_memory: Memory that is wanted of a GPU, such as `"4Gi"`. With `queue` pods share GPUs
+            by it; else nothing is limited, and a whole GPU is asked for.
         namespace: Kubernetes namespace; `kt.config.namespace` if not given.
         image: Image of the pods, with its steps: a `kt.Image`.
         labels: Labels of the service and its pods.

@@ -84,11 +84,14 @@ class ComputeManifest:
 def check(spec: ComputeSpec) -> None:
     """Refuse a spec that has no manifest."""
     if spec.gpu_type is not None:
-        key, value = scheduling.gpu_node_label(spec.gpu_type)
-        other = dict(spec.node_selector).get(key, value)
-        if other != value:
+        label = scheduling.gpu_node_label(spec.gpu_type)
+        key = scheduling.GPU_PRODUCT_LABEL if label is None else label[0]
+        values = scheduling.gpu_products(spec.gpu_type) if label is None else [label[1]]
+        other = dict(spec.node_selector).get(key, values[0])
+        if other not in values:
             raise SpecError(
-                f"gpu_type asks for nodes with {key}: {value}, node_selector for {key}: {other}",
+                f"gpu_type asks for nodes with {key}: {values[0]}, node_selector for "
+                f"{key}: {other}",
                 hint="leave one parameter out",
             )
     if spec.manifest or spec.service_template or spec.volumes or spec.secrets:

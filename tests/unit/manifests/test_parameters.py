@@ -55,7 +55,7 @@ def test_reading_finds_what_a_manifest_can_say_of_the_rest(compute: ComputeSpec)
     image_id = compute.image.image_id if compute.image else None
     assert found.image == (ImageSpec(image_id=image_id) if image_id else None)
     assert found.logging == LoggingConfig(level=compute.logging.level)
-    assert found.gpus == (compute.gpus or ("1" if compute.gpu_memory else None))
+    assert found.gpus == (compute.gpus or ("1" if compute.gpu_memory or compute.gpu_type else None))
     assert found.gpu_anti_affinity == (compute.gpu_anti_affinity and found.gpus is None)
     assert {(one.mount_path, one.claim_name) for one in found.volumes} == {
         (one.mount_path, one.claim_name) for one in compute.volumes

@@ -24,7 +24,7 @@ PLACES = [
     ("gpus", "2", "2", f"{MAIN}.resources.requests", {"nvidia.com/gpu": "2"}),
     ("gpus", 0, None, f"{MAIN}.resources", {}),
     ("gpus", "0", None, f"{POD}.tolerations", None),
-    ("gpu_type", "L4", "L4", f"{POD}.nodeSelector", {"nvidia.com/gpu.product": "L4"}),
+    ("gpu_type", "L4", "L4", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),
     ("gpu_type", "pool: big", "pool: big", f"{POD}.nodeSelector", {"pool": "big"}),
     ("gpu_memory", "4Gi", "4Gi", "metadata.annotations.gpu-memory", "4Gi"),
     ("gpu_memory", "4Gi", "4Gi", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),

@@ -43,7 +43,7 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
 from kubetorch.lib import backoff, files
-from kubetorch.sdk import logs, services
+from kubetorch.sdk import logs, parameters, services
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.deploys import attachments, source
@@ -333,6 +333,11 @@ def check_launchable(name: str, compute: ComputeSpec) -> None:
             f"{name} cannot be launched: the url of its endpoint is {endpoint!r}, and calls go to "
             "http:// alone",
             hint="give the endpoint the address that the pods have inside the cluster",
+        )
+    if compute.gpu_memory is not None and compute.queue is None:
+        parameters.warn(
+            f"gpu_memory={compute.gpu_memory!r} limits nothing: a pod of {name} gets a whole GPU. "
+            'Only the KAI scheduler shares GPUs, with kt.Compute(queue="...")'
         )
 
 

@@ -14,7 +14,12 @@ compute = kt.Compute(
 
 # --- what is said of it
 assert compute.resources["limits"] == {"nvidia.com/gpu": "1"}
-assert compute.pod_spec["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
+affinity = compute.pod_spec["affinity"]["nodeAffinity"]
+(product, *_clouds) = affinity["requiredDuringSchedulingIgnoredDuringExecution"][
+    "nodeSelectorTerms"
+]
+assert product["matchExpressions"][0]["key"] == "nvidia.com/gpu.product"
+assert "NVIDIA-A100-SXM4-80GB" in product["matchExpressions"][0]["values"]
 volumes = {one["name"]: one for one in compute.pod_spec["volumes"]}
 assert volumes["dshm"]["emptyDir"]["sizeLimit"] == "16Gi"
 image = compute.pod_spec["containers"][0]["image"]

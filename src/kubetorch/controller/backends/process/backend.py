@@ -46,7 +46,6 @@ from kubetorch.errors import KubetorchError, ResourceNotAvailableError, SpecErro
 from kubetorch.lib import sockets
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import desired_pods, kinds, rendering
-from kubetorch.manifests import scheduling as manifests
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -167,7 +166,7 @@ class ProcessBackend:
         if not wanted.pretends_gpus:
             self._devices.check(
                 wanted.name,
-                each=gpus_of(wanted),
+                each=wanted.gpus,
                 pods=wanted.replicas,
                 taken=self._taken_devices(but=key),
             )
@@ -285,7 +284,7 @@ class ProcessBackend:
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
         """What a spec asks for; pods that see other values of secrets are of another template."""
         wanted = desired_pods.read(rendering.of_workload(spec))
-        if spec.runtime.pretends_gpus and gpus_of(wanted):
+        if spec.runtime.pretends_gpus and wanted.gpus:
             template = f"{wanted.template}{_PRETENDING}"
             wanted = replace(wanted, template=template, pretends_gpus=True)
         version = self._attachments.version(wanted.namespace, wanted.attached)
@@ -332,7 +331,7 @@ class ProcessBackend:
 
     def _choose_devices(self, workload: _Workload) -> str:
         wanted = workload.wanted
-        count = gpus_of(wanted)
+        count = wanted.gpus
         if not count or wanted.pretends_gpus:
             return ""
         # Those of pods that it replaces are free soon.
@@ -548,14 +547,8 @@ def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
     if record.devices:
         found[VISIBLE] = record.devices
     elif wanted.pretends_gpus:
-        found[VISIBLE] = ",".join(map(str, range(gpus_of(wanted))))
+        found[VISIBLE] = ",".join(map(str, range(wanted.gpus)))
     return found
-
-
-def gpus_of(wanted: DesiredPods) -> int:
-    """GPUs of each pod."""
-    resources = {**dict(wanted.requests), **dict(wanted.limits)}
-    return int(resources.get(manifests.GPU_RESOURCE, 0))
 
 
 # ------------------------------------------------------------------ what has no effect here

@@ -235,7 +235,7 @@ def _unschedulable(
     if found is None:
         return waits
     near = found[0]
-    hint = "correct node_selector or the affinity (kubectl get nodes --show-labels), or add a node"
+    hint = "correct gpu_type or node_selector (kubectl get nodes --show-labels), or add a node"
     if near.shortfall:
         hint = "ask for less, or add a node that is large enough"
     message = f"no node can ever take the pod: {message}; the nearest, {near}"
