@@ -185,7 +185,7 @@ class AutoScalingError(SpecError):
 
 
 class NotebookError(SpecError):
-    """The source of a callable that was defined interactively cannot be found."""
+    """What was defined interactively has no source, or uses what cannot travel with it."""
 
     code = "notebook"
 

@@ -1,142 +1,452 @@
-"""Callables that were defined interactively: their source becomes a file that a pod can import.
+"""Callables that were defined interactively: a file that a pod can import, with all that they use.
 
-    cell ── linecache ── source of the definition ── <working directory>/<name>_fn.py
+    cell [1]  import math           ─┐
+    cell [2]  RATE = 0.1             ├─>  <working directory>/<name>_fn.py
+    cell [3]  def scaled(x): ...     │    imports, then values and definitions,
+    cell [4]  def area(radius): ...  ┘    each in front of what needs it
 
-IPython and Jupyter keep the text of every cell in `linecache`, under a file name of their own.
-Imports that the definition needs are written in front of it; other names of the notebook are not
-there in a pod, and a warning says which of them it uses.
+Imports, functions and classes of other cells travel as their source, values as they are now. What a
+name stands for is decided by its value, so a name that was bound twice is what it was bound to
+last. What a function does not use is not there, and what cannot travel is an error that names it.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
-import builtins
-import linecache
+import functools
 import logging
+import re
+import symtable
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Any
 
 from kubetorch.errors import NotebookError
 from kubetorch.lib import files
+from kubetorch.sdk import parameters
+from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.deploys import cells
+from kubetorch.sdk.deploys.cells import Binding, Definition
+from kubetorch.sdk.deploys.source import unwrapped
+from kubetorch.sdk.image import Image
+from kubetorch.sdk.module import Module
+from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.volume import Volume
 
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
-_HINT = "put it into a .py file and import it from there"
+_POSTPONED = __future__.annotations.compiler_flag
+_ANNOTATIONS = "from __future__ import annotations"
+_COMPREHENSIONS = ("genexpr", "listcomp", "setcomp", "dictcomp")
+#: What a statement makes anew in each process, without data of the session.
+_DECLARED = (
+    re.Pattern,
+    logging.Logger,
+    functools.partial,
+    GenericAlias,
+    UnionType,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    Compute,
+    Image,
+    Secret,
+    Volume,
+)
 
 _log = logging.getLogger(__name__)
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 def write_module(callable_object: Callable[..., Any], path: Path) -> None:
-    """Write a module with the definition of an interactively defined callable."""
-    name = callable_object.__name__
-    _check_is_ours(path)
-    definition, lines = _find(callable_object)
-    imports, missing = _resolve(definition, vars(sys.modules["__main__"]))
-    source = "".join(lines[_first_line(definition) - 1 : definition.end_lineno])
-    text = _HEADER + "".join(imports) + ("\n\n" if imports else "\n") + source.rstrip() + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        files.write_atomically(path, text.encode(), mode=0o644)
-    _log.info("%s was written to %s; imports that it needs go inside its body", name, path)
-    if missing:
-        _log.warning(
-            "%s uses %s of this session, which its pods do not have; define it inside the body "
-            "or import it",
-            name,
-            ", ".join(missing),
-        )
-
-
-def _check_is_ours(path: Path) -> None:
+    """Write a module with an interactively defined callable, and with what it uses."""
     if path.exists() and not path.read_text(encoding="utf-8").startswith(_HEADER):
         raise NotebookError(
             f"{path} exists and was not written by Kubetorch",
             hint="give the function or class another name, or move the file away",
         )
+    writer = _Writer(callable_object)
+    text = writer.render()
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        files.write_atomically(path, text.encode(), mode=0o644)
+    _log.info("%s was written to %s, with what it uses of this session", writer.target, path)
 
 
-# -------------------------------------------------------------------------- finding the source
+@dataclass(frozen=True)
+class _Item:
+    """Text that binds a name in the module.
+
+    Attributes:
+        now: Names that must be there when it runs.
+        later: Names that a call of what it defines needs.
+    """
+
+    text: str
+    position: tuple[int, int] = (-1, 0)
+    now: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
 
 
-def _find(callable_object: Callable[..., Any]) -> tuple[Definition, list[str]]:
-    """The definition of a callable, and the lines of the cell that it stands in."""
-    name = callable_object.__name__
-    for filename, line in _places(callable_object):
-        lines = linecache.getlines(filename)
-        for definition in _definitions(lines, name):
-            if line is None or _first_line(definition) <= line <= (definition.end_lineno or 0):
-                return definition, lines
-    raise NotebookError(f"the source of {name} cannot be found in this session", hint=_HINT)
+class _Writer:
+    """The module of one callable."""
+
+    def __init__(self, callable_object: Callable[..., Any]) -> None:
+        #: Of a method, its class.
+        self.target = callable_object.__qualname__.partition(".")[0]
+        self._names = cells.session()
+        self._bindings = cells.read_bindings()
+        self._imports: dict[str, None] = {}
+        self._items: dict[str, _Item] = {}
+        whole = callable_object
+        if self.target != callable_object.__qualname__:
+            whole = unwrapped(self._names.get(self.target, callable_object))
+        binding = self._definition(self.target, whole)
+        if binding is None:
+            raise NotebookError(
+                f"the source of {self.target} cannot be found in this session",
+                hint="put it into a .py file and import it from there",
+            )
+        self._add_source(self.target, binding, whole, ())
+
+    def render(self) -> str:
+        """The text of the module."""
+        # A module that several names lead to: `import a.b` binds `a`, which may mean another thing.
+        imports = sorted(self._imports, key=lambda line: ("import " not in line[:7], line))
+        imports.sort(key=lambda line: line != _ANNOTATIONS)
+        parts = [_HEADER + "\n".join(imports)]
+        for name in _ordered(self._items, last=self.target):
+            text = self._items[name].text
+            is_long = "\n" in text or text.startswith(("def ", "class ", "async "))
+            parts.append(f"\n\n{text}\n" if is_long else text)
+        return re.sub(r"\n{4,}", "\n\n\n", "\n".join(parts)).rstrip() + "\n"
+
+    # ------------------------------------------------------------------- what the callable uses
+
+    def _add(self, name: str, users: tuple[str, ...]) -> None:
+        """Have a name that the last of the users needs."""
+        if name in self._items:
+            return
+        if name not in self._names:
+            if cells.is_of_ipython(name):
+                what = "of the notebook alone, as magics and shell commands are"
+                raise self._refusal(name, users, what, "print, return or use subprocess instead")
+            if not cells.is_builtin(name):
+                parameters.warn(f"{users[-1]} uses {name}, which this session does not have")
+            return
+        value = self._names[name]
+        if self._add_import(name, value):
+            return
+        binding = self._definition(name, value) or self._statement(name, value)
+        if binding is not None:
+            changed = _changed_later(value, binding.node)
+            if changed is not None:
+                raise self._refusal(name, users, f"changed below its definition: {changed}")
+            self._add_source(name, binding, value, users)
+        elif isinstance(value, Module):
+            self._imports["import kubetorch"] = None
+            self._items[name] = _Item(_handle(name, value))
+        else:
+            self._add_value(name, value, users)
+
+    def _add_source(
+        self, name: str, binding: Binding, value: object, users: tuple[str, ...]
+    ) -> None:
+        source = binding.source
+        if binding.has_magics:
+            parameters.warn(f"{name} runs without the magics and shell commands in it")
+        if any(code.co_flags & _POSTPONED for code in _codes(unwrapped(value))):
+            self._imports[_ANNOTATIONS] = None
+            source = f"{_ANNOTATIONS}\n{source}"
+        uses = _uses(source)
+        if name in uses.now:
+            raise self._refusal(
+                name, users, f"made from an earlier {name}", "give the two different names"
+            )
+        self._items[name] = _Item(
+            source.removeprefix(f"{_ANNOTATIONS}\n"),
+            binding.position,
+            frozenset(uses.now | uses.of_class),
+            frozenset(uses.later | uses.annotations),
+        )
+        for used in sorted(uses.now | uses.later):
+            self._add(used, (*users, name))
+        for used in sorted((uses.of_class | uses.annotations) & self._names.keys()):
+            before = dict(self._items)
+            try:
+                self._add(used, (*users, name))
+            except NotebookError:  # nobody asked for its value so far
+                self._items = before
+
+    def _add_import(self, name: str, value: object) -> bool:
+        """Whether an import is enough."""
+        if isinstance(value, ModuleType):
+            dotted = value.__name__
+            renamed = "" if dotted == name else f" as {name}"
+            lines = [f"import {dotted}{renamed}", *self._submodules(name, dotted)]
+            self._imports.update(dict.fromkeys(lines))
+            return True
+        line = _import_line(name, value) or self._cell_import(name, value)
+        if line is not None:
+            self._imports[line] = None
+        return line is not None
+
+    def _submodules(self, name: str, dotted: str) -> Iterator[str]:
+        """Imports of modules in a package that cells imported beside the package."""
+        for binding in self._bindings:
+            if isinstance(binding.node, ast.Import) and name in binding.names:
+                for alias in binding.node.names:
+                    if alias.name.startswith(f"{dotted}.") and alias.asname is None:
+                        yield f"import {alias.name}"
+
+    def _cell_import(self, name: str, value: object) -> str | None:
+        """The import of a cell that bound a name to what it has."""
+        for binding in self._bindings:
+            node = binding.node
+            if isinstance(node, ast.ImportFrom) and node.module and binding.names & {name, "*"}:
+                for alias in node.names:
+                    own = name if alias.name == "*" else alias.name
+                    found = getattr(sys.modules.get(node.module), own, None)
+                    if found is value and (alias.asname or own) == name:
+                        return _from(node.module, own, name)
+        return None
+
+    # --------------------------------------------------------------------- where it was defined
+
+    def _of(self, name: str) -> list[Binding]:
+        return [found for found in self._bindings if name in found.names]
+
+    def _definition(self, name: str, value: object) -> Binding | None:
+        """The `def`, `class` or `name = lambda` of a cell that made what a name stands for."""
+        if isinstance(value, Module) and not value.is_decorated:
+            return None  # as after f = kt.fn(f).to(...), which calls the service in a pod, too
+        value = unwrapped(value)
+        if getattr(value, "__module__", None) != "__main__":
+            return None
+        codes = list(_codes(value))
+        bindings = self._of(name)
+        for binding in bindings:
+            if any(map(binding.compiled, codes)):
+                node = binding.node
+                is_plain = isinstance(value, (FunctionType, type))
+                if isinstance(node, Definition) and (is_plain or node.decorator_list):
+                    return binding
+                if isinstance(getattr(node, "value", None), ast.Lambda):
+                    return binding
+        # A class without methods, and what a decorator made that does not say of what.
+        for latest in bindings[:1]:
+            node = latest.node
+            if isinstance(node, Definition) and (node.decorator_list or isinstance(value, type)):
+                return latest
+        return None
+
+    def _statement(self, name: str, value: object) -> Binding | None:
+        """The assignment that makes the same in a pod: of what holds no data of the session."""
+        is_declared = isinstance(value, _DECLARED) or type(value).__module__ == "typing"
+        # namedtuple("Point", "x y"), and others that make classes.
+        is_declared |= isinstance(value, type) and value.__module__ == "__main__"
+        found = self._of(name)
+        is_assigned = found and isinstance(found[0].node, (ast.Assign, ast.AnnAssign))
+        return found[0] if is_declared and is_assigned else None
+
+    # ----------------------------------------------------------------------------------- values
+
+    def _add_value(self, name: str, value: object, users: tuple[str, ...]) -> None:
+        referred: set[str] = set()
+        try:
+            text = self._literal(value, referred, own=name)
+        except (_NoLiteral, RecursionError) as error:
+            part = error.part if isinstance(error, _NoLiteral) else value
+            raise self._refusal(name, users, f"{_kind(part, is_whole=part is value)}") from None
+        position = self._of(name)[0].position if self._of(name) else (-1, 0)
+        self._items[name] = _Item(f"{name} = {text}", position, frozenset(referred))
+        for used in sorted(referred):
+            self._add(used, (*users, name))
+
+    def _literal(self, value: Any, referred: set[str], own: str = "") -> str:  # noqa: ANN401  # the user's own
+        """Python for a value, which may have functions and classes that another name stands for."""
+        kind = type(value)
+        if kind in (bool, str, bytes, type(None), type(...), range, slice):
+            return repr(value)
+        if kind is int:
+            return repr(value) if value.bit_length() < 10_000 else hex(value)
+        if kind in (float, complex):
+            return repr(value) if value - value == 0 else f"{kind.__name__}({str(value)!r})"
+        if kind is dict:
+            items = ((self._literal(one, referred) for one in item) for item in value.items())
+            return "{" + ", ".join(": ".join(item) for item in items) + "}"
+        if kind in (list, tuple, set, frozenset):
+            parts = ", ".join(self._literal(item, referred) for item in value)
+            if kind is list:
+                return f"[{parts}]"
+            if kind is tuple:
+                return f"({parts}{',' * (len(value) == 1)})"
+            return f"{kind.__name__}([{parts}])"
+        name = getattr(value, "__name__", "")
+        if callable(value) and name not in ("", own) and self._names.get(name) is value:
+            referred.add(name)
+            return str(name)
+        raise _NoLiteral(value)
+
+    def _refusal(
+        self, name: str, users: tuple[str, ...], reason: str, way_out: str = ""
+    ) -> NotebookError:
+        bindings = self._of(name)
+        where = f" of {bindings[0].cell.label}" if bindings else ""
+        through = "".join(f"{user}, which uses " for user in users[1:])
+        ways = f"pass it to {self.target} as an argument, make it inside {self.target}, "
+        return NotebookError(
+            f"{self.target} uses {through}{name}{where}, which is {reason}",
+            hint=way_out or ways + "or define it in a .py file and import it from there",
+        )
 
 
-def _places(callable_object: Callable[..., Any]) -> Iterator[tuple[str, int | None]]:
-    """File names that `linecache` may know the source by, the best first, with a line in it."""
-    for function in _functions(callable_object):
-        yield function.__code__.co_filename, function.__code__.co_firstlineno
-    if isinstance(callable_object, type):  # one without methods: the latest cell that has it
-        for filename in reversed(list(linecache.cache)):
-            if filename.startswith("<") or "ipykernel" in filename:
-                yield filename, None
+class _NoLiteral(Exception):
+    def __init__(self, part: object) -> None:
+        super().__init__()
+        self.part = part
 
 
-def _functions(callable_object: Callable[..., Any]) -> Iterator[FunctionType]:
-    members = vars(callable_object).values() if isinstance(callable_object, type) else ()
-    for item in (callable_object, *members):
-        found = getattr(item, "__func__", item)  # class methods and static methods
+def _kind(value: object, *, is_whole: bool) -> str:
+    cls = type(value)
+    maker = getattr(value, "__qualname__", "").partition(".<locals>")
+    if maker[1]:
+        what = f"a function that {maker[0]}() made"
+    else:
+        what = f"of type {cls.__module__}.{cls.__qualname__}".replace("builtins.", "")
+    return f"{what} and cannot travel" if is_whole else f"a container with a part {what}"
+
+
+def _handle(name: str, value: Module[Any]) -> str:
+    """Python for the handle of a service: in a pod, its first call looks the service up."""
+    found = f"kubetorch.{type(value).__name__}.from_name({value.name!r}, {value.namespace!r})"
+    lines = [f"{name} = {found}", f"{name}.service_name = {value.service_name!r}"]
+    if value.serialization != "json":
+        lines.append(f"{name}.serialization = {value.serialization!r}")
+    if value.async_:
+        lines.append(f"{name}.async_ = True")
+    return "\n".join(lines)
+
+
+def _codes(value: object) -> Iterator[CodeType]:
+    """The code of a function, or of the methods of a class, below decorators."""
+    members = vars(value).values() if isinstance(value, type) else ()
+    for item in (value, *members):
+        found: Any = item
+        for attribute in ("__func__", "fget", "func"):  # class methods, properties, cached ones
+            found = getattr(found, attribute, None) or found
         while hasattr(found, "__wrapped__"):
             found = found.__wrapped__
         if isinstance(found, FunctionType):
-            yield found
+            yield found.__code__
 
 
-def _definitions(lines: list[str], name: str) -> list[Definition]:
-    """Definitions of that name at the top level of a cell, the last first."""
-    try:
-        statements = ast.parse("".join(lines)).body
-    except SyntaxError:
-        return []
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [item for item in reversed(statements) if isinstance(item, kinds) and item.name == name]
-
-
-def _first_line(definition: Definition) -> int:
-    return min(item.lineno for item in (definition, *definition.decorator_list))
-
-
-# ---------------------------------------------------------------------------- names that it uses
-
-
-def _resolve(definition: Definition, session: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Import lines for the names that a definition uses, and the names that cannot be imported."""
-    used = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
-    bound = {
-        node.id
-        for node in ast.walk(definition)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    } | {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
-    imports, missing = [], []
-    for name in sorted(used - {definition.name}):
-        if name not in session or hasattr(builtins, name):
-            continue
-        line = _import_line(name, session[name])
-        if line is not None:
-            imports.append(line)
-        elif name not in bound:
-            missing.append(name)
-    return imports, missing
+def _changed_later(value: object, node: ast.stmt) -> str | None:
+    """What a class or function of a cell has that is not in its definition."""
+    if len(getattr(value, "registry", ())) > 1:  # of functools.singledispatch
+        return "functions were registered"
+    if not isinstance(value, type) or not isinstance(node, ast.ClassDef):
+        return None
+    defined = cells.names_in(node.body)
+    for name, member in vars(value).items():
+        is_own = isinstance(member, FunctionType) and member.__module__ == "__main__"
+        if is_own and name not in defined and not name.startswith("__"):
+            return f"{name} was added"
+    return None
 
 
 def _import_line(name: str, value: object) -> str | None:
-    if isinstance(value, ModuleType):
-        dotted = value.__name__
-        return f"import {dotted}\n" if dotted == name else f"import {dotted} as {name}\n"
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str) or module == "__main__":
         return None
-    if getattr(sys.modules.get(module), qualname, None) is not value:
+    found = getattr(sys.modules.get(module), qualname, None)
+    # A module that was loaded again has another function of that name.
+    is_reloaded = type(found) is type(value) and getattr(found, "__qualname__", None) == qualname
+    if found is not value and (not is_reloaded or hasattr(value, "__wrapped__")):
         return None
-    renamed = "" if qualname == name else f" as {name}"
-    return f"from {module} import {qualname}{renamed}\n"
+    return _from(module, qualname, name)
+
+
+def _from(module: str, own: str, name: str) -> str:
+    return f"from {module} import {own}" + ("" if own == name else f" as {name}")
+
+
+# ------------------------------------------------------------------------ names, and their order
+
+
+@dataclass
+class _Uses:
+    """Names that a statement uses, by when: as it runs, or when what it defines is called.
+
+    Names that a class has itself may be of the session until then, and annotations may be such that
+    nobody evaluates them.
+    """
+
+    now: set[str] = field(default_factory=set)
+    later: set[str] = field(default_factory=set)
+    of_class: set[str] = field(default_factory=set)
+    annotations: set[str] = field(default_factory=set)
+
+
+def _uses(source: str) -> _Uses:
+    found = _Uses()
+    _note_uses(symtable.symtable(source, "<cell>", "exec"), found, found.now)
+    return found
+
+
+def _note_uses(table: symtable.SymbolTable, found: _Uses, names: set[str]) -> None:
+    kind = table.get_type()
+    for symbol in table.get_symbols():
+        if symbol.is_referenced():
+            if kind == "module" or symbol.is_global():
+                names.add(symbol.get_name())
+            elif kind == "class" and symbol.is_local():
+                found.of_class.add(symbol.get_name())
+    for child in table.get_children():
+        inner = names
+        if child.get_type() == "annotation":
+            inner = found.annotations
+        elif child.get_type() == "function" and child.get_name() not in _COMPREHENSIONS:
+            inner = found.later
+        _note_uses(child, found, inner)
+
+
+def _ordered(items: dict[str, _Item], *, last: str) -> list[str]:
+    """The names of the items, each behind those that it needs when it runs."""
+    order: list[str] = []
+    begun: set[str] = set()
+
+    def put(name: str) -> None:
+        if name in begun or name not in items:
+            return
+        begun.add(name)
+        for needed in by_time(items[name].now):
+            put(needed)
+        # What runs now may call all of these.
+        for called in by_time(_reach(items, items[name].now, lambda item: item.now | item.later)):
+            if not (_reach(items, [called], lambda item: item.now) & (begun - set(order))):
+                put(called)
+        order.append(name)
+
+    def by_time(names: Iterable[str]) -> list[str]:
+        return sorted(set(names) & items.keys(), key=lambda name: (items[name].position, name))
+
+    for name in by_time(set(items) - {last}):
+        put(name)
+    put(last)
+    return order
+
+
+def _reach(
+    items: dict[str, _Item], names: Iterable[str], edges: Callable[[_Item], Iterable[str]]
+) -> set[str]:
+    """The names, and all that they lead to."""
+    found: set[str] = set()
+    waiting = [name for name in names if name in items]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [other for other in edges(items[name]) if other in items]
+    return found

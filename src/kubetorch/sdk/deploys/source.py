@@ -462,7 +462,7 @@ class Source:
 
     def _interactive_file(self) -> Path:
         ending = "cls" if self._kind == "cls" else "fn"
-        return Path.cwd() / f"{self.qualname}_{ending}.py"
+        return Path.cwd() / f"{self.qualname.replace('.', '_')}_{ending}.py"
 
 
 def unwrapped(found: CallableT) -> CallableT:

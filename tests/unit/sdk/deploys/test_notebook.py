@@ -1,7 +1,6 @@
 """Source of callables that were defined interactively."""
 
 import linecache
-import logging
 import math
 import sys
 import types
@@ -85,17 +84,51 @@ def test_decorators_come_with_it(session, tmp_path):
     assert module_of(tmp_path / "f_fn.py")["f"].cache_info().hits == 0
 
 
-def test_other_names_of_the_session_are_warned_of(session, tmp_path, caplog):
-    main = session("RATE = 0.1\ndef helper():\n    pass\n")
+def test_helpers_and_constants_of_other_cells_come_with_it(session, tmp_path):
     session("def f(x):\n    local = helper()\n    return x * RATE, local, len([])\n")
+    main = session("RATE = 0.1\nUNUSED = 2\ndef helper():\n    return RATE\n")
 
-    with caplog.at_level(logging.INFO):
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"](10) == (1.0, 0.1, 0)
+    assert "UNUSED" not in (tmp_path / "f_fn.py").read_text()
+
+
+def test_definitions_stand_in_front_of_what_needs_them(session, tmp_path):
+    session("class Node:\n    def grow(self):\n        return Tree(), helper(self)\n")
+    session("def helper(node, kind=Node):\n    return decorated(isinstance(node, kind))\n")
+    session("class Tree(Node):\n    size = helper(Node()) if False else 3\n")
+    session("def twice(function):\n    return lambda x: calls(function, x)\n")
+    session("def calls(function, x):\n    return 2 * function(x) + OFFSET\nOFFSET = 1\n")
+    main = session("@twice\ndef decorated(x):\n    return x\nvalue = decorated(2)\n")
+    # Defined again, behind what uses it.
+    session("def twice(function):\n    return lambda x: calls(function, x)\n")
+
+    notebook.write_module(main.Node, tmp_path / "Node_cls.py")
+
+    tree, number = module_of(tmp_path / "Node_cls.py")["Node"]().grow()
+    assert (tree.size, number) == (3, 3)
+
+
+def test_names_that_a_class_or_a_function_has_itself_are_not_those_of_the_session(
+    session, tmp_path
+):
+    session("import socket\nx = y = z = socket\nrate = 2\n")
+    main = session(
+        "class A:\n    x = 1\n    z = [y for y in (1, x)]\n    rate = rate\n"
+        "    def f(self, y):\n        z = y\n        return z, self.x, self.rate, self.z\n"
+    )
+
+    notebook.write_module(main.A, tmp_path / "A_cls.py")
+
+    assert module_of(tmp_path / "A_cls.py")["A"]().f(5) == (5, 1, 2, [1, 1])
+
+
+def test_a_name_that_the_session_lacks_is_warned_of(session, tmp_path):
+    main = session("def f():\n    return later()\n")
+
+    with pytest.warns(UserWarning, match="f uses later, which this session does not have"):
         notebook.write_module(main.f, tmp_path / "f_fn.py")
-
-    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "RATE, helper" in warning
-    (info,) = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
-    assert "inside its body" in info
 
 
 def test_a_file_that_the_user_wrote_is_not_replaced(session, tmp_path):
