@@ -23,13 +23,17 @@ class Pool:
 
     def __init__(self, limit: int, *, has_home: bool = False) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.threads = ThreadPool(limit, self.jobs.get, lambda: None)
+        self.threads = ThreadPool(limit, self.jobs.get, self._wait_for_unread, lambda: None)
         self.threads.start()
         self.home = threading.Thread(target=self._live, daemon=True)
         self._is_made = threading.Event()
         if has_home:
             self.home.start()
             assert self._is_made.wait(5)
+
+    def _wait_for_unread(self) -> None:
+        while self.jobs.empty():
+            time.sleep(0.0005)
 
     def _live(self) -> None:
         self.threads.make_home()
@@ -275,6 +279,42 @@ def test_descriptors_come_with_their_own_frames(sockets) -> None:
         assert os.fstat(frame.descriptor).st_ino == os.fstat(read).st_ino
         for descriptor in (frame.descriptor, read, write):
             os.close(descriptor)
+
+
+def test_a_worker_takes_one_frame_at_a_time(sockets) -> None:
+    one, two = sockets
+    agent = protocol.AgentSocket(two)
+    sent = [
+        protocol.pack(protocol.CALL, number, meta=b"meta", length=size) + bytes(size)
+        for number, size in enumerate((0, 5000, 70_000, 5))
+    ]
+    for data in sent[:-1]:
+        one.sendall(data)
+    sender = threading.Thread(target=lambda: [one.send(bytes([byte])) for byte in sent[-1]])
+    sender.start()
+    for number, data in enumerate(sent):
+        assert two.recv(1, socket.MSG_PEEK) == data[:1]
+        frame = agent.read()
+        assert (frame.call, frame.meta, frame.length) == (number, b"meta", len(frame.payload))
+    sender.join()
+
+
+def test_of_two_that_wait_for_a_frame_the_reader_is_woken(sockets) -> None:
+    one, two = sockets
+    agent = protocol.AgentSocket(two)
+    woken = threading.Event()
+    deputy = threading.Thread(target=lambda: (agent.wait_for_unread(), woken.set()), daemon=True)
+    deputy.start()
+    reader = threading.Thread(target=lambda: [agent.read() for _ in range(3)], daemon=True)
+    reader.start()
+    for number in range(3):
+        time.sleep(0.1)
+        one.sendall(protocol.pack(protocol.GRANT, number))
+    reader.join(5)
+    if sys.platform == "linux":
+        assert not woken.wait(0.1)
+    one.sendall(protocol.pack(protocol.GRANT, 3))
+    assert woken.wait(5)
 
 
 def test_sizes_and_codec_survive() -> None:

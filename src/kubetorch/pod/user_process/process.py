@@ -95,7 +95,9 @@ class _Worker:
 
     def start(self, on_thread: Callable[[], None]) -> None:
         """Begin to read: the end of the agent is noticed also while user code is imported."""
-        self._pool = ThreadPool(self._spec["threads"], self._runner.next_job, on_thread)
+        self._pool = ThreadPool(
+            self._spec["threads"], self._runner.next_job, self._agent.wait_for_unread, on_thread
+        )
         self._pool.start()
 
     def run(self) -> None:

@@ -50,6 +50,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import traceback
 from collections import deque
@@ -207,7 +208,7 @@ def unpack_call(meta: bytes) -> tuple[str | None, str]:
 
 
 class Receiver:
-    """Frames out of a socket. One thread at a time may use it."""
+    """Frames out of the agent's end of a socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -221,7 +222,7 @@ class Receiver:
         self._filled = 0
 
     def receive(self) -> bool:
-        """Take what the socket has; waits if it blocks. False at its end."""
+        """Take what the socket has. False at its end."""
         if self._long is not None:
             room = memoryview(self._long)[self._filled :]
         else:
@@ -232,7 +233,7 @@ class Receiver:
             room = self._view[self._end :]
         count, ancillary, flags, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOSE_ON_EXEC)
         if ancillary or flags & _TRUNCATED:
-            self._take(ancillary)
+            self._descriptors.extend(_descriptors(ancillary))
         if self._long is not None:
             self._filled += count
         else:
@@ -284,14 +285,15 @@ class Receiver:
         descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
         return Frame(kind, flags, argument, call, meta, length, frame, descriptor)
 
-    def _take(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        found = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-        # Each frame brings at most one descriptor; one that is announced and not there was lost
-        # because this process may not open another.
-        self._descriptors.extend(found or (None,))
+
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int | None]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    # Each frame brings at most one descriptor; one that is announced and not there was lost
+    # because this process may not open another.
+    return found or (None,)
 
 
 def rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
@@ -326,6 +328,21 @@ def unpack_record(
 _MOST_PARTS = 512
 
 
+def _waiter(sock: socket.socket) -> Callable[[], object]:
+    """A function that waits until the socket can be read.
+
+    On Linux, of several functions only one returns: the first that was made, if it is called at
+    that time.
+    """
+    if sys.platform != "linux":
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return poll.poll
+    epoll = select.epoll()
+    epoll.register(sock, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    return lambda: epoll.poll(-1, 1)
+
+
 class AgentSocket:
     """The socket to the agent."""
 
@@ -333,9 +350,10 @@ class AgentSocket:
         self._socket = sock
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._receiver = Receiver(sock)
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._wait = _waiter(sock)
+        #: Waits until there is a frame that no thread waits for in `read`.
+        self.wait_for_unread = _waiter(sock)
         self._mappings = Mappings()
         self._lending = Lending()
         #: In the environment of all that this process starts; known once it is loaded.
@@ -351,10 +369,10 @@ class AgentSocket:
     def read(self) -> Frame:
         """Wait for the next frame, in one thread at a time; end when the agent is gone."""
         while True:
-            frame = self._receiver.next()
+            frame = self._receive()
             if frame is None:
-                self._receive()
-            elif frame.kind == RELEASE:
+                continue
+            if frame.kind == RELEASE:
                 with self._lock:
                     is_spent = bool(frame.flags & SPENT)
                     self._lending.take_back(frame.argument, is_spent=is_spent)
@@ -366,20 +384,39 @@ class AgentSocket:
             else:
                 return frame
 
-    def _receive(self) -> None:
+    def _receive(self) -> Frame | None:
         # Waiting in `recv` instead, this thread would be woken by the agent's reading as well: the
         # peer of a Unix socket is told that there is room again.
         try:
-            self._readable.poll()
+            self._wait()
         except BaseException:  # noqa: BLE001  # what the user's handler of a signal raised
             traceback.print_exc()
-            return
+            return None
         try:
-            if self._receiver.receive():
-                return
-        except OSError:
-            pass
-        self.end()
+            return self._next()
+        except (OSError, EOFError):
+            self.end()
+
+    def _next(self) -> Frame:
+        """Take one frame and no more: as long as there is another, the socket can be read."""
+        count, ancillary, flags, _ = self._socket.recvmsg_into(
+            [self._head], _ANCILLARY, _CLOSE_ON_EXEC
+        )
+        if count < HEADER_BYTES:
+            self._fill(self._head[count:])
+        descriptor = _descriptors(ancillary)[0] if ancillary or flags & _TRUNCATED else None
+        kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(self._head)
+        data = bytearray(meta_length + (0 if flags & FILE else length))
+        self._fill(memoryview(data))
+        meta = bytes(data[:meta_length])
+        return Frame(kind, flags, argument, call, meta, length, data[meta_length:], descriptor)
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                raise EOFError
+            view = view[count:]
 
     def payload(self, frame: Frame) -> Buffer:
         """The payload of a frame; to be called in the order of the frames."""

@@ -5,8 +5,8 @@
 
 The thread that read a job runs it, so no job is handed over between threads, and as long as jobs
 are quick no thread wakes another at all. A quick one that takes long this time does not hold up the
-others: a *deputy* looks every millisecond, while there are such jobs, and takes the lead away from
-a leader that is still at the same one.
+others: a *deputy* wakes when something comes that the leader does not read, and takes the lead away
+from a leader that is still at the same job a millisecond later.
 
 Threads are made when they are needed: one reads, and up to `limit` others run jobs. What comes
 while all of them do waits in line.
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final, NamedTuple
 
 from kubetorch.pod.user_process import protocol
@@ -32,8 +32,6 @@ from kubetorch.pod.user_process import protocol
 QUICK: Final = 0.0001
 #: Seconds that the deputy leaves to a job that should have been quick.
 GRACE: Final = 0.001
-#: How many times in a row the deputy looks in vain before it sleeps.
-_LINGER: Final = 50
 #: How fast, from one job to the next, the memory fades that a job was quick. It is the quick ones
 #: that tell what a kind of job takes: the others may have waited for the interpreter's lock.
 _FADING: Final = 1.25
@@ -47,13 +45,25 @@ class Job(NamedTuple):
 
 
 class ThreadPool:
-    """A pool whose threads take their work from `read`."""
+    """A pool whose threads take their work from `read`.
+
+    Args:
+        limit: How many jobs run at once.
+        read: Waits for the next job; `None` is the end.
+        wait_for_unread: Waits until there is a job that nobody waits for in `read`.
+        on_start: Called in each new thread.
+    """
 
     def __init__(
-        self, limit: int, read: Callable[[], Job | None], on_start: Callable[[], None]
+        self,
+        limit: int,
+        read: Callable[[], Job | None],
+        wait_for_unread: Callable[[], object],
+        on_start: Callable[[], None],
     ) -> None:
         self._limit = limit
         self._read = read
+        self._wait_for_unread = wait_for_unread
         self._on_start = on_start
         self._is_over = False
         # Held by, or on behalf of, the leader.
@@ -76,12 +86,9 @@ class ThreadPool:
         # Number of the job that the leader runs itself; 0 when it reads.
         self._turn = 0
         self._turns = 0
-        self._alarm = threading.Lock()
-        self._is_watched = False
 
     def start(self) -> None:
         """Begin to read."""
-        self._alarm.acquire()
         threading.Thread(target=self._watch, name="kubetorch-deputy", daemon=True).start()
         self._spawn()
 
@@ -195,9 +202,6 @@ class ThreadPool:
         """Run a job that is usually quick; whether this thread still leads after it."""
         self._turns += 1
         turn = self._turn = self._turns
-        if not self._is_watched:
-            self._is_watched = True
-            self._alarm.release()
         self._run(job)
         with self._state:
             is_leader = self._turn == turn
@@ -206,9 +210,9 @@ class ThreadPool:
             return is_leader
 
     def _run(self, job: Job) -> None:
-        begin = perf_counter()
+        begin = time.perf_counter()
         job.run()
-        took = perf_counter() - begin
+        took = time.perf_counter() - begin
         self._usual[job.kind] = min(took, _FADING * self._usual.get(job.kind, took))
 
     def _hand_over(self) -> None:
@@ -224,19 +228,11 @@ class ThreadPool:
         """Be the deputy, which also answers when the agent asks for the stacks of all threads."""
         if protocol.STACKS is not None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [protocol.STACKS])
-        while True:
-            self._alarm.acquire()
-            seen = 0
-            in_vain = 0
-            while in_vain < _LINGER:
-                self._alarm.acquire(timeout=GRACE)
-                with self._state:
-                    if self._turn and self._turn == seen:
-                        self._turn = 0
-                        self._hand_over()
-                    in_vain = in_vain + 1 if self._turns == seen else 0
-                    seen = self._turns
-            self._is_watched = False
-            if self._turn:  # it began just now, and did not give the alarm
-                self._is_watched = True
-                self._alarm.release()
+        while not self._is_over:
+            self._wait_for_unread()
+            seen = self._turn
+            time.sleep(GRACE)
+            with self._state:
+                if self._turn and self._turn == seen:
+                    self._turn = 0
+                    self._hand_over()
