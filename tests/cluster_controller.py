@@ -115,6 +115,9 @@ class MadeUp:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 

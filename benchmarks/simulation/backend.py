@@ -118,6 +118,9 @@ class SimulatedBackend:
         """None."""
         return ()
 
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()

@@ -41,7 +41,6 @@ from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.manifests import rendering
 from kubetorch.manifests.desired_pods import Mounted
-from kubetorch.manifests.services import KubernetesServices
 from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages
@@ -215,7 +214,7 @@ class Workload:
             else views.status(self.pods, self._reports, self._rollout, spec),
             pods=pods,
             url=url or next((pod.url for pod in pods if pod.is_ready), ""),
-            scaler=url if KubernetesServices.of(spec, manifest).is_scaled else "",
+            scaler=self._services.backend.scaler(spec, manifest),
             token=token,
             token_expires=token_expires,
             created=record.created,
@@ -280,8 +279,7 @@ class Workload:
 
     async def _wait(self, accepted: Accepted) -> DeployProgress:
         """Follow the wanted generation until it is served, or given up."""
-        warned = views.warned(self._services.backend, rendering.of_workload(self.spec))
-        progress = DeployProgress(accepted.generation, accepted, *warned)
+        progress = DeployProgress(accepted.generation, accepted)
         timeout = self.spec.compute.launch_timeout
         self._deploys.add(progress, timeout, lambda: self._expire(progress, timeout))
         if self.spec.compute.is_selector_only:
@@ -293,6 +291,9 @@ class Workload:
         return progress
 
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
+        if failure is None:
+            for warning in views.warned(self._services.backend, rendering.of_workload(self.spec)):
+                progress.add(warning)
         # Only now: pods that the backend replaces are not to load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(progress.generation, failure))

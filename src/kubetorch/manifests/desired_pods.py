@@ -13,7 +13,7 @@ from kubetorch.errors import SpecError
 from kubetorch.manifests import agent_container, knative, rendering, replicas, scheduling
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.secrets import HOME
-from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -216,7 +216,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
     return DesiredPods(
         namespace=manifest["metadata"]["namespace"],
         name=manifest["metadata"]["name"],
-        replicas=_least(primary) if kind.is_autoscaled else replicas.read(workload),
+        replicas=knative.least(primary) if kind.is_autoscaled else replicas.read(workload),
         template=rendering.fingerprint(primary.body),
         environment=tuple(variables.items()),
         working_dir=container.get("workingDir"),
@@ -241,9 +241,3 @@ def primary_template(
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:
     found = resources.get(section) or {}
     return tuple((name, str(amount)) for name, amount in found.items())
-
-
-def _least(primary: PodTemplate) -> int:
-    """The fewest pods of an autoscaled service, but one."""
-    found = primary.read_pods("annotations").get(knative.ANNOTATIONS["min_scale"])
-    return max(1, int(found or 1))

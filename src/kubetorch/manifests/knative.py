@@ -7,7 +7,7 @@ template, since each revision has its own.
 from __future__ import annotations
 
 from kubetorch.manifests.kinds import KINDS, Manifest, assign
-from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
+from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.autoscaling import KPA, AutoscalingSpec
 from kubetorch.specs.compute import ComputeSpec
 
@@ -53,6 +53,18 @@ def render(scaling: AutoscalingSpec) -> dict[str, str]:
     values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": least}
     found = {ANNOTATIONS[name]: str(value) for name, value in values.items() if value is not None}
     return found | {f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations}
+
+
+def least(template: PodTemplate) -> int:
+    """The fewest pods of an autoscaled service, but one."""
+    return max(1, int(template.read_pods("annotations").get(ANNOTATIONS["min_scale"]) or 1))
+
+
+def unscaled(manifest: Manifest) -> str:
+    """The sentence about a Knative Service that runs without Knative."""
+    count = least(WorkloadManifest(manifest, KIND).primary)
+    pods = "1 pod" if count == 1 else f"{count} pods"
+    return f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)"
 
 
 def _write(template: PodTemplate, compute: ComputeSpec) -> None:

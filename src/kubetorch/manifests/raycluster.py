@@ -5,12 +5,8 @@ https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kubetorch.manifests.kinds import KINDS, Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate
-from kubetorch.specs.distribution import DistributionSpec
-from kubetorch.specs.workload import WorkloadSpec
 
 KIND = KINDS["RayCluster", "ray.io"]
 TEMPLATE_LABEL = "raycluster"
@@ -54,24 +50,6 @@ def skeleton() -> Manifest:
             "workerGroupSpecs": [],
         },
     }
-
-
-def is_made(spec: WorkloadSpec) -> bool:
-    """Whether a workload is a RayCluster that no user brought."""
-    compute = spec.compute
-    is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
-    return is_ray and compute.manifest is None
-
-
-def plain(spec: WorkloadSpec) -> WorkloadSpec:
-    """How a workload is rendered without the operator: head and workers are pods of a Deployment.
-
-    Their agents start Ray: the first pod is the head.
-    """
-    return replace(
-        spec,
-        compute=replace(spec.compute, replicas=spec.compute.pods, distribution=DistributionSpec()),
-    )
 
 
 def beside(agent: str) -> list[str]:

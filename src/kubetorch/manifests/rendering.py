@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
@@ -42,6 +43,7 @@ from kubetorch.manifests.parameters import PARAMETERS
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec, thaw
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -102,15 +104,36 @@ _CRON_JOB = KINDS["CronJob", "batch"]
 _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
 
-def of_workload(workload: WorkloadSpec) -> Manifest:
-    """The object that a deploy applies."""
-    return render(
-        workload.compute,
+def of_workload(workload: WorkloadSpec, *, has_operator: bool = True) -> Manifest:
+    """The object that a deploy applies; a Deployment where `operated_kind` has no operator."""
+    compute = workload.compute
+    if not has_operator:
+        # Ranks of Ray start it themselves: the first pod is the head.
+        plain = None if compute.distribution is None else DistributionSpec()
+        compute = replace(compute, replicas=compute.pods, autoscaling=None, distribution=plain)
+    found = render(
+        compute,
         namespace=workload.namespace,
         name=workload.name,
         callable=workload.callable,
         username=workload.username,
     )
+    if not has_operator and workload.compute.autoscaling is not None:
+        # A call goes to one of its pods, as it would with the scaler.
+        found["spec"]["strategy"] = {"type": "RollingUpdate"}
+        # Tells it from the Deployment that the same service may have been before.
+        found["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
+    return found
+
+
+def operated_kind(compute: ComputeSpec) -> Kind | None:
+    """The kind that a declaration without a manifest becomes if there is an operator for it."""
+    if compute.manifest is not None:
+        return None
+    if compute.autoscaling is not None:
+        return knative.KIND
+    is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
+    return raycluster.KIND if is_ray else None
 
 
 def render(
@@ -175,15 +198,15 @@ def _base(compute: ComputeSpec) -> tuple[WorkloadManifest, ComputeSpec]:
             "autoscale() and distribute() exclude each other",
             hint="one spreads calls over pods, the other runs each call on all of them",
         )
-    is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
     if compute.manifest is not None:
         workload = WorkloadManifest.parse(thaw(compute.manifest), compute.pod_template_path)
-        _check_mode(compute, workload.kind, is_ray=is_ray)
+        _check_mode(compute, workload.kind)
         return workload, parameters.read_workload(workload)
-    if compute.autoscaling is not None:
-        return WorkloadManifest(knative.skeleton(), knative.KIND), _DEFAULTS
-    if is_ray:
-        return WorkloadManifest(raycluster.skeleton(), raycluster.KIND), _DEFAULTS
+    kind = operated_kind(compute)
+    if kind == knative.KIND:
+        return WorkloadManifest(knative.skeleton(), kind), _DEFAULTS
+    if kind == raycluster.KIND:
+        return WorkloadManifest(raycluster.skeleton(), kind), _DEFAULTS
     return WorkloadManifest(_skeleton(), _DEPLOYMENT), _DEFAULTS
 
 
@@ -200,13 +223,14 @@ def _skeleton() -> Manifest:
     }
 
 
-def _check_mode(compute: ComputeSpec, kind: Kind, *, is_ray: bool) -> None:
+def _check_mode(compute: ComputeSpec, kind: Kind) -> None:
     if compute.autoscaling is not None and not kind.is_autoscaled:
         raise SpecError(
             f"autoscale() needs a Knative Service; the manifest is a {kind.kind}",
             hint="leave the manifest out, or use one of kind Service, serving.knative.dev/v1",
         )
-    if is_ray and kind != raycluster.KIND:
+    wanted = operated_kind(replace(compute, manifest=None))
+    if wanted == raycluster.KIND and kind != wanted:
         raise SpecError(
             f'distribute("ray") needs a RayCluster; the manifest is a {kind.kind}',
             hint="leave the manifest out, or use one of kind RayCluster, ray.io/v1",

@@ -101,6 +101,8 @@ class _Attribute(Generic[GivenT, ShownT]):
 
     def __set__(self, compute: Compute, value: GivenT) -> None:
         compute._set(**{str(self._parameter.field): self._parameter.value(value)})
+        if value is not None:
+            compute._unsaid -= {self._parameter.name}
 
 
 _Text = _Attribute[str | None, str | None]
@@ -204,7 +206,7 @@ class Compute:
         arguments = locals()
         for name in unknown:
             raise compute_parameters.unknown(name)
-        self._begin(ComputeSpec(), unsaid=_CONFIGURED)
+        self._begin(ComputeSpec(), unsaid=_CONFIGURED | {"launch_timeout"})
         for name, parameter in PARAMETERS.items():
             value = arguments.get(name)
             if value is None and parameter.default is None:
@@ -231,7 +233,7 @@ class Compute:
         # The image as the user has it: steps that are added to it later are deployed, too.
         self._image: Image | None = None
         self._secrets: tuple[Secret, ...] = ()
-        # Parameters that `kt.config` sets.
+        # Parameters that nobody has set: `kt.config` may, and others follow what is said.
         self._unsaid = unsaid
         # Where the deployed service answers.
         self._url: str | None = None
@@ -616,8 +618,8 @@ class Compute:
             scale_to_zero_pod_retention_period: How long the last pod is kept at least; `"10m"`.
             scale_down_delay: How long the load must be lower before a pod goes; `"1m"`.
             autoscaler_class: `"kpa.autoscaling.knative.dev"` or `"hpa.autoscaling.knative.dev"`.
-            progress_deadline: How long a revision may take to become ready; longer than
-                `launch_timeout`.
+            progress_deadline: How long a revision may take to become ready; `launch_timeout` is
+                no longer than this, or shortened to it where nobody said it.
             extra_annotations: `min_replicas`, `max_replicas` and `target_concurrency` are other
                 spellings; `scale_to_zero_grace_period` says in seconds how long the last pod is
                 kept and allows none if `min_scale` is not given. Others become annotations
@@ -646,7 +648,10 @@ class Compute:
             **extra_annotations,
         }
         timeout = self._spec.launch_timeout
-        self._set(autoscaling=autoscaling.parse(given, launch_timeout=timeout))
+        found = autoscaling.parse(given, launch_timeout=timeout)
+        if "launch_timeout" in self._unsaid and found.progress_deadline is not None:
+            timeout = min(timeout, autoscaling.seconds(found.progress_deadline))
+        self._set(autoscaling=found, launch_timeout=timeout)
         return self
 
     @property

@@ -7,7 +7,7 @@ The words, defaults and bounds are those of Knative Serving
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ DEFAULT_PROGRESS_DEADLINE = "10m"
 _DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
 # Seconds; https://knative.dev/docs/serving/autoscaling/kpa-specific/#stable-window
 _LEAST_WINDOW = 6
-_MOST_WINDOW = 3600
+_LONGEST = 3600
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 #: Spellings of the documents beside Knative's own words.
@@ -35,6 +35,15 @@ ALIASES = {
     "initial_replicas": "initial_scale",
     "target_concurrency": "target",
 }
+
+
+#: What Knative takes besides, however much it is like one of the others.
+_OF_KNATIVE = (
+    "activation_scale",
+    "panic_threshold_percentage",
+    "panic_window_percentage",
+    "target_burst_capacity",
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def seconds(duration: str) -> int:
 
 
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
-    """What the keywords of `.autoscale()` mean."""
+    """What the keywords of `.autoscale()` mean, for a deploy that may take so many seconds."""
     values, extra = _sort_out(arguments)
     grace = values.pop("scale_to_zero_grace_period", None)
     if grace is not None:
@@ -96,8 +105,8 @@ def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSp
     values.setdefault("progress_deadline", progress_deadline(launch_timeout))
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
     check_numbers(spec)
-    _check_durations(spec, launch_timeout)
-    return _with_class(spec)
+    _check_durations(spec)
+    return _check_zero(_with_class(spec))
 
 
 def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,11 +118,7 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
             continue
         name = ALIASES.get(given, given)
         if name not in known:
-            near = nearest(given, known)
-            if near:
-                raise AutoScalingError(
-                    f"autoscale() has no {given!r}", hint=f"did you mean {near}?"
-                )
+            _check_unlike(given, known)
             extra[given.replace("_", "-")] = str(value)
             continue
         if name in values and values[name] != value:
@@ -122,6 +127,22 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     if "target_concurrency" in arguments:
         values.setdefault("metric", "concurrency")
     return values, extra
+
+
+def _check_unlike(given: str, known: Sequence[str]) -> None:
+    """Refuse what is no annotation of Knative's, but probably one of our words."""
+    near = None if given in _OF_KNATIVE else nearest(given.lower(), known, likeness=0.6)
+    if "timeout" in given.lower():
+        hint = (
+            "progress_deadline is the time to become ready, scale_down_delay that until a pod "
+            "goes, scale_to_zero_pod_retention_period that of the last one; "
+            "kt.Compute(launch_timeout=) bounds a deploy"
+        )
+    elif near:
+        hint = f"did you mean {near}?"
+    else:
+        return
+    raise AutoScalingError(f"autoscale() has no {given!r}", hint=hint)
 
 
 def progress_deadline(launch_timeout: int) -> str:
@@ -160,34 +181,38 @@ def check_numbers(spec: AutoscalingSpec) -> AutoscalingSpec:
     return spec
 
 
-def _check_durations(spec: AutoscalingSpec, launch_timeout: int) -> None:
+def _check_durations(spec: AutoscalingSpec) -> None:
     window: Any = spec.window
     if window is not None and (not isinstance(window, str) or not window.endswith(("s", "m", "h"))):
         raise AutoScalingError(f"window must end with s, m, or h, not {window!r}")
-    for name in (
-        "window",
-        "scale_to_zero_pod_retention_period",
-        "scale_down_delay",
-        "progress_deadline",
+    for name, least, most in (
+        ("window", _LEAST_WINDOW, _LONGEST),
+        ("scale_to_zero_pod_retention_period", 0, _LONGEST),
+        ("scale_down_delay", 0, _LONGEST),
+        ("progress_deadline", 1, None),
     ):
         value: Any = getattr(spec, name)
-        if value is not None and (not isinstance(value, str) or not _DURATION.match(value)):
+        if value is None:
+            continue
+        if not isinstance(value, str) or not _DURATION.match(value):
             raise AutoScalingError(
                 f"{name} must be a valid duration, not {value!r}",
                 hint='for example "30s" or "1m30s"',
             )
-    if window is not None and not _LEAST_WINDOW <= seconds(window) <= _MOST_WINDOW:
-        raise AutoScalingError(
-            f"window is {window!r}; Knative takes {_LEAST_WINDOW} s to {_MOST_WINDOW // 3600} h",
-            hint='for example window="60s"',
-        )
-    assert spec.progress_deadline is not None
-    if seconds(spec.progress_deadline) < launch_timeout:
-        raise AutoScalingError(
-            f"progress_deadline is {spec.progress_deadline!r}, shorter than the start-up probe, "
-            f"which allows {launch_timeout} s (launch_timeout)",
-            hint="raise progress_deadline or lower launch_timeout",
-        )
+        if seconds(value) < least or (most is not None and seconds(value) > most):
+            bounds = f"{least} s or more" if most is None else f"{least} s to {most // 3600} h"
+            raise AutoScalingError(f"{name} is {value!r}; Knative takes {bounds}")
+
+
+def _check_zero(spec: AutoscalingSpec) -> AutoscalingSpec:
+    """A spec whose scaler can do without pods, if it is to."""
+    for name in ("min_scale", "initial_scale"):
+        if spec.autoscaler_class == HPA and getattr(spec, name) == 0:
+            raise AutoScalingError(
+                f"{name} is 0; the HPA class always has a pod, only KPA scales to zero",
+                hint=f"{name}=1, or a metric of KPA: {' or '.join(KPA_METRICS)}",
+            )
+    return spec
 
 
 def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:

@@ -114,6 +114,9 @@ class OneThatBreaks:
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
 
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 

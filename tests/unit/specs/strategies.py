@@ -89,21 +89,33 @@ VOLUMES = st.builds(
     access_mode=st.sampled_from(ACCESS_MODES),
     claim=maybe(WORDS),
 )
-AUTOSCALING = st.fixed_dictionaries(
-    {},
-    optional={
-        "target": st.integers(1, 100),
-        "window": st.sampled_from(["30s", "1m"]),
-        "metric": st.sampled_from(["concurrency", "rps", "cpu", "memory", "queue-length"]),
-        "target_utilization": st.integers(1, 100),
-        "min_scale": st.integers(0, 3),
-        "max_scale": st.integers(3, 9),
-        "initial_scale": st.integers(0, 3),
-        "concurrency": st.integers(0, 20),
-        "scale_down_delay": st.sampled_from(["0s", "2m"]),
-        "activation_scale": st.integers(1, 4),
-    },
-).map(lambda given: autoscaling.parse(given, launch_timeout=300))
+
+
+def _has_pods(given: dict[str, Any]) -> bool:
+    """Whether the HPA class, which such a metric chooses, is not asked to have none."""
+    is_hpa = given.get("metric", "rps") not in autoscaling.KPA_METRICS
+    return not is_hpa or 0 not in (given.get("min_scale"), given.get("initial_scale"))
+
+
+AUTOSCALING = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "target": st.integers(1, 100),
+            "window": st.sampled_from(["30s", "1m"]),
+            "metric": st.sampled_from(["concurrency", "rps", "cpu", "memory", "queue-length"]),
+            "target_utilization": st.integers(1, 100),
+            "min_scale": st.integers(0, 3),
+            "max_scale": st.integers(3, 9),
+            "initial_scale": st.integers(0, 3),
+            "concurrency": st.integers(0, 20),
+            "scale_down_delay": st.sampled_from(["0s", "2m"]),
+            "activation_scale": st.integers(1, 4),
+        },
+    )
+    .filter(_has_pods)
+    .map(lambda given: autoscaling.parse(given, launch_timeout=300))
+)
 DISTRIBUTION = st.fixed_dictionaries(
     {},
     optional={

@@ -76,7 +76,7 @@ def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
         ({"target_utilization": True}, "target_utilization must be between 1 and 100"),
         ({"scale_down_delay": "5"}, "scale_down_delay must be a valid duration"),
         ({"progress_deadline": "10 m"}, "progress_deadline must be a valid duration"),
-        ({"progress_deadline": "60s"}, "shorter than the start-up probe"),
+        ({"progress_deadline": "0s"}, "Knative takes 1 s or more"),
         ({"autoscaler_class": "vpa"}, "autoscaler_class must be"),
         ({"min_scale": -1}, "min_scale is -1"),
         ({"min_scale": "2"}, "min_scale is '2'"),
@@ -103,3 +103,53 @@ def test_a_window_that_knative_refuses_is_refused(window):
 def test_an_empty_metric_is_refused():
     with pytest.raises(AutoScalingError, match="metric is ''"):
         parse({"metric": ""}, launch_timeout=900)
+
+
+@pytest.mark.parametrize("name", ["scale_to_zero_pod_retention_period", "scale_down_delay"])
+def test_trust_times_that_knative_refuses_are_refused_when_they_are_declared(name):
+    assert getattr(scaled(**{name: "1h"}), name) == "1h"
+    assert getattr(scaled(**{name: "0s"}), name) == "0s"
+    with pytest.raises(AutoScalingError, match=f"{name} is '61m'; Knative takes 0 s to 1 h"):
+        scaled(**{name: "61m"})
+
+
+@pytest.mark.parametrize("name", ["min_scale", "initial_scale"])
+def test_trust_only_requests_can_scale_from_zero(name):
+    assert getattr(scaled(**{name: 0}), name) == 0
+    for more in ({"metric": "cpu"}, {"autoscaler_class": HPA}):
+        with pytest.raises(AutoScalingError, match=f"{name} is 0; the HPA class always has a pod"):
+            scaled(**{name: 0}, **more)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("minScale", "min_scale"),
+        ("min_pods", "min_replicas"),
+        ("max_concurrency", "concurrency"),
+        ("stable_window", "window"),
+        ("utilization", "target_utilization"),
+        ("scale_to_zero_period", "scale_to_zero_grace_period"),
+        ("timeout", "progress_deadline"),
+        ("idle_timeout", "scale_to_zero_pod_retention_period"),
+        ("requestTimeout", "launch_timeout"),
+    ],
+)
+def test_trust_a_word_that_is_like_a_known_one_is_an_error(word, meant):
+    with pytest.raises(AutoScalingError, match=f"no '{word}'") as caught:
+        scaled(**{word: 1})
+    assert meant in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "activation_scale",
+        "panic_threshold_percentage",
+        "panic_window_percentage",
+        "target_burst_capacity",
+        "anything",
+    ],
+)
+def test_trust_further_words_of_knative_are_annotations(word):
+    assert scaled(**{word: 1}).extra_annotations == ((word.replace("_", "-"), "1"),)

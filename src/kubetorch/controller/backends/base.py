@@ -284,6 +284,9 @@ class Backend(Protocol):
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """Where all pods of a workload are called together; empty where each is called alone."""
 
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """Where calls go to what makes pods for them; empty where nothing does."""
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """The parts of a compute and its manifest that have no effect here, one sentence each."""
 

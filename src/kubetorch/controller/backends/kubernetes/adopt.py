@@ -26,7 +26,7 @@ from kubetorch.errors import (
     SpecError,
 )
 from kubetorch.lib import backoff
-from kubetorch.manifests import raycluster, rendering
+from kubetorch.manifests import labels, rendering
 from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.services import KubernetesServices
@@ -129,9 +129,10 @@ async def find_applied(
     if wanted.main is None:
         return wanted
     there = await _find(applier, wanted.main)
-    if there is None and raycluster.is_made(specs[0]):
+    if there is None and rendering.operated_kind(specs[0].compute) is not None:
         plain = AppliedWorkload.of(specs[0], has_operator=False)
-        if plain.main is not None and (other := await _find(applier, plain.main)):
+        other = None if plain.main is None else await _find(applier, plain.main)
+        if other is not None and _template(other) == _template(plain.main or {}):
             wanted, there = plain, other
     for spec in () if there is not None else specs[1:]:
         with contextlib.suppress(SpecError):  # another version took it
@@ -145,6 +146,12 @@ async def find_applied(
     if is_known and len({_objects(spec) for spec in specs}) == 1:
         wanted.objects = _objects(wanted.spec)
     return wanted
+
+
+def _template(one: Manifest) -> str | None:
+    """What an object was made from, as it says itself."""
+    found: str | None = (one["metadata"].get("labels") or {}).get(labels.TEMPLATE)
+    return found
 
 
 async def _find(applier: Applier, main: Manifest) -> Manifest | None:

@@ -50,7 +50,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import raycluster, rendering, replicas
+from kubetorch.manifests import kinds, knative, rendering, replicas
 from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.services import KubernetesServices
@@ -188,8 +188,8 @@ class KubernetesBackend:
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
         """Whether what a user only declared is made of the kind that is meant for it."""
-        if raycluster.is_made(spec):
-            kind = raycluster.KIND
+        kind = rendering.operated_kind(spec.compute)
+        if kind is not None:
             try:
                 await self._client.discovery.find(kind.api_version, kind.kind)
             except KubernetesNotFoundError:
@@ -407,29 +407,42 @@ class KubernetesBackend:
         return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        if manifest["kind"] != "CronJob":
-            return ()
-        schedule = manifest["spec"].get("schedule")
-        return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+        if manifest["kind"] == "CronJob":
+            schedule = manifest["spec"].get("schedule")
+            return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
+        is_unscaled = kinds.find(manifest) == knative.KIND and self._plain(manifest) is not None
+        return (knative.unscaled(manifest),) if is_unscaled else ()
+
+    def _plain(self, manifest: Manifest) -> Manifest | None:
+        """The object that a workload has instead of this one, whose kind has no operator here."""
+        metadata = manifest["metadata"]
+        workload = self._workloads.get((metadata["namespace"], metadata["name"]))
+        main = None if workload is None else workload.main
+        return main if main is not None and main["kind"] != manifest["kind"] else None
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
         found = self._workloads.get((spec.namespace, spec.name))
         return spec if found is None else found.spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        there = self._plain(manifest) or manifest
+        return self.scaler(spec, manifest) or KubernetesServices.of(spec, there).url
+
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         services = KubernetesServices.of(spec, manifest)
-        if services.is_scaled:
-            return objects.address(self._cluster_watch.owners(manifest)) or services.url
-        return services.url
+        if not services.is_scaled or self._plain(manifest) is not None:
+            return ""
+        return objects.address(self._cluster_watch.owners(manifest)) or services.url
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        metadata = manifest["metadata"]
-        workload = self._workloads.get((metadata["namespace"], metadata["name"]))
-        if workload is None or workload.main is None or workload.main["kind"] == manifest["kind"]:
+        there = self._plain(manifest)
+        if there is None:
             return ()
+        if kinds.find(manifest) == knative.KIND:
+            return self.warnings(manifest)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
-            f"{workload.main['kind']}",
+            f"{there['kind']}",
         )
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:

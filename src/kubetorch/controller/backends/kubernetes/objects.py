@@ -35,7 +35,6 @@ from kubetorch.manifests import (
     desired_pods,
     kinds,
     labels,
-    raycluster,
     rendering,
     replicas,
     trainjob,
@@ -124,7 +123,7 @@ class AppliedWorkload(msgspec.Struct):
         """What is applied for a spec, where the operator of its kind is there or not."""
         main = None
         if not spec.compute.is_selector_only:
-            main = rendering.of_workload(spec if has_operator else raycluster.plain(spec))
+            main = rendering.of_workload(spec, has_operator=has_operator)
         is_all = spec.compute.broadcast is not None or _is_world(spec)
         called = {} if is_all else KubernetesServices.of(spec, main).called
         return cls(spec, main, called)

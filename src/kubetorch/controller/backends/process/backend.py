@@ -45,7 +45,7 @@ from kubetorch.controller.state import PodRecord, SqliteState
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, SpecError
 from kubetorch.lib import sockets
 from kubetorch.lib.clock import Clock
-from kubetorch.manifests import desired_pods, kinds, rendering
+from kubetorch.manifests import desired_pods, kinds, knative, rendering
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -244,6 +244,9 @@ class ProcessBackend:
         return spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        return ""
+
+    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
@@ -576,7 +579,7 @@ def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
     count = desired_pods.read(manifest).replicas
     pods = "1 pod" if count == 1 else f"{count} pods"
     if kind.is_autoscaled:
-        return (f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)",)
+        return (knative.unscaled(manifest),)
     if kind.kind == "RayCluster":
         return (f"there is no Ray operator here: its {pods} are plain ones, without Ray",)
     if kind.kind == "DaemonSet":

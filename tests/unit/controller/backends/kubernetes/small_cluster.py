@@ -38,7 +38,7 @@ class SmallCluster:
         asked: What was asked but for reading: `apply Deployment`, `try Service`, `delete Service`.
         listed: How often something was listed.
         refused: Kinds that it refuses, with the message.
-        unserved: Kinds that it does not have.
+        unserved: Kinds, or versions of groups, that it does not have.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class SmallCluster:
 
     async def find(self, api_version: str, kind: str) -> Resource:
         group, _, version = api_version.rpartition("/")
-        if kind in self.unserved:
+        if {kind, api_version} & self.unserved:
             error = KubernetesNotFoundError(f"the cluster has no kind {kind} in {api_version}")
             error.reason = "NoKindMatch"
             raise error

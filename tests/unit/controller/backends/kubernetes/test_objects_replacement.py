@@ -308,3 +308,57 @@ def test_ray_ranks_get_their_raycluster_once_there_is_an_operator() -> None:
         assert cluster.names() == {"RayCluster/f", "Service/f", "Service/f-headless"}
 
     run(cluster, scenario)
+
+
+KNATIVE = "serving.knative.dev/v1"
+FEW = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=2, max_scale=5)))
+ZERO = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)))
+
+
+@pytest.mark.parametrize(("wanted", "pods"), [(FEW, 2), (ZERO, 1)])
+def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
+    wanted: WorkloadSpec, pods: int
+) -> None:
+    cluster = SmallCluster()
+    cluster.unserved.add(KNATIVE)
+    manifest = rendering.of_workload(wanted)
+
+    async def deploy(one: KubernetesBackend) -> None:
+        await one.apply(wanted)
+        made = cluster.take("apps/v1", "Deployment")
+        assert made["spec"]["replicas"] == pods
+        assert made["spec"]["strategy"] == {"type": "RollingUpdate"}
+        assert one.warnings(manifest) == one.notes(wanted.compute, manifest)
+        (warning,) = one.warnings(manifest)
+        assert "there is no Knative here" in warning
+        assert f"it runs on {pods} pod" in warning
+
+    async def go_on(one: KubernetesBackend) -> None:
+        # Calls go to its pods, each to one of them.
+        assert one.scaler(wanted, manifest) == ""
+        assert one.url(wanted, manifest) == "http://f.team.svc.cluster.local"
+        assert one.applied(wanted) == wanted
+        assert wanted.compute.broadcast is None
+        assert one.expected("team", "f") == pods
+        before = cluster.names()
+        await one.apply(wanted)
+        assert cluster.names() == before
+        await one.delete("team", "f", grace=1)
+        assert not cluster.names()
+
+    run(cluster, deploy)
+    run(cluster, go_on, [wanted])
+
+
+def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
+    cluster = SmallCluster()
+    cluster.unserved.add(KNATIVE)
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(SCALED)
+        cluster.unserved.discard(KNATIVE)
+        await one.apply(SCALED)
+        assert one.warnings(rendering.of_workload(SCALED)) == ()
+
+    run(cluster, scenario)
+    assert cluster.names() == OBJECTS["SCALED"][1]
