@@ -273,6 +273,9 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = _load(name)
+        if name in _MODULES:
+            # What a mistake in the user's very next line shows is for the user.
+            __import__("kubetorch.sdk.tracebacks", fromlist=["install"]).install()
         # Not into globals(), which is a name of this package once it was used.
         setattr(sys.modules[__name__], name, value)
         return value

@@ -166,7 +166,7 @@ def test_nothing_lost_05_only_callables_are_attributes_of_a_handle(deployed):
         assert handle.later(4) == 4
         assert handle.add
         assert handle.predict
-        there_is_no(handle, "ad", "has no method 'ad'", "did you mean 'add'?")
+        there_is_no(handle, "ad", "has no method 'ad'", "did you mean add?")
         there_is_no(handle, "total", "a value of type int", "a method that returns it")
         there_is_no(handle, "limit", "a value of type int")
         there_is_no(handle, "size", "is a property")

@@ -28,7 +28,7 @@ from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace, json_object
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
-from kubetorch.errors import CallableNotFoundError, SpecError
+from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
 from kubetorch.pod.user_process import loader
 from kubetorch.sdk import images
 from kubetorch.sdk.cls import Cls, cls
@@ -36,7 +36,6 @@ from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import unwrapped
 from kubetorch.sdk.fn import Fn, fn
 from kubetorch.sdk.image import Image
-from kubetorch.specs.names import nearest
 
 _EXAMPLE = "for example kt deploy train.py:train --compute '{\"cpus\": 1}'"
 
@@ -197,9 +196,9 @@ def parse_image(text: str) -> Image:
     preset = _PRESETS.get(name)
     if preset is None:
         # A preset's mistyped name would be a reference, too.
-        near = None if "/" in text or version else nearest(name, _PRESETS)
-        if near:
-            raise SpecError(f"--image is {text!r}", hint=f"did you mean {near!r}?")
+        meant = None if "/" in text or version else did_you_mean(name, _PRESETS)
+        if meant:
+            raise SpecError(f"--image is {text!r}", hint=meant)
         return Image(image_id=text)
     try:
         return preset(version) if version else preset()

@@ -55,6 +55,16 @@ class Commands(TyperGroup):
             command = TyperCommand(name, help=summary, rich_markup_mode=None)
             self.commands[name] = command
 
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # typer's own
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            # Loaded with the SDK, which alone has work that could go on.
+            tracebacks = sys.modules.get("kubetorch.sdk.tracebacks")
+            line = None if tracebacks is None else tracebacks.interruption(interrupt)
+            Output().note(f"\n{line or 'Interrupted.'}")
+            raise typer.Exit(130) from interrupt
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  # typer's own
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])

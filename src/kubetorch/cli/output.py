@@ -21,6 +21,7 @@ import typer
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import terminal
+from kubetorch.sdk import tracebacks
 
 Style = Literal["plain", "bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 
@@ -36,8 +37,6 @@ _CODES: Mapping[Style, str] = {
 
 #: What an error says that writing to stdout has raised.
 _STDOUT = "<stdout>"
-#: Where our own code lies.
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Output:
@@ -168,15 +167,12 @@ def _where(error: BaseException) -> str:
         # What the agent refused was raised at no line of the user's.
         is_refusal = isinstance(error, KubetorchError) and 'File "' not in remote
         return "" if is_refusal else str(remote)
-    # The text of a SyntaxError says itself where it is.
-    if isinstance(error, (KubetorchError, TimeoutError, SyntaxError)):
-        return ""
-    shown = trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            shown = trace.tb_next
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, shown))
+    if not tracebacks.is_full():
+        # The text of a SyntaxError says itself where it is.
+        if isinstance(error, (KubetorchError, TimeoutError, SyntaxError)):
+            return ""
+        tracebacks.shorten(error)
+    return "".join(traceback.format_exception(error))
 
 
 def _json(value: object, indent: int | None = None) -> str:

@@ -114,13 +114,12 @@ class Services:
             raise target.failure_of(service, None)
         spec = service.spec
         sdk.remember(self.session, service)
-        logging, allowed = spec.compute.logging, spec.compute.allowed_serialization
+        logging = spec.compute.logging
         shown = config.stream_logs if logging.stream_logs is None else logging.stream_logs
-        codec = next(one for one in ("json", "none", "pickle") if one in allowed)
         called = Caller(
             replace(target.describe(spec, method, None, logging), declared=options.RESERVED),
             sdk.route(self.session, spec.namespace, spec.name),
-            options.CallOptions(stream_logs=shown, serialization=codec),
+            options.CallOptions(stream_logs=shown),
         )
         return called(*args, **kwargs)
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from kubetorch.config import values
 from kubetorch.config.values import Backend, Plain
-from kubetorch.errors import ConfigError
+from kubetorch.errors import ConfigError, did_you_mean
 from kubetorch.lib.files import FileLock, write_atomically
 
 #: Seconds that a program waits for another that writes.
@@ -374,10 +374,7 @@ def _known(key: str) -> str:
 
 
 def _hint(key: str) -> str:
-    import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
-
-    near = difflib.get_close_matches(key, SETTINGS, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}"
+    return did_you_mean(key, SETTINGS, likeness=0.6) or f"there are {', '.join(SETTINGS)}"
 
 
 #: All settings by name.

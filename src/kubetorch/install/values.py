@@ -7,12 +7,11 @@ here is an error rather than a check that is left out.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from kubetorch.errors import ConfigError, InstallError
+from kubetorch.errors import ConfigError, InstallError, did_you_mean
 
 Values = dict[str, Any]
 
@@ -152,8 +151,8 @@ def _faults_of_mapping(schema: Schema, value: Values, path: str) -> list[str]:
         if name in properties:
             found += faults(properties[name], item, f"{prefix}{name}")
         elif others is False:
-            near = difflib.get_close_matches(str(name), properties, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(properties)}"
+            meant = did_you_mean(str(name), properties, likeness=0.6)
+            meant = meant or f"there are {', '.join(properties)}"
             found.append(f"{prefix}{name} is no value of the chart; {meant}")
         elif isinstance(others, Mapping):
             found += faults(others, item, f"{prefix}{name}")

@@ -156,7 +156,7 @@ def _kind(manifest: Mapping[str, Any], path: Path | None) -> Kind:
 
 def _unknown(manifest: Mapping[str, Any]) -> SpecError:
     namesakes = [
-        repr("/".join(filter(None, (row.group, row.versions[0]))))
+        "/".join(filter(None, (row.group, row.versions[0])))
         for row in kinds.KINDS.values()
         if row.kind == manifest["kind"]
     ]

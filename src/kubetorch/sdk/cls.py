@@ -116,7 +116,7 @@ class Cls(Module[T], Generic[T]):
     def _ask(self, name: str) -> str | None:
         try:
             said = Method(self, CALLABLES).options(
-                stream_logs=False, serialization="json", async_=False, timeout=30.0
+                stream_logs=False, serialization=None, async_=False, timeout=30.0
             )(name)
         except Exception:  # noqa: BLE001  # a call says it; a load fails with the user's exception
             return None

@@ -14,7 +14,12 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.config import environment
-from kubetorch.errors import AutoScalingError, SpecError, UnknownParameterError
+from kubetorch.errors import (
+    AutoScalingError,
+    SpecError,
+    UnknownParameterError,
+    did_you_mean,
+)
 from kubetorch.manifests.labels import RESERVED
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
@@ -24,7 +29,7 @@ from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Toleration, freeze,
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import CopyStep, Step
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.specs.names import check_namespace, nearest
+from kubetorch.specs.names import check_namespace
 from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
@@ -163,10 +168,9 @@ def _toleration(value: object) -> Toleration:
     found: dict[str, Any] = {}
     for word, text in value.items():
         if word not in _WORDS:
-            near = nearest(str(word), _WORDS)
             raise SpecError(
                 f"tolerations has {word!r} in {dict(value)!r}; there are {', '.join(_WORDS)}",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=did_you_mean(str(word), _WORDS),
             )
         # Text that is empty is the same as none.
         found[_WORDS[word]] = text if text != "" else None
@@ -237,11 +241,9 @@ def _flag(parameter: str) -> Callable[[object], bool]:
 def image_pull_policy(value: object) -> str:
     """When a node pulls an image."""
     if value not in _PULL_POLICIES:
-        near = nearest(str(value).lower(), {known.lower(): known for known in _PULL_POLICIES})
-        chosen = next((known for known in _PULL_POLICIES if known.lower() == near), None)
         raise SpecError(
             f"image_pull_policy is {value!r}; it must be one of {', '.join(_PULL_POLICIES)}",
-            hint=f"did you mean {chosen!r}?" if chosen else None,
+            hint=did_you_mean(str(value), _PULL_POLICIES),
         )
     return str(value)
 
@@ -598,6 +600,7 @@ _MEANT = {"env": "env_vars", "mem": "memory", "num_cpus": "cpus", "num_gpus": "g
 
 def unknown(name: str) -> UnknownParameterError:
     """The error that `kt.Compute` has no parameter of this name."""
-    near = _MEANT.get(name) or nearest(name, PARAMETERS, likeness=0.6)
-    meant = f"did you mean {near}=?" if near else f"it has {', '.join(PARAMETERS)}"
-    return UnknownParameterError(f"kt.Compute has no parameter {name!r}", hint=meant)
+    meant = did_you_mean(_MEANT.get(name, name), PARAMETERS, likeness=0.6)
+    return UnknownParameterError(
+        f"kt.Compute has no parameter {name!r}", hint=meant or f"it has {', '.join(PARAMETERS)}"
+    )

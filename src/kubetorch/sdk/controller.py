@@ -6,6 +6,7 @@ Every method raises what the controller answered: one of our own errors as itsel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,12 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.config.settings import config
-from kubetorch.errors import ControllerRequestError, KubetorchError, SecretNotFound
+from kubetorch.errors import (
+    ControllerRequestError,
+    KubetorchError,
+    SecretNotFound,
+    did_you_mean,
+)
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.specs import secret as specs
@@ -283,7 +289,12 @@ class SecretRequests:
             found = self.get(namespace, object_name)
             if found is not None:
                 return found
-        raise SecretNotFound(name, namespace)
+        error = SecretNotFound(name, namespace)
+        with contextlib.suppress(KubetorchError):  # who may not list them gets no help
+            known = [view.name for view in self.list(namespace)]
+            meant = did_you_mean(name, known, likeness=0.6)
+            error.hint = f"{meant} {error.hint}" if meant else error.hint
+        raise error
 
     def values(self, namespace: str, object_name: str) -> SecretBytes:
         """The values of a secret."""

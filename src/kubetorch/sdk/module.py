@@ -75,7 +75,7 @@ class Module(Generic[HandleT]):
         self._compute: Compute | None = None
         self._init_args: dict[str, Any] | None = None
         self._reload_prefixes: list[str] = []
-        self._options = options.CallOptions(serialization="json", async_=False)
+        self._options = options.CallOptions(async_=False)
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
         self._callers: dict[str | None, Caller] = {}

@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import KubetorchError
+from kubetorch.errors import KubetorchError, did_you_mean
 from kubetorch.lib import terminal
-from kubetorch.sdk import tracebacks
 from kubetorch.sdk.transport.session import ClusterSettings, Session
-from kubetorch.specs.names import nearest
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.route import Location, Route
@@ -144,7 +142,6 @@ def session(kubeconfig: str | None = None) -> Session:
     key = environment.local_dir() if cluster is None else cluster
     found = _registry.sessions.get(key)
     if found is None:
-        tracebacks.install()
         found = _registry.sessions.setdefault(key, _open(key))
     return found
 
@@ -254,8 +251,8 @@ def near_services(opened: Session, namespace: str, name: str) -> str:
         found = opened.ask(lambda controller: controller.list_workloads(namespace))
     except KubetorchError:  # who may not list them gets no help
         return where
-    near = nearest(name, [view.spec.name for view in found], likeness=0.6)
-    return where if near is None else f"did you mean {near!r}? {where}"
+    meant = did_you_mean(name, [view.spec.name for view in found], likeness=0.6)
+    return where if meant is None else f"{meant} {where}"
 
 
 def forget(opened: Session, namespace: str, name: str) -> None:

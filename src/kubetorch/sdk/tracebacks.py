@@ -1,16 +1,20 @@
 """How exceptions that end a program are shown: with the user's own frames, and what goes on.
 
 Frames of Kubetorch, and those of libraries that it calls, say nothing about the user's program.
-`KT_TRACEBACK=full` shows them all.
+`KT_TRACEBACK=full` shows them all. In IPython and notebooks it is the same; what tests and programs
+format themselves is as Python has it.
 """
 
 from __future__ import annotations
 
+import opcode
 import os
+import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from kubetorch.errors import KubetorchError, RemoteTraceback
 from kubetorch.lib import terminal
@@ -21,31 +25,88 @@ VARIABLE = "KT_TRACEBACK"
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARIES = (f"{Path(os.__file__).parent}{os.sep}", f"{os.sep}site-packages{os.sep}", "<frozen")
 
-#: What a program was doing that Ctrl-C ended, by where it was, and what became of that.
+#: Attribute of an interrupt: what becomes of the work that it ended.
+_GOES_ON = "_kubetorch_goes_on"
+#: The same, by where the program was, of work that did not say it.
 _INTERRUPTED = {
-    "sdk/deploys/": "What was sent of the deploy goes on: kt list shows the "
-    "service, kt teardown ends it.",
-    "sdk/calls/handles.py": "The spawned call goes on: kt calls shows it.",
+    "sdk/calls/map.py": "The calls that run are cancelled in their pods.",
     "sdk/calls/": "The call is cancelled in its pods.",
 }
+_RAISES = opcode.opmap["RAISE_VARARGS"]
+_NOT_AWAITABLE = re.compile(r"object .+ can't be used in 'await'|object can't be awaited")
 
 
 def install() -> None:
-    """Show the exceptions that end this program, if nobody else does."""
+    """Show the exceptions that end this program or a thread, if nobody else does."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _show_of_thread
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((Exception, KeyboardInterrupt), _show_in_ipython)
+
+
+def is_full() -> bool:
+    """Whether all frames are to be shown."""
+    return os.environ.get(VARIABLE) == "full"
+
+
+def say_what_goes_on(interrupt: BaseException, text: str) -> None:
+    """Have an interrupt that ends the program say what becomes of the work that it ended."""
+    setattr(interrupt, _GOES_ON, text)
+
+
+def interruption(error: BaseException) -> str | None:
+    """The line for a Ctrl-C that ended work of Kubetorch; `None` for any other exception."""
+    if not isinstance(error, KeyboardInterrupt):
+        return None
+    # An event loop raises another one, after the work in it was cancelled.
+    chain = list(_chain(error))
+    files = [file for one in chain for file in _files(one.__traceback__) if _is_ours(file)]
+    if not files:
+        return None
+    said = (getattr(one, _GOES_ON, None) for one in chain)
+    places = (
+        text
+        for place, text in _INTERRUPTED.items()
+        if any(file.startswith(_PACKAGE + place) for file in files)
+    )
+    return f"Interrupted. {next(filter(None, said), None) or next(places, '')}".rstrip()
+
+
+def shorten(error: BaseException) -> TracebackType | None:
+    """Leave the user's own frames in an exception and its causes; its traceback after that."""
+    chain = list(_chain(error))
+    for one in chain:
+        _explain_await(one)
+        if _is_told(one):
+            one.__traceback__ = _users(one.__traceback__)
+    for one in chain:
+        cause = one.__cause__ or one.__context__
+        if cause is not None and not _is_useful(cause, one):
+            one.__cause__ = one.__context__ = None
+    return error.__traceback__
+
+
+def _is_useful(cause: BaseException, error: BaseException) -> bool:
+    """Whether what an error was raised from was raised at a line of the user's."""
+    if isinstance(cause, RemoteTraceback):
+        return 'File "' in str(cause)
+    return cause.__traceback__ is not None or not isinstance(error, KubetorchError)
+
+
+# -------------------------------------------------------------------------------------- the hooks
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    is_full = os.environ.get(VARIABLE) == "full"
-    if not is_full:
-        if isinstance(error, KeyboardInterrupt) and any(map(_is_ours, _files(trace))):
-            sys.stderr.write(f"\nInterrupted. {_what_goes_on(trace)}".rstrip() + "\n")
+    if not is_full():
+        line = interruption(error)
+        if line is not None:
+            sys.stderr.write(f"\n{line}\n")
             return
-        for one in _chain(error):
-            if _is_told(one):
-                one.__traceback__ = _users(one.__traceback__)
-        trace = error.__traceback__
+        trace = shorten(error)
     if terminal.is_terminal(sys.stderr):
         import traceback  # noqa: PLC0415  # once, as the program ends
 
@@ -56,12 +117,30 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     sys.__excepthook__(kind, error, trace)
 
 
-def _what_goes_on(trace: TracebackType | None) -> str:
-    files = [file.removeprefix(_PACKAGE) for file in _files(trace) if _is_ours(file)]
-    found = (
-        text for place, text in _INTERRUPTED.items() if any(f.startswith(place) for f in files)
-    )
-    return next(found, "")
+def _show_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not is_full():
+        trace = shorten(args.exc_value)
+        args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
+    threading.__excepthook__(args)
+
+
+def _show_in_ipython(
+    shell: object,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
+    if not is_full():
+        line = interruption(error)
+        if line is not None:
+            shell._showtraceback(kind, error, [line])  # type: ignore[attr-defined]  # IPython's
+            return
+        trace = shorten(error)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------- the frames
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -80,8 +159,12 @@ def _is_told(error: BaseException) -> bool:
     """Whether an exception was raised on purpose, and is no defect of Kubetorch."""
     if isinstance(error, KubetorchError) or isinstance(error.__cause__, RemoteTraceback):
         return True
-    last = list(_files(error.__traceback__))[-1:]
-    return not any(map(_is_ours, last))
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not _is_ours(last.tb_frame.f_code.co_filename):
+        return True
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISES
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
@@ -112,3 +195,40 @@ def _is_ours(file: str) -> bool:
 
 def _is_library(file: str) -> bool:
     return any(place in file for place in _LIBRARIES)
+
+
+# --------------------------------------------------------------------------------- await f(1)
+
+
+def _explain_await(error: BaseException) -> None:
+    """Add to what Python says of `await remote(1)` how a call is awaited."""
+    if type(error) is not TypeError or not _NOT_AWAITABLE.search(str(error)):
+        return
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    name = None if last is None else next(_remotes(last.tb_frame), None)
+    if name is not None:
+        hint = f"await {name}(..., async_=True): without it, a call returns its value"
+        error.args = (f"{error}\nhint: {hint}",)
+
+
+def _remotes(frame: FrameType) -> Iterator[str]:
+    """What a piece of code may have called in a pod, as it is written there."""
+    remote = sys.modules.get("kubetorch.sdk.calls.remote")
+    module = sys.modules.get("kubetorch.sdk.module")
+    if remote is None or module is None:
+        return
+    kinds = remote.RemoteCallable
+    code = frame.f_code
+    for name in (*code.co_varnames, *code.co_freevars, *code.co_names):
+        value = frame.f_locals.get(name, frame.f_globals.get(name))
+        if isinstance(value, remote.RemoteCallable):
+            yield name
+        elif isinstance(value, module.Module):
+            methods = (one for one in code.co_names if not hasattr(module.Module, one))
+            yield from (f"{name}.{one}" for one in methods if one not in frame.f_globals)
+        else:
+            known = getattr(value, "__dict__", {})
+            own = (one for one in code.co_names if one in known)
+            yield from (f"{name}.{one}" for one in own if isinstance(known[one], kinds))

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kubetorch.errors import AutoScalingError
-from kubetorch.specs.names import nearest
+from kubetorch.errors import AutoScalingError, did_you_mean
 
 KPA = "kpa.autoscaling.knative.dev"
 HPA = "hpa.autoscaling.knative.dev"
@@ -131,15 +130,15 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 def _check_unlike(given: str, known: Sequence[str]) -> None:
     """Refuse what is no annotation of Knative's, but probably one of our words."""
-    near = None if given in _OF_KNATIVE else nearest(given.lower(), known, likeness=0.6)
+    meant = None if given in _OF_KNATIVE else did_you_mean(given, known, likeness=0.6)
     if "timeout" in given.lower():
         hint = (
             "progress_deadline is the time to become ready, scale_down_delay that until a pod "
             "goes, scale_to_zero_pod_retention_period that of the last one; "
             "kt.Compute(launch_timeout=) bounds a deploy"
         )
-    elif near:
-        hint = f"did you mean {near}?"
+    elif meant:
+        hint = meant
     else:
         return
     raise AutoScalingError(f"autoscale() has no {given!r}", hint=hint)

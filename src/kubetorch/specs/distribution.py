@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubetorch.errors import SpecError
-from kubetorch.specs.names import nearest
+from kubetorch.errors import SpecError, did_you_mean
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
 ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
@@ -192,11 +191,9 @@ def _framework(given: dict[str, Any]) -> str:
     name = (names.pop() if names else None) or "spmd"
     known = ALIASES.get(name, name) if isinstance(name, str) else name
     if known not in FRAMEWORKS:
-        near = nearest(str(name).lower(), [*FRAMEWORKS, *ALIASES], likeness=0.5)
-        hint = f"did you mean {near!r}?" if near else None
         raise SpecError(
             f"distribution_type {name!r} is not supported; supported are {', '.join(FRAMEWORKS)}",
-            hint=hint,
+            hint=did_you_mean(str(name), [*FRAMEWORKS, *ALIASES], likeness=0.5),
         )
     return str(known)
 
@@ -213,9 +210,9 @@ def _whole_number(name: str, value: object) -> int | None:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        near = None if name in KNOWN else nearest(name, [*ARGUMENTS, *KNOWN])
-        if near:
-            raise SpecError(f"distribute() has no {name!r}", hint=f"did you mean {near}?")
+        meant = None if name in KNOWN else did_you_mean(name, [*ARGUMENTS, *KNOWN])
+        if meant:
+            raise SpecError(f"distribute() has no {name!r}", hint=meant)
     broken = []
     for name, value in options.items():
         try:

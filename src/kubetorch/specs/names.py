@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from kubetorch.config.values import RESERVED as RESERVED
 from kubetorch.config.values import clean_username as clean_username
@@ -61,11 +60,3 @@ def check_namespace(given: object) -> str:
             "and begin and end with a letter or digit"
         )
     return given
-
-
-def nearest(given: str, known: Iterable[str], *, likeness: float = 0.8) -> str | None:
-    """The known word that is most like `given`."""
-    import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
-
-    found = difflib.get_close_matches(given, list(known), n=1, cutoff=likeness)
-    return found[0] if found else None

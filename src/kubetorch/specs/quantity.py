@@ -116,4 +116,4 @@ def _suggestion(text: str, hint: str) -> str:
         return hint
     number, letter, binary = match.groups()
     unit = f"{letter.upper()}i" if binary else {"K": "k"}.get(letter.upper(), letter.upper())
-    return f'did you mean "{number}{unit}"? {hint}'
+    return f"did you mean {number}{unit}? {hint}"

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from kubetorch.errors import SpecError
-from kubetorch.specs.names import nearest
+from kubetorch.errors import SpecError, did_you_mean
 
 MountType = Literal["env", "volume"]
 
@@ -102,10 +101,9 @@ PROVIDERS: dict[str, Provider] = {
 
 def provider(name: object) -> Provider:
     if not isinstance(name, str) or name not in PROVIDERS:
-        meant = nearest(name, PROVIDERS) if isinstance(name, str) else None
         raise SpecError(
             f"{name!r} is not a supported provider: {sorted(PROVIDERS)}",
-            hint=f'did you mean "{meant}"?' if meant else None,
+            hint=did_you_mean(str(name), PROVIDERS),
         )
     return PROVIDERS[name]
 

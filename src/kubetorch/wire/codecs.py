@@ -40,6 +40,12 @@ _SMALL = frozenset({int, float, bool, type(None)})
 Segment = bytes | bytearray | memoryview
 
 
+def usual(allowed: Iterable[str] | None) -> str:
+    """The codec of calls that name none, of those that a workload allows."""
+    formats = ["json"] if allowed is None else list(allowed)
+    return next((codec for codec in CODECS if codec in formats), "json")
+
+
 def check_allowed(codec: str, allowed: Iterable[str]) -> None:
     """Refuse a codec that the workload does not allow.
 
@@ -122,7 +128,7 @@ _json_encoder = json.JSONEncoder(allow_nan=False, check_circular=False, separato
 _json_decoder = json.JSONDecoder()
 
 
-_TAKES_PICKLE = 'serialization="pickle" carries any Python value, where the workload allows it'
+_TAKES_PICKLE = 'kt.Compute(allowed_serialization=["pickle"]) has it carried by pickle'
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _TEXTS = frozenset({str})
 

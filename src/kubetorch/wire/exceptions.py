@@ -48,6 +48,12 @@ VALUES_LIMIT = 100_000
 _DEPTH, _LENGTH = 9, 1000
 #: Bits of an integer that JSON carries: Python reads no more than 4300 digits.
 _INTEGER_BITS = 10_000
+#: Beginnings of the names of files whose frames say nothing about the user's code.
+_NOT_USERS = (
+    f"{Path(errors.__file__).parent}{os.sep}",
+    f"{Path(os.__file__).parent}{os.sep}",
+    "<frozen",
+)
 #: Stands in the message when the class makes no text: the class is not asked on this side either.
 _UNSHOWN = "its message cannot be shown:"
 #: Attributes of built-in classes that repeat others, or hold the user's objects themselves.
@@ -314,6 +320,8 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
         remote = safely(lambda: error.remote_traceback, None)
         if remote or trace is None:  # never raised: there is nothing to show but its message
             return remote or ""
+        if _is_own(error) and not any(map(_is_users, _files(trace))):
+            return ""
     hidden = ("<frozen importlib", skip) if skip else ("<frozen importlib",)
     while trace and trace.tb_frame.f_code.co_filename.startswith(hidden):
         trace = trace.tb_next
@@ -324,6 +332,17 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
     frames = "".join(safely(traceback.format_tb, [], trace))
     qualname = str.__str__(_of_class(type(error), "__qualname__"))
     return f"Traceback (most recent call last):\n{frames}{qualname}: {_message(error)}\n"
+
+
+def _files(trace: TracebackType | None) -> Iterator[str]:
+    while trace:
+        yield trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither Kubetorch's nor Python's."""
+    return f"{os.sep}site-packages{os.sep}" in file or not file.startswith(_NOT_USERS)
 
 
 def _message(error: BaseException) -> str:

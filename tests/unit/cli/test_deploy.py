@@ -49,7 +49,7 @@ def test_steps_are_added_in_the_order_of_the_object(tmp_path):
         ('{"pip": []}', "'pip'"),
         ('{"copy": {"from": "x"}}', "from"),
         ('{"pip_install": 5}', "reqs is 5"),
-        ("pytroch", "did you mean 'pytorch'"),
+        ("pytroch", "did you mean pytorch"),
         ("python", "needs a version"),
         ("ubuntu:22", "has no versions"),
         ("No Image", "No Image"),

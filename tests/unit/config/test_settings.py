@@ -189,7 +189,7 @@ def test_an_unknown_setting_is_an_error_with_the_nearest_one(file: Path, use: st
             "write": lambda: settings.write({"user_name": "x"}),
             "assign": lambda: setattr(settings, "user_name", "x"),
         }[use]()
-    assert caught.value.hint == "did you mean 'username'?"
+    assert caught.value.hint == "did you mean username?"
     assert isinstance(caught.value, ValueError)
 
 

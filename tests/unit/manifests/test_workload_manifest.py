@@ -66,8 +66,7 @@ def test_a_known_kind_of_another_group_is_told_its_own() -> None:
     error = refusal({**manifests()["Job"], "apiVersion": "apps/v1"})
     assert "'Job' of 'apps/v1' is not known" in error.message
     assert error.hint == (
-        "did you mean apiVersion 'batch/v1'? "
-        'Else, it seems to be pod_template_path="spec.template"'
+        'did you mean apiVersion batch/v1? Else, it seems to be pod_template_path="spec.template"'
     )
 
 

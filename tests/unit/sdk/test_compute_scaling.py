@@ -185,7 +185,7 @@ def test_the_other_spellings_of_distribute():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"distribution_type": "pytroch"}, "did you mean 'pytorch'"),
+        ({"distribution_type": "pytroch"}, "did you mean pytorch"),
         ({"distribution_type": "Spark"}, "not supported"),
         ({"workers": 0}, "workers is 0"),
         ({"workers": [2]}, "workers is"),

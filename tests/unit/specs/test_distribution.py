@@ -62,7 +62,7 @@ def test_a_framework_may_be_named_in_every_documented_way(key, given, meant):
 
 
 def test_an_unknown_framework_names_the_nearest_one():
-    with pytest.raises(SpecError, match=r"'pytroch' is not supported.*\n.*'pytorch'"):
+    with pytest.raises(SpecError, match=r"'pytroch' is not supported.*\n.*did you mean pytorch"):
         parse({"distribution_type": "pytroch"})
 
 

@@ -49,7 +49,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -64,7 +63,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
-from kubetorch.errors import CallableNotFoundError
+from kubetorch.errors import CallableNotFoundError, did_you_mean
 from kubetorch.pod.user_process import monarch_hosts
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.specs.callable import CALLABLES
@@ -554,9 +553,9 @@ class DeployedCallable:
 
     def _methods_hint(self, wanted: str = "") -> str:
         names = sorted(self._callables())
-        close = difflib.get_close_matches(wanted, names, n=1)
-        if close:
-            return f"did you mean {close[0]!r}?"
+        meant = did_you_mean(wanted, names, likeness=0.6)
+        if meant:
+            return meant
         return f"it has {', '.join(names[:20])}" if names else "it has no public methods"
 
     def _callables(self) -> dict[str, Callable[..., Any]]:

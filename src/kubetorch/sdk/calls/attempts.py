@@ -29,6 +29,7 @@ from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
+from kubetorch.sdk.deploys import source
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
@@ -142,7 +143,7 @@ class Invocation:
         is_detached: bool = False,
     ) -> None:
         options.check_ranks(target.service, is_distributed=target.is_distributed)
-        codec = options.serialization or "json"
+        codec = options.serialization or codecs.usual(target.allowed)
         if target.allowed is not None:
             codecs.check_allowed(codec, target.allowed)
         calls.check_arguments(codecs.buffer_bytes((*args, *kwargs.values())))
@@ -339,6 +340,7 @@ class Invocation:
         error = exceptions.rebuild(failure, modules=self.target.modules)
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)
+        source.explain_missing(error)
         return error
 
     def _may_retry(self, error: Exception) -> bool:

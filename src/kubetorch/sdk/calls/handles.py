@@ -34,7 +34,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
-from kubetorch.sdk import services
+from kubetorch.sdk import services, tracebacks
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
@@ -123,6 +123,11 @@ class SpawnedCall:
             stream.watch()
         try:
             yield
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C, also of an event loop
+                shown = f"kt calls show {self.call_id} shows it"
+                tracebacks.say_what_goes_on(error, f"The spawned call goes on: {shown}.")
+            raise
         finally:
             self._wakers.remove(wake)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from types import FunctionType
 from typing import Any
 
-from kubetorch.errors import SpecError
+from kubetorch.errors import SpecError, did_you_mean
 from kubetorch.wire import routes
 from kubetorch.wire.codecs import CODECS
 
@@ -113,7 +113,9 @@ class CallOptions:
         """These options, with those of a caller."""
         for name in changes:
             if name not in _NAMES and name not in REFUSED:
-                raise TypeError(f"there is no call option {name!r}; {_nearest(name)}")
+                meant = did_you_mean(name, _NAMES, likeness=0.6)
+                options = f"there are {', '.join(sorted(_NAMES))}"
+                raise TypeError(f"there is no call option {name!r}\nhint: {meant or options}")
         _refuse(changes)
         return replace(self, **{name: changes[name] for name in changes if name in _NAMES})
 
@@ -128,13 +130,6 @@ class CallOptions:
             return self, dict(kwargs)
         own = {name: value for name, value in kwargs.items() if name not in bare}
         return self.with_changes(bare), own
-
-
-def _nearest(name: str) -> str:
-    import difflib  # noqa: PLC0415  # 2 ms that only a mistake needs
-
-    near = difflib.get_close_matches(name, _NAMES, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_NAMES))}"
 
 
 def _refuse(given: Mapping[str, object]) -> None:

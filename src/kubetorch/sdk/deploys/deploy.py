@@ -43,7 +43,7 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
 from kubetorch.lib import backoff, files
-from kubetorch.sdk import logs, parameters, services
+from kubetorch.sdk import logs, parameters, services, tracebacks
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.deploys import attachments, source
@@ -150,6 +150,7 @@ class Deployment:
         self._lock = threading.Lock()
         self._events: EventStream | None = None
         self._is_cancelled = False
+        self._is_accepted = False
 
     async def run_async(self) -> WorkloadView:
         """Awaitable form of `run`."""
@@ -157,8 +158,9 @@ class Deployment:
 
         try:
             return await asyncio.to_thread(self.run)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as interrupt:
             self.cancel()
+            tracebacks.say_what_goes_on(interrupt, self._what_goes_on())
             raise
 
     def cancel(self) -> None:
@@ -170,6 +172,21 @@ class Deployment:
 
     def run(self) -> WorkloadView:
         """Deploy, and wait for the end."""
+        try:
+            return self._run()
+        except KeyboardInterrupt as interrupt:
+            tracebacks.say_what_goes_on(interrupt, self._what_goes_on())
+            raise
+
+    def _what_goes_on(self) -> str:
+        name = self._order.spec.name
+        if not self._is_accepted:
+            return f"{name} was not deployed."
+        return (
+            f"The deploy of {name} goes on: kt status {name} shows it, kt teardown {name} ends it."
+        )
+
+    def _run(self) -> WorkloadView:
         found = self._find_existing()
         if found is not None:
             return found
@@ -301,6 +318,7 @@ class Deployment:
             self._patience.renew()
             if isinstance(event, (Ready, Missing)):
                 return event
+            self._is_accepted = True
             if isinstance(event, DeployLog):
                 self._lines.log(event)
             elif isinstance(event, Stage):
@@ -308,8 +326,7 @@ class Deployment:
             elif isinstance(event, Failed):
                 modules = local_modules(bundle.spec.callable, is_script=True)
                 error = exceptions.rebuild(exceptions.parse(event.failure), modules=modules)
-                if isinstance(error, ModuleNotFoundError):
-                    source.explain_unsent(error, self._order.source.locate())
+                source.explain_missing(error, self._order.source.locate())
                 raise error
         raise ControllerUnavailableError(
             f"the controller did not say how the deploy of {bundle.spec.name} ended"

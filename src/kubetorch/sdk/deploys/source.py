@@ -11,6 +11,7 @@ there: the same code from two machines is one generation.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import site
 import sys
@@ -162,12 +163,45 @@ def _is_installed(path: Path) -> bool:
     return any(part in _INSTALLED for part in path.parts) or path.is_relative_to(standard)
 
 
-def explain_unsent(error: ModuleNotFoundError, where: ProjectRef) -> None:
-    """Add to an error from a pod what was sent, and what to do."""
-    reason = None if error.name is None else reason_of(error.name, where)
+def explain_missing(error: BaseException, where: ProjectRef | None = None) -> None:
+    """Add to an error from a pod that a module is missing there what to do.
+
+    Args:
+        error: Any error.
+        where: What was sent, where that may be the cause.
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return
+    reason = None if where is None else reason_of(error.name, where)
+    folder = None if where is None or where.folder is None else where.folder / where.root
+    is_own = folder is not None and _file_of(error.name, folder) is not None
+    package = None if is_own else _package_of(error.name)
+    if package is not None:
+        image = f'kt.Image().pip_install(["{package}"])'
+        reason = f"hint: kt.Compute(image={image}) installs it in the pods"
     if reason is not None:
         error.msg = f"{error.msg}\n{reason}"
         error.args = (error.msg,)
+
+
+def _package_of(module: str) -> str | None:
+    """The package that has to be installed for a module; `None` for modules of the user's own."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return top if top == module else None
+    origins = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    if not any(origin is not None and _is_installed(Path(origin)) for origin in origins):
+        return None
+    from importlib import metadata  # noqa: PLC0415  # 30 ms, for this mistake alone
+
+    packages = metadata.packages_distributions().get(top) or [top]
+    return packages[0] if len(set(packages)) == 1 else None
 
 
 def reason_of(module: str, where: ProjectRef) -> str | None:

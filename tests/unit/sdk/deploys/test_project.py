@@ -269,6 +269,6 @@ def test_of_a_project_that_travels_only_what_stayed_is_explained(folder: Path) -
 
 def test_the_reason_stands_in_the_message(folder: Path) -> None:
     error = ModuleNotFoundError("No module named 'sib'", name="sib")
-    source.explain_unsent(error, source.locate(str(folder / "main.py"), None))
+    source.explain_missing(error, source.locate(str(folder / "main.py"), None))
     assert "not sib.py" in str(error)
     assert error.args == (error.msg,)
