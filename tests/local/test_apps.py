@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -609,5 +610,32 @@ def test_an_app_that_uses_more_memory_than_its_limit_is_ended_and_told_so(projec
     try:
         assert app.follow([].append) == 137
         assert "its limit is 150Mi" in log(app)
+    finally:
+        app.teardown()
+
+
+SCRIPT = """#!/bin/sh
+exec {python} server.py {port}
+"""
+
+
+def test_trust_a_script_of_the_project_is_a_command(project, port):
+    script = project.folder / "serve.sh"
+    script.write_text(SCRIPT.format(python=sys.executable, port=port))
+    script.chmod(0o755)
+    module = project.module(
+        f"""
+        import kubetorch as kt
+
+        def make():
+            return kt.app("./serve.sh", port={port}, name="script{project.suffix}")
+        """
+    )
+    app = module.make().to(kt.Compute(cpus="0.1"))
+    try:
+        assert app.command == "./serve.sh"
+        request = urllib.request.Request(app.endpoint("/about"), headers=app.request_headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            assert json.load(answer)["env"]["KT_APP_PORT"] == str(port)
     finally:
         app.teardown()

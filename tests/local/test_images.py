@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -220,14 +221,14 @@ def test_copies_land_in_the_working_directory(deploy, tmp_path):
         kt.Image()
         .copy(str(data))
         .copy(str(data), "there")
-        .copy(str(data), "data")
+        .copy(str(data), "own/data")
         .copy(str(data), "contents", contents=True, filter_options="--exclude=*.log")
         .copy(str(data / "b.log"), "~/file.txt")
     )
     read = deploy("read", image)
     for path in (
         "data/inner/a.txt",
-        "data/data/inner/a.txt",
+        "own/data/inner/a.txt",
         "there/data/inner/a.txt",
         "contents/inner/a.txt",
     ):
@@ -238,6 +239,47 @@ def test_copies_land_in_the_working_directory(deploy, tmp_path):
 
     (data / "inner" / "a.txt").write_text("edited")
     assert deploy("read", image)("data/inner/a.txt") == "edited"
+
+
+@needs_views
+def test_trust_a_folder_that_is_copied_to_a_path_of_its_name_lies_there(
+    deploy, tmp_path, monkeypatch
+):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "model.yaml").write_text("layers: 2")
+    monkeypatch.chdir(tmp_path)
+    read = deploy("read", kt.Image().copy("./configs", "/app/configs"))
+    assert read("/app/configs/model.yaml") == "layers: 2"
+
+
+@needs_views
+def test_trust_a_dockerfile_of_everyday_instructions(deploy, tmp_path):
+    (tmp_path / "a.txt").write_text("added")
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        archive.add(tmp_path / "a.txt", "inner/a.txt")
+    text = """
+        FROM x
+        LABEL of=me
+        EXPOSE 80
+        SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+        ADD a.txt /data/
+        ADD data.tar /data
+        RUN echo -n hi | tee /data/b.txt
+    """
+    (tmp_path / "Dockerfile").write_text(text)
+    with pytest.warns(UserWarning, match="has no effect"):
+        image = kt.Image.from_dockerfile(tmp_path / "Dockerfile")
+    read = deploy("read", image)
+    assert [read(f"/data/{name}") for name in ("a.txt", "inner/a.txt", "b.txt")] == [
+        "added",
+        "added",
+        "hi",
+    ]
+    with pytest.raises(FileNotFoundError):
+        read("/data/data.tar")
+    (tmp_path / "Dockerfile").write_text(f"{text}RUN false | true\n")
+    with pytest.warns(UserWarning), pytest.raises(kt.ImageStepError, match=r"false \| true"):
+        deploy("read", kt.Image.from_dockerfile(tmp_path / "Dockerfile"))
 
 
 def test_a_synced_package_is_importable_and_its_edits_are_live(deploy, tmp_path):

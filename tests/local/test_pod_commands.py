@@ -67,6 +67,46 @@ def test_a_pod_that_is_not_there_is_named(value):
         value.compute.run_bash("true", container="sidecar")
 
 
+def test_trust_pods_are_chosen_by_their_index_too(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    handle = kt.fn(project.module(SOURCE).value, name="several").to(kt.Compute(replicas=2))
+    try:
+        names = handle.compute.pod_names()
+        for node, wanted in (
+            (0, names[:1]),
+            (1, names[1:]),
+            ("1", names[1:]),
+            ([1, 0], names[::-1]),
+        ):
+            done = handle.compute.run_bash("echo -n $POD_NAME", node=node)
+            assert [output.strip() for _, output, _ in done] == wanted
+        for node in (2, -1, True, [0, 2]):
+            with pytest.raises(kt.SpecError, match=r"node is .*has no such pod"):
+                handle.compute.run_bash("true", node=node)
+    finally:
+        handle.teardown()
+        project.forget()
+
+
+def test_trust_the_container_has_its_own_name(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "x"}, {"name": "side"}]}}
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job"},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": template}}},
+    }
+    handle = kt.fn(project.module(SOURCE).value).to(kt.Compute.from_manifest(job))
+    try:
+        assert handle.compute.run_bash("echo hi", container="pytorch") == [[0, "hi\n", ""]]
+        with pytest.raises(kt.SpecError, match=r"container is .side.; .* of the agent, .pytorch."):
+            handle.compute.run_bash("true", container="side")
+    finally:
+        handle.teardown()
+        project.forget()
+
+
 def test_a_compute_without_a_service_has_nowhere_to_run_commands():
     with pytest.raises(kt.SpecError, match="nothing was deployed"):
         kt.Compute(cpus="1").run_bash("true")

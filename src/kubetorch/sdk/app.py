@@ -27,8 +27,8 @@ _APPLICATION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.()]*"
 
 
 def is_command(text: str) -> bool:
-    """Whether the first argument of `kt.app` is a command, and not a name."""
-    return any(character.isspace() for character in text.strip())
+    """Whether the first argument of `kt.app` is certainly a command, and not a name."""
+    return "/" in text or any(character.isspace() for character in text.strip())
 
 
 def python_file(command: str) -> str | None:
@@ -298,7 +298,8 @@ def app(
     has no effect.
 
     Args:
-        name_or_command: The command, if there is a space in it; else the name of the service.
+        name_or_command: The command, if there is a space or a slash in it, or a port is given and
+            no `kt run` runs this; else the name of the service.
         port: Port that it listens on; without one it is a script, which is done when it ends.
         health_check: Path that answers with 200 once it serves; an open port is enough without one.
         public: Whether requests reach it without a token.
@@ -314,7 +315,10 @@ def app(
     given = name_or_command
     compute = Compute(**compute_kwargs) if compute_kwargs else None
     frame = sys._getframe(1)
-    if given is not None and is_command(given):
+    request = environment.run_request()
+    # `kt run` has a command already; otherwise what has a port is to be run.
+    is_run = request is None and port is not None
+    if given is not None and (is_command(given) or is_run):
         return App(
             compute,
             given,
@@ -324,7 +328,6 @@ def app(
             health_check=health_check,
             public=public,
         )
-    request = environment.run_request()
     if request is None:
         return None
     if name is not None and given is not None:

@@ -951,15 +951,16 @@ class Compute:
     def run_bash(
         self,
         commands: str | Iterable[str],
-        node: str | Iterable[str] | None = None,
+        node: str | int | Iterable[str | int] | None = None,
         container: str | None = None,
     ) -> list[list[int | str]]:
         """Run shell commands in the pods, one after the other.
 
         Args:
             commands: A command, or several.
-            node: The pods to run them in: a name, several, or `"all"`; all that run if not given.
-            container: The container; pods of this release have the one.
+            node: The pods to run them in: a name, an index into those that run, several of them,
+                or `"all"`; all that run if not given.
+            container: Name of the container that the agent runs in; commands run in no other.
 
         Returns:
             For each command, and for each pod: exit code, output, errors. What a failing command
@@ -968,8 +969,11 @@ class Compute:
         Raises:
             SpecError: Nothing was deployed to this compute, or there is no such pod.
         """
-        if container not in (None, "kubetorch"):
-            raise SpecError(f"container is {container!r}; pods have the container 'kubetorch'")
+        own = str(self._container().get("name", "kubetorch"))
+        if container not in (None, own):
+            raise SpecError(
+                f"container is {container!r}; commands run in the container of the agent, {own!r}"
+            )
         steps = [RunStep(command) for command in parameters.texts("commands", commands)]
         pods = self._pods()
         return [done.as_list() for step in steps for done in pods.run(step, node)]
@@ -977,7 +981,7 @@ class Compute:
     def pip_install(
         self,
         reqs: str | Iterable[str],
-        node: str | Iterable[str] | None = None,
+        node: str | int | Iterable[str | int] | None = None,
         override_remote_version: bool = False,
     ) -> None:
         """Install requirements in the pods, beside what their image has.
@@ -997,7 +1001,9 @@ class Compute:
         for requirement in wanted:
             pods.install(requirement, node, override=override_remote_version)
 
-    def sync_package(self, package: str, node: str | Iterable[str] | None = None) -> None:
+    def sync_package(
+        self, package: str, node: str | int | Iterable[str | int] | None = None
+    ) -> None:
         """Copy a Python package of this machine into the pods, importable there.
 
         Args:

@@ -31,6 +31,8 @@ from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.pod_commands import RunEnd, RunEvent, RunStepNow
 
+#: The pods that a user means: their names, or indexes into those that run.
+Nodes = str | int | Iterable[str | int] | None
 #: Names of distributions as requirements begin with them.
 _NAME = re.compile(r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$")
 
@@ -107,14 +109,14 @@ class ComputePods:
         for line in found.lines(tail=tail, follow=follow):
             screen.line(f"({line.pod}) {logs.text(line)}")
 
-    def run(self, step: Step, node: str | Iterable[str] | None) -> list[Done]:
+    def run(self, step: Step, node: Nodes) -> list[Done]:
         """Run a step in the pods that are chosen, one after the other."""
         view = self._view()
         pods = {pod.name: pod for pod in view.pods}
         chosen = _chosen(view, node)
         return [_run(self._session, view, pods[name], step) for name in chosen]
 
-    def apply(self, image: Image, node: str | Iterable[str] | None) -> None:
+    def apply(self, image: Image, node: Nodes) -> None:
         """Upload what an image copies, and run its steps.
 
         Raises:
@@ -125,9 +127,7 @@ class ComputePods:
             for done in self.run(step, node):
                 done.check()
 
-    def install(
-        self, requirement: str, node: str | Iterable[str] | None, *, override: bool
-    ) -> None:
+    def install(self, requirement: str, node: Nodes, *, override: bool) -> None:
         """Install a requirement where it is not importable; `override`: as it is here.
 
         Raises:
@@ -203,23 +203,32 @@ def _uploaded(session: Session, image: ImageSpec, namespace: str) -> ImageSpec:
     return image
 
 
-def _chosen(view: WorkloadView, node: str | Iterable[str] | None) -> list[str]:
+def _chosen(view: WorkloadView, node: Nodes) -> list[str]:
     """Names of the pods that a user means."""
     running = [pod.name for pod in view.pods if pod.phase == "Running"]
+    # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
+    serving = [pod.name for pod in view.pods if pod.name in running and pod.generation] or running
     if node in (None, "all"):
         if not running:
             raise ControllerUnavailableError(f"{view.spec.name} has no pod that runs")
-        # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
-        serving = [pod.name for pod in view.pods if pod.name in running and pod.generation]
-        return serving or running
-    names = [node] if isinstance(node, str) else list(node or ())
-    for name in names:
+        return serving
+    chosen = [node] if isinstance(node, (str, int)) else list(node or ())
+    names = [_name(serving, running, one) for one in chosen]
+    for one, name in zip(chosen, names, strict=True):
         if name not in running:
             raise SpecError(
-                f"node is {name!r}; {view.spec.name} has no such pod that runs",
+                f"node is {one!r}; {view.spec.name} has no such pod that runs",
                 hint=f"it has {', '.join(running) or 'none'}",
             )
     return names
+
+
+def _name(serving: list[str], running: list[str], node: str | int) -> str:
+    """The name of the pod with this name, or with this index."""
+    index = parameters.whole(node)
+    if str(node) in running or index is None or not 0 <= index < len(serving):
+        return str(node)
+    return serving[index]
 
 
 class Attributes(dict[str, Any]):

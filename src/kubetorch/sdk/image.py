@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import posixpath
 import re
 import shlex
 import warnings
@@ -191,7 +192,9 @@ class Image:
             source: Local path.
             dest: Folder that it is put into (for a folder) or path (for a file) in the pod:
                 absolute, relative to the working directory, or `~/…`, which is the same; by default
-                a folder or file of the source's own name in the working directory.
+                a folder or file of the source's own name in the working directory. A path that
+                ends in the folder's own name is the copy itself: `copy("./configs",
+                "/app/configs")` makes `/app/configs/model.yaml`.
             contents: Copy what is in the folder, not the folder itself.
             filter_options: `--include=PATTERN` and `--exclude=PATTERN`, separated by spaces.
             force: Copy on every deploy.
@@ -206,6 +209,7 @@ class Image:
         if contents and not is_folder:
             raise SpecError(f"contents=True copies a folder's contents; {source!r} is a file")
         target = dest if dest else ("." if is_folder else path.name)
+        contents = contents or (is_folder and posixpath.basename(target.rstrip("/")) == path.name)
         return self._add(
             specs.CopyStep(
                 str(path),
@@ -360,6 +364,19 @@ def _last_stage(instructions: list[Instruction], path: Path) -> list[Instruction
     return instructions[: starts[0]] + instructions[starts[-1] :]
 
 
+#: What does what these instructions are for.
+_INSTEAD = {
+    "EXPOSE": "kt.app(..., port=) and kt apply --port say where an app listens",
+    "HEALTHCHECK": "kt.app(..., health_check=) and kt apply --health-check say when an app serves",
+    "LABEL": "kt.Compute(labels=) labels the pods",
+    "VOLUME": "kt.Compute(volumes=) keeps files beyond a pod",
+}
+_OF_COPY = {"chmod", "chown", "from", "link"}
+_ELSEWHERE = re.compile(r"(?:https?|ftp|ssh|git)://|git@")
+#: Options of a shell that can be set in one that runs.
+_SETTABLE = re.compile(r"(?:-[eux]+|-[eux]*o [a-z]+)(?: (?:-[eux]+|-[eux]*o [a-z]+))*")
+
+
 @dataclass
 class _DockerfileReader:
     path: Path
@@ -374,6 +391,8 @@ class _DockerfileReader:
     entrypoint: specs.Command = None
     cmd: specs.Command = None
     workdir: str = ""
+    #: What runs the shell form of commands, if an instruction says so.
+    shell: tuple[str, ...] = ()
 
     def read(self, name: str | None) -> specs.ImageSpec:
         for instruction in self.instructions:
@@ -438,16 +457,38 @@ class _DockerfileReader:
         options, text = dockerfile.flags(instruction.text)
         self._warn_of(options, instruction, "there is no build: it runs in the pod, as the pod is")
         parsed = dockerfile.command(Instruction("RUN", text, instruction.line), path=str(self.path))
-        command = _script(parsed) if isinstance(parsed, str) else " ".join(map(shlex.quote, parsed))
+        command = _script(parsed) if isinstance(parsed, str) else shlex.join(parsed)
         force = command.endswith(specs.FORCE)
         command = command.removesuffix(specs.FORCE).rstrip()
+        if self.shell and isinstance(parsed, str):
+            command = _in_shell(self.shell, command)
         # ARG is a variable of the build's commands only, so it is set for this one.
         arguments = self._build_only().items()
         prefix = "".join(f"export {name}={shlex.quote(value)}; " for name, value in arguments)
         self.steps.append(specs.RunStep(prefix + command, force=force))
 
+    def _shell(self, instruction: Instruction) -> None:
+        shell = dockerfile.command(instruction, path=str(self.path))
+        if isinstance(shell, str):
+            raise SpecError(
+                f"{self._where(instruction)}: SHELL {shell} must be a list of strings",
+                hint='for example SHELL ["/bin/bash", "-o", "pipefail", "-c"]',
+            )
+        self.shell = shell
+
+    def _has_no_effect(self, instruction: Instruction) -> None:
+        parameters.warn(
+            f"{self._where(instruction)}: {instruction.keyword} has no effect; "
+            f"{_INSTEAD[instruction.keyword]}"
+        )
+
+    _expose = _label = _healthcheck = _volume = _has_no_effect
+
     def _copy(self, instruction: Instruction) -> None:
         options, text = dockerfile.flags(instruction.text)
+        self._warn_of(
+            options.keys() - _OF_COPY, instruction, "a live pod gets the files as they are"
+        )
         if "from" in options:
             raise SpecError(
                 f"{self._where(instruction)}: COPY --from={options['from']} takes files from "
@@ -455,15 +496,17 @@ class _DockerfileReader:
                 hint="build that image and name it: kt.Image(image_id=...)",
             )
         exec_form = text.startswith("[")
+        inner = replace(instruction, text=text)
         parts = (
-            list(
-                dockerfile.command(Instruction("COPY", text, instruction.line), path=str(self.path))
-            )
+            list(dockerfile.command(inner, path=str(self.path)))
             if exec_form
             else dockerfile.words(text)
         )
         if len(parts) < 2:
-            raise SpecError(f"{self._where(instruction)}: COPY needs a source and a destination")
+            raise SpecError(
+                f"{self._where(instruction)}: {instruction.keyword} needs a source and a "
+                "destination"
+            )
         *sources, dest = (dockerfile.expand(part, self._known()) for part in parts)
         found = [path for source in sources for path in self._sources(source, instruction)]
         if len(found) > 1 and not dest.endswith("/"):
@@ -472,9 +515,19 @@ class _DockerfileReader:
                 f"not {dest!r}"
             )
         for path in found:
-            self._add_copy(path, dest, options)
+            if instruction.keyword == "ADD" and _is_archive(path):
+                self._add_archive(path, dest, options)
+            else:
+                self._add_copy(path, dest, options)
+
+    _add = _copy
 
     def _sources(self, source: str, instruction: Instruction) -> list[Path]:
+        if instruction.keyword == "ADD" and _ELSEWHERE.match(source):
+            raise SpecError(
+                f"{self._where(instruction)}: ADD {source} is no local file",
+                hint=f"RUN curl -fsSL -o FILE {source}, or git clone, has the pods get it",
+            )
         root = self.path.parent
         relative = source.lstrip("/")
         paths = (
@@ -483,23 +536,38 @@ class _DockerfileReader:
         present = [path for path in paths if path.exists()]
         if not present:
             raise SpecError(
-                f"{self._where(instruction)}: COPY {source}: there is no {root / relative}"
+                f"{self._where(instruction)}: {instruction.keyword} {source}: there is no "
+                f"{root / relative}"
             )
         return [path.absolute() for path in present]
 
     def _add_copy(self, path: Path, dest: str, options: dict[str, str]) -> None:
-        target = dest if dest.startswith("/") or not self.workdir else f"{self.workdir}/{dest}"
+        target = self._target(dest)
         is_folder = path.is_dir()
         if not is_folder and (dest.endswith("/") or dest in (".", "..")):
             target = f"{target.rstrip('/')}/{path.name}"
         # COPY of a folder copies what is in it.
         step = specs.CopyStep(str(path), target, contents=is_folder, is_folder=is_folder)
         self.steps.append(step)
-        where = shlex.quote(step.target)
-        if "chown" in options:
-            self.steps.append(specs.RunStep(f"chown -R {shlex.quote(options['chown'])} {where}"))
-        if "chmod" in options:
-            self.steps.append(specs.RunStep(f"chmod -R {shlex.quote(options['chmod'])} {where}"))
+        self._change_mode(step.target, options)
+
+    def _add_archive(self, path: Path, dest: str, options: dict[str, str]) -> None:
+        """Copy an archive and unpack it where it lies, as ADD does with local ones."""
+        folder = self._target(dest).rstrip("/") or "/"
+        step = specs.CopyStep(str(path), f"{folder.rstrip('/')}/{path.name}")
+        archive = shlex.quote(step.target)
+        unpack = f"tar -xf {archive} -C {shlex.quote(folder)} && rm {archive}"
+        self.steps += (step, specs.RunStep(unpack))
+        self._change_mode(folder, options)
+
+    def _target(self, dest: str) -> str:
+        return dest if dest.startswith("/") or not self.workdir else f"{self.workdir}/{dest}"
+
+    def _change_mode(self, target: str, options: dict[str, str]) -> None:
+        for name in ("chown", "chmod"):
+            if name in options:
+                words = (name, "-R", options[name], target)
+                self.steps.append(specs.RunStep(shlex.join(words)))
 
     def _workdir(self, instruction: Instruction) -> None:
         path = dockerfile.expand(instruction.text, self._known())
@@ -511,10 +579,14 @@ class _DockerfileReader:
         self.steps.append(specs.UserStep(dockerfile.expand(instruction.text, self._known())))
 
     def _entrypoint(self, instruction: Instruction) -> None:
-        self.entrypoint = dockerfile.command(instruction, path=str(self.path))
+        self.entrypoint = self._command(instruction)
 
     def _cmd(self, instruction: Instruction) -> None:
-        self.cmd = dockerfile.command(instruction, path=str(self.path))
+        self.cmd = self._command(instruction)
+
+    def _command(self, instruction: Instruction) -> specs.Command:
+        found = dockerfile.command(instruction, path=str(self.path))
+        return (*self.shell, found) if self.shell and isinstance(found, str) else found
 
 
 def _script(command: str) -> str:
@@ -524,3 +596,21 @@ def _script(command: str) -> str:
         return command
     is_indented, text = bool(document[1]), document[4]
     return re.sub(r"^\t+", "", text, flags=re.MULTILINE) if is_indented else text
+
+
+def _in_shell(shell: tuple[str, ...], command: str) -> str:
+    """A command as the shell of SHELL would run it, for the one that runs steps."""
+    program, *options = shell
+    flags = " ".join(options[:-1])
+    is_same = program.rpartition("/")[2] in ("bash", "sh") and options[-1:] == ["-c"]
+    if is_same and not flags:
+        return command
+    if is_same and _SETTABLE.fullmatch(flags):
+        return f"set {flags}; {command}"
+    return shlex.join([*shell, command])
+
+
+def _is_archive(path: Path) -> bool:
+    import tarfile  # noqa: PLC0415  # 4 ms, for ADD alone
+
+    return path.is_file() and tarfile.is_tarfile(path)

@@ -26,6 +26,13 @@ SUPPORTED = (
     "ARG",
     "WORKDIR",
     "USER",
+    "ADD",
+    "SHELL",
+    # Without effect, but for a warning.
+    "EXPOSE",
+    "HEALTHCHECK",
+    "LABEL",
+    "VOLUME",
 )
 
 
@@ -100,7 +107,7 @@ _HERE_DOCUMENT = re.compile(r"""\d*<<(-?)(["']?)([^<"'\\]+)\2""")
 def _here_documents(line: str) -> Iterator[tuple[bool, str]]:
     """Of each document of an instruction, whether it is indented by tabs, and what ends it."""
     keyword, _, rest = line.partition(" ")
-    if keyword.upper() not in ("RUN", "COPY"):
+    if keyword.upper() not in ("RUN", "COPY", "ADD"):
         return
     for word in _WORD.findall(rest):
         if match := _HERE_DOCUMENT.fullmatch(word):

@@ -129,10 +129,39 @@ def project(folder, only=None):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("uvicorn m:app", True), ("train", False), (" train ", False), ("a\tb", True)],
+    [
+        ("uvicorn m:app", True),
+        ("train", False),
+        (" train ", False),
+        ("a\tb", True),
+        ("./serve.sh", True),
+        ("/usr/bin/serve", True),
+    ],
 )
-def test_a_command_is_told_from_a_name_by_a_space(text, expected):
+def test_a_command_is_told_from_a_name_by_a_space_or_a_slash(text, expected):
     assert app.is_command(text) is expected
+
+
+def test_trust_one_word_with_a_slash_or_a_port_is_a_command(monkeypatch):
+    monkeypatch.delenv("KT_RUN", raising=False)
+
+    assert kt.app("./serve.sh", port=8000).command == "./serve.sh"
+    assert kt.app("./train.sh").command == "./train.sh"
+    assert kt.app("serve", port=8000).command == "serve"
+    assert kt.app("train") is None
+
+
+def test_trust_one_word_with_a_port_is_the_name_that_kt_run_gives_its_command(monkeypatch):
+    for name, value in {
+        "KT_RUN": "1",
+        "KT_RUN_CMD": "uvicorn m:app",
+        "KT_RUN_FILE": "m.py",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    made = kt.app("web", port=8000)
+
+    assert (made.name, made.command) == ("web", "uvicorn m:app")
 
 
 def test_the_python_file_of_a_command_is_its_first_word_of_that_kind():

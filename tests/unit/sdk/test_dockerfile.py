@@ -1,5 +1,7 @@
 """Dockerfiles as images of live pods."""
 
+import tarfile
+
 import pytest
 
 import kubetorch as kt
@@ -106,7 +108,11 @@ def test_of_several_stages_the_last_counts_and_files_of_others_are_refused(write
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("FROM x\nHEALTHCHECK NONE\n", "line 2: 'HEALTHCHECK' is not supported"),
+        ("FROM x\nONBUILD RUN a\n", "line 2: 'ONBUILD' is not supported"),
+        ("FROM x\nSHELL /bin/bash\n", "line 2: SHELL /bin/bash must be a list"),
+        ("FROM x\nADD https://x.org/a /a\n", "line 2: ADD https://x.org/a is no local file"),
+        ("FROM x\nADD git@github.com:a/b.git /a\n", "line 2: ADD git@.* is no local file"),
+        ("FROM x\nADD nothing /a\n", "line 2: ADD nothing: there is no"),
         ("FROM x\nRUN\n", "line 2: RUN needs an argument"),
         ('FROM x\nCMD ["a"\n', "line 2"),
         ("RUN a\n", "no FROM"),
@@ -188,3 +194,56 @@ def test_the_last_working_directory_is_that_of_the_image(write):
     image = kt.Image.from_dockerfile(write("FROM a\nWORKDIR /app\nRUN x\nWORKDIR sub\nRUN y\n"))
     assert image.to_spec().workdir == "/app/sub"
     assert kt.Image().to_spec().workdir is None
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("EXPOSE 8000/tcp", "port="),
+        ("LABEL a=b", "kt.Compute(labels=)"),
+        ("HEALTHCHECK --interval=5s CMD curl -f http://localhost/", "health_check="),
+        ("HEALTHCHECK NONE", "health_check="),
+        ("VOLUME /data", "kt.Compute(volumes=)"),
+        ('VOLUME ["/data"]', "kt.Compute(volumes=)"),
+    ],
+)
+def test_trust_what_has_no_effect_is_a_warning_with_what_has_it(write, line, instead):
+    with pytest.warns(UserWarning, match=f"line 2: {line.split()[0]} has no effect") as said:
+        image = kt.Image.from_dockerfile(write(f"FROM a:1\n{line}\nRUN x\n"))
+    assert instead in str(said[0].message)
+    assert body(image) == ["FROM a:1", "RUN x"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "run"),
+    [
+        ('["/bin/bash", "-o", "pipefail", "-c"]', "set -o pipefail; a | b"),
+        ('["/bin/bash", "-eo", "pipefail", "-c"]', "set -eo pipefail; a | b"),
+        ('["/bin/sh", "-c"]', "a | b"),
+        ('["/bin/bash", "-lc"]', "/bin/bash -lc 'a | b'"),
+        ('["python", "-c"]', "python -c 'a | b'"),
+    ],
+)
+def test_trust_the_shell_of_what_follows(write, shell, run):
+    image = kt.Image.from_dockerfile(
+        write(f'FROM x\nRUN first\nSHELL {shell}\nRUN a | b\nRUN ["c", "d e"]\nCMD serve it\n')
+    )
+    assert body(image)[1:4] == ["RUN first", f"RUN {run}", "RUN c 'd e'"]
+    assert image.dockerfile_command[-1] == "serve it"
+
+
+def test_trust_local_files_are_added_and_archives_unpacked(write, tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "a.txt").touch()
+    with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+    image = kt.Image.from_dockerfile(
+        write("FROM x\nADD app /app\nADD --chown=me a.txt /etc/\nADD data.tar.gz /data\n")
+    )
+    assert body(image)[1:] == [
+        f"COPY {tmp_path}/app /app",
+        f"COPY {tmp_path}/a.txt /etc/a.txt",
+        "RUN chown -R me /etc/a.txt",
+        f"COPY {tmp_path}/data.tar.gz /data/data.tar.gz",
+        "RUN tar -xf /data/data.tar.gz -C /data && rm /data/data.tar.gz",
+    ]

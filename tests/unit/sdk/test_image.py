@@ -100,12 +100,12 @@ def test_copies_have_absolute_sources(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     image = kt.Image().copy("data").copy("file", "/etc/file").copy("data", "d", contents=True)
-    image.copy("data", "data").copy("data", ".").copy("data", "data", contents=True)
+    image.copy("data", "in").copy("data", ".").copy("data", "data", contents=True)
     assert lines(image) == [
         f"COPY {tmp_path}/data data",
         f"COPY {tmp_path}/file /etc/file",
         f"COPY {tmp_path}/data d",
-        f"COPY {tmp_path}/data data/data",
+        f"COPY {tmp_path}/data in/data",
         f"COPY {tmp_path}/data data",
         f"COPY {tmp_path}/data data",
     ]
@@ -146,3 +146,24 @@ def test_each_ready_image_is_a_new_one():
 def test_a_requirement_of_two_lines_is_refused():
     with pytest.raises(kt.SpecError, match="more than one line"):
         kt.Image().pip_install("numpy\nRUN rm -rf /")
+
+
+@pytest.mark.parametrize(
+    "dest", ["/app/configs", "/app/configs/", "configs", "~/configs", "a/configs"]
+)
+def test_trust_a_folder_lies_at_a_path_that_ends_in_its_own_name(tmp_path, monkeypatch, dest):
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    (line,) = lines(kt.Image().copy("./configs", dest))
+
+    there = dest.removeprefix("~/").rstrip("/")
+    assert line.rstrip("/") == f"COPY {tmp_path}/configs {there}"
+
+
+@pytest.mark.parametrize("dest", ["/app", "/configs/app", "/app/configs2", "/app/my-configs"])
+def test_trust_a_folder_is_put_into_any_other_path(tmp_path, monkeypatch, dest):
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert lines(kt.Image().copy("configs", dest)) == [f"COPY {tmp_path}/configs {dest}/configs"]

@@ -38,7 +38,7 @@ def look():
     import accelerate
     import transformers
 
-    settings = next(pathlib.Path("/app/configs").rglob("model.yaml")).read_text()
+    settings = pathlib.Path("/app/configs/model.yaml").read_text()
     return os.environ["HF_TOKEN"], accelerate.__name__, transformers.__name__, settings
 
 
