@@ -60,7 +60,7 @@ def test_what_only_looks_like_a_here_document_is_none(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("FROM x\nVOLUME /data", "line 2: 'ONBUILD' is not supported; supported are FROM"),
+        ("FROM x\nONBUILD RUN a", "line 2: 'ONBUILD' is not supported; supported are FROM"),
         ("FROM", "line 1: FROM needs an argument"),
         ("RUN a \\", "does not end"),
         ("RUN <<EOF\na", "does not end"),
