@@ -14,14 +14,15 @@ from benchmarks.rounds import OURS, Measure, Side, compare, stated
 from benchmarks.venvs import Environment
 
 SINGLE = "a single call"
+ECHO = "bare processes"
 COPY = "copies of it"
 TORCHRUN = "torchrun"
 #: Seconds that the issue of a fault, and of a reload, may take.
 STATED = {"killed": 1.0, "reload": 0.6}
 
 CALLS = (
-    Figure("call on 8 ranks in 2 pods, p50", "8", "µs", {SINGLE: Limit(3.0)}, scale=1e6),
-    Figure("call on 64 ranks in 8 pods, p50", "64", "µs", {SINGLE: Limit(15.0)}, scale=1e6),
+    Figure("call on 8 ranks in 2 pods, p50", "8", "µs", {SINGLE: Limit(3), ECHO: None}, 1e6),
+    Figure("call on 64 ranks in 8 pods, p50", "64", "µs", {SINGLE: Limit(15), ECHO: None}, 1e6),
     Figure("10 MB argument to 8 ranks of one pod", "10MB", "ms", {COPY: None}, scale=1e3),
 )
 FAULTS = (Figure("pod killed, typed error", "killed", "ms", {"as stated": Limit(1.0)}, scale=1e3),)
@@ -36,6 +37,7 @@ def run(rounds: int) -> list[Row]:
     calls = [
         Side(OURS, "ours", lambda: _ours("ranks")),
         Side(SINGLE, "floor", lambda: _ours("single")),
+        Side(ECHO, "floor", _echo),
         Side(COPY, "floor", lambda: _ours("copies")),
     ]
     faults = [Side(OURS, "ours", lambda: _ours("faults")), stated({"killed": STATED["killed"]})]
@@ -62,6 +64,12 @@ def _torch(rounds: int) -> list[Row]:
 def _ours(what: str, python: Path = Path(sys.executable)) -> Iterator[Measure]:
     with ours.program("kubetorch_ranks", what, python=python) as client:
         yield lambda: client.ask(what)
+
+
+@contextmanager
+def _echo() -> Iterator[Measure]:
+    with processes.program("ranks_echo") as client:
+        yield lambda: client.ask("ranks")
 
 
 @contextmanager

@@ -299,6 +299,21 @@ def test_a_worker_takes_one_frame_at_a_time(sockets) -> None:
     sender.join()
 
 
+def test_a_worker_gets_the_descriptor_of_a_frame_that_was_sent_with_another(sockets) -> None:
+    one, two = sockets
+    agent = protocol.AgentSocket(two)
+    read, write = os.pipe()
+    first = protocol.pack(protocol.GRANT, 1)
+    second = protocol.pack(protocol.CALL, 2, flags=protocol.DESCRIPTOR)
+    one.sendmsg([first, second], protocol.rights(read))
+    assert agent.read().descriptor is None
+    descriptor = agent.read().descriptor
+    assert descriptor is not None
+    assert os.fstat(descriptor).st_ino == os.fstat(read).st_ino
+    for each in (descriptor, read, write):
+        os.close(each)
+
+
 def test_of_two_that_wait_for_a_frame_the_reader_is_woken(sockets) -> None:
     one, two = sockets
     agent = protocol.AgentSocket(two)

@@ -246,6 +246,8 @@ class Lending:
 
     def forgotten(self) -> list[int]:
         """Files that the other process should forget."""
+        if not self._known:
+            return []
         gone = [number for number, file in self._known.items() if file.descriptor is None]
         for number in gone:
             del self._known[number]

@@ -156,12 +156,16 @@ class PeerCall:
     def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
         """A RESULT or YIELD frame, with all of its payload or none."""
         total = meta.body.total
-        if kind == Kind.RESULT or self._allowance:
-            self._allowance -= kind == Kind.YIELD
+        is_whole = total <= frames.CHUNK
+        if kind == Kind.RESULT:
+            if not is_whole:  # else nothing follows that needs room
+                self._credit(total)
+        elif self._allowance:
+            self._allowance -= 1
             self._credit(total)
         else:
             self._withheld.append(total)
-        if total <= frames.CHUNK:
+        if is_whole:
             self._deliver(kind, meta, OwnedPayload(bytes(payload)))
             return
         place: Payload = OwnedPayload(bytearray(total))

@@ -20,7 +20,6 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,6 +63,8 @@ CANCELLING = 6.0
 NEWS = 2.0
 #: Seconds after the end of the others after which ranks that still run are named.
 HANGING = 10.0
+#: Seconds between two looks for them.
+LOOKING = 1.0
 #: Failures of other ranks that are attached to the first one, and their bytes.
 ATTACHED, ATTACHED_BYTES = 16, 512 * 1024
 #: Said to the ranks whose calls are cancelled.
@@ -118,6 +119,7 @@ class RankGroup:
         self._started = time.time()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._watch: asyncio.TimerHandle | None = None
         self._known = {member.pod for member in (*world.members, *membership.members)}
         self._unsubscribe = membership.subscribe(self._on_members)
         self._on_members()
@@ -224,6 +226,17 @@ class RankGroup:
         self._runs.pop(run.number, None)
         if not self._runs:
             self._idle.set()
+
+    def watch(self) -> None:
+        """Look now and then for calls that hang, as long as there are any calls."""
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(LOOKING, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        for run in list(self._runs.values()):
+            run.name_hanging()
+            self.watch()
 
     # ---------------------------------------------------------------------------------- members
 
@@ -348,6 +361,8 @@ class Run:
         self._is_cancelled = False
         self._is_ended = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: Parts that are not over.
+        self.left = 0
 
     def begin(self, payload: Payload) -> None:
         """Start it everywhere. The payload stays the caller's."""
@@ -361,13 +376,18 @@ class Run:
             ):
                 local = LocalPart(self, rank, worker)
                 local.number = worker.call(local, self.request, own)
-                self._parts.append(local)
+                self._add(local)
+        # Last: what a worker refuses is not to run anywhere.
         for nodes in group.children(self._nodes):
             part = PeerPart(self, nodes)
-            self._parts.append(part)
+            self._add(part)
             part.begin(payload)
         if not self._parts:
             raise group.membership_error()
+
+    def _add(self, part: RankPart) -> None:
+        self._parts.append(part)
+        self.left += 1
 
     # ----------------------------------------------------------------------------- from its caller
 
@@ -397,7 +417,7 @@ class Run:
         if self._is_ended:
             return
         for part in self._open():
-            part.is_over = True
+            part.close()
             part.cancel(error.message, timed_out=False)
         if not self._failures:
             self._failures.append(self.describe(error, None, self.group.pod_name))
@@ -436,7 +456,7 @@ class Run:
             waiting = [part for part in self._parts if part.rounds or not part.is_over]
             if not waiting or not all(part.rounds for part in waiting):
                 return
-            rounds = [part.rounds.popleft() for part in waiting]
+            rounds = [part.rounds.pop(0) for part in waiting]
             entries = [entry for found, _ in rounds for entry in found]
             if not self._has_passed_rounds:
                 # The caller makes an iterator for each rank of the first round.
@@ -478,8 +498,7 @@ class Run:
         self._settle()
         if not self._is_ended:
             self._progressed = asyncio.get_running_loop().time()
-            if "hang" not in self._timers:
-                self._later("hang", HANGING, self._name_hanging)
+            self.group.watch()
 
     def fail(self, failures: Sequence[dict[str, Any]]) -> None:
         """Ranks failed."""
@@ -506,7 +525,7 @@ class Run:
 
     def _settle(self) -> None:
         """End it, if nothing of it runs any more."""
-        if self._is_ended or not all(part.is_over for part in self._parts):
+        if self._is_ended or self.left:
             return
         if not self._failures and any(part.rounds for part in self._parts):
             return
@@ -536,11 +555,12 @@ class Run:
     def _failure(self) -> bytes:
         return combine(self._failures)
 
-    def _name_hanging(self) -> None:
-        left = self._progressed + HANGING - asyncio.get_running_loop().time()
-        if left > 0.0:
-            self._later("hang", left, self._name_hanging)
+    def name_hanging(self) -> None:
+        """Say which ranks still run, if the others have ended a while ago; once."""
+        now = asyncio.get_running_loop().time()
+        if not self._progressed or now < self._progressed + HANGING:
             return
+        self._progressed = 0.0
         names = [part.name for part in self._open()]
         where = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if names[5:] else "")
         if where and self.is_root and not self.is_quiet:
@@ -560,7 +580,7 @@ class Run:
             timer.cancel()
         for part in self._parts:
             while part.rounds:
-                part.rounds.popleft()[1].release()
+                part.rounds.pop()[1].release()
         if self._failures or not self._entries:
             self._release()
         self.group.forget(self)
@@ -579,7 +599,7 @@ class RankPart(ABC):
         self.run = run
         self.is_over = False
         #: Values of generators that wait for those of the other ranks.
-        self.rounds: deque[tuple[list[Entry], Payload]] = deque()
+        self.rounds: list[tuple[list[Entry], Payload]] = []
 
     @property
     def is_connected(self) -> bool:
@@ -624,7 +644,7 @@ class RankPart(ABC):
         if self.is_over:
             payload.release()
             return
-        self.is_over = True
+        self.close()
         if self.run.group.is_single:
             self.run.on_only_result(codec, sizes, payload, streamed=streamed)
         else:
@@ -634,8 +654,13 @@ class RankPart(ABC):
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
         """It failed."""
         if not self.is_over:
-            self.is_over = True
+            self.close()
             self.run.fail(failures)
+
+    def close(self) -> None:
+        """Nothing more is expected of it."""
+        self.is_over = True
+        self.run.left -= 1
 
 
 class LocalPart(RankPart):
@@ -750,7 +775,7 @@ class PeerPart(RankPart):
         if is_tolerant(request) and alive in ([], [self.nodes[0]]):
             # Whoever is not there any more has no value, and that is no error.
             if not self.is_over:
-                self.is_over = True
+                self.close()
                 self.run.on_values([], OwnedPayload(b""))
         elif group.is_monitored and group.lost(self.nodes[:1]):
             self.end([self.run.describe(group.membership_error(), None, None)])

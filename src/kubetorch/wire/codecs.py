@@ -216,6 +216,8 @@ def join(segments: Sequence[Segment]) -> Iterable[Segment]:
 
 def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     """The segments of a payload, as views of it."""
+    if len(sizes) == 1 and sizes[0] == len(payload):
+        return [payload]
     offsets, total = layout(sizes)
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")

@@ -17,6 +17,8 @@ CODEC = "ranks"
 
 Buffer = bytes | bytearray | memoryview
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Entry(NamedTuple):
     """What one rank returned or yielded, still encoded.
@@ -38,7 +40,7 @@ def pack(entries: Iterable[Entry]) -> list[Buffer]:
     """The segments of a payload with these entries, in rank order."""
     ordered = sorted(entries, key=lambda entry: entry.rank)
     head = [[one.rank, one.codec, len(one.segments), one.is_streamed] for one in ordered]
-    segments: list[Buffer] = [json.dumps(head, separators=(",", ":")).encode()]
+    segments: list[Buffer] = [_encode(head).encode()]
     for one in ordered:
         segments.extend(one.segments)
     return segments

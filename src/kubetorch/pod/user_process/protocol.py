@@ -351,6 +351,8 @@ class AgentSocket:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._head = memoryview(bytearray(HEADER_BYTES))
+        # They come with the first frame of those that were sent at once.
+        self._descriptors: deque[int | None] = deque()
         self._wait = _waiter(sock)
         #: Waits until there is a frame that no thread waits for in `read`.
         self.wait_for_unread = _waiter(sock)
@@ -404,11 +406,13 @@ class AgentSocket:
         )
         if count < HEADER_BYTES:
             self._fill(self._head[count:])
-        descriptor = _descriptors(ancillary)[0] if ancillary or flags & _TRUNCATED else None
+        if ancillary or flags & _TRUNCATED:
+            self._descriptors.extend(_descriptors(ancillary))
         kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(self._head)
         data = bytearray(meta_length + (0 if flags & FILE else length))
         self._fill(memoryview(data))
         meta = bytes(data[:meta_length])
+        descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
         return Frame(kind, flags, argument, call, meta, length, data[meta_length:], descriptor)
 
     def _fill(self, view: memoryview) -> None:
@@ -503,7 +507,7 @@ class AgentSocket:
                 sent = self._socket.sendmsg(parts)
             else:
                 sent = self._socket.sendmsg(parts, rights(descriptor))
-            total = sum(len(part) for part in parts)
+            total = sum(map(len, parts))
             if sent < total:
                 self._socket.sendall(memoryview(b"".join(parts))[sent:])
         except OSError:

@@ -95,6 +95,11 @@ class Assembler:
             for key in [key for key in self._unfinished if key[1] == call]:
                 yield from self._end(key)
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether the beginning of a line is kept."""
+        return bool(self._rest or self._unfinished)
+
     def close(self) -> Iterator[Line]:
         """Nothing more comes: all unfinished lines."""
         yield from self._end_raw()
@@ -273,8 +278,9 @@ class Output:
 
     def finish(self, call: int) -> None:
         """Deliver what a call that ended left unfinished."""
-        for line in self._assembler.finish(call):
-            self._on_line(line)
+        if self._assembler.has_unfinished:
+            for line in self._assembler.finish(call):
+                self._on_line(line)
 
     def close(self) -> None:
         """Deliver everything that is left, and close."""

@@ -227,7 +227,7 @@ class Worker:
     @property
     def takes_calls(self) -> bool:
         """Whether it will live on: it was not killed, and no call that may not end is cancelled."""
-        return self.is_alive and not self._is_killed and not self._interrupting
+        return self._exiting is None and not self._is_killed and not self._interrupting
 
     def takes(self, request: Open, opened: float) -> bool:
         """Whether a call of this time may run now."""
@@ -419,22 +419,9 @@ class Worker:
     # ---------------------------------------------------------------------------------- frames
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind == protocol.LOADED:
-            self._output.drain()
-            if not self._loaded.done():
-                self._loaded.set_result(None)
-            return
-        if frame.kind == protocol.FAILED:
-            self._output.drain()
-            if not self._loaded.done():
-                self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
-            return
-        if frame.kind == protocol.PREEMPTED:
-            self._output.drain()
-            self._preempted.set()
-            return
         call = self._running.get(frame.call)
         if call is None:
+            self._on_frame_of_no_call(frame)
             return
         if frame.kind == protocol.PROGRESS:
             current, total, message = json.loads(frame.payload)
@@ -464,6 +451,19 @@ class Worker:
         self._forget(frame.call, call)
         streamed = bool(frame.flags & protocol.STREAMED)
         call.sink.on_result(codec, sizes, payload, streamed=streamed)
+
+    def _on_frame_of_no_call(self, frame: Frame) -> None:
+        if frame.kind not in (protocol.LOADED, protocol.FAILED, protocol.PREEMPTED):
+            return  # its call has ended meanwhile
+        self._output.drain()
+        if frame.kind == protocol.PREEMPTED:
+            self._preempted.set()
+        elif self._loaded.done():
+            return
+        elif frame.kind == protocol.LOADED:
+            self._loaded.set_result(None)
+        else:
+            self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
 
     def _forget(self, number: int, call: _Running) -> None:
         """A call ends: its last lines, and nothing of it stays."""

@@ -111,7 +111,7 @@ class WorkerSocket:
             sent = 0
         except OSError:
             return  # its end is noticed when it is read
-        total = sum(len(part) for part in parts)
+        total = sum(map(len, parts))
         if sent < total:
             self._wait(b"".join(parts)[sent:], None if sent else descriptor)
             self._loop.add_writer(self._socket.fileno(), self._flush)
