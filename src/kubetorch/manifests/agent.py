@@ -11,6 +11,7 @@ The default pod image has the runtime already, so its pods need no copy of it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.manifests import (
     agent_container,
     labels,
+    pod_security,
     raycluster,
     rendering,
     scheduling,
@@ -72,13 +74,25 @@ def equip(
     runtime: Runtime,
     path: tuple[str, ...] | None = None,
     working_dir: str | None = WORK,
+    root_images: Collection[str] | None = None,
 ) -> str:
-    """Put the agent into all pod templates of a rendered object."""
+    """Put the agent into all pod templates of a rendered object; the digest of what pods are.
+
+    With `root_images`, the images that run as root as far as is known, pods comply with the Pod
+    Security level `restricted`.
+    """
     parsed = WorkloadManifest.parse(manifest, path)
     for template in parsed.templates:
         _bring(template, runtime)
         _start(template, _variables(template.container, workload, runtime, working_dir))
         _probe(template)
+        if root_images is not None:
+            pod_security.give_home(template)
+            if template.kind.has_template:
+                is_scaled = template.kind.is_autoscaled
+                pod_security.restrict(
+                    template.spec, template.container, root_images, is_scaled=is_scaled
+                )
     # Pods of another object are others, though their templates be alike.
     whose = {"kind": parsed.kind.kind, "name": manifest["metadata"]["name"]}
     digest = rendering.fingerprint({"object": whose, "template": parsed.primary.body})
@@ -90,14 +104,26 @@ def equip(
     return digest
 
 
-def beside(manifest: Manifest, base: Manifest, *, runtime: Runtime) -> Manifest:
+def beside(
+    manifest: Manifest,
+    base: Manifest,
+    *,
+    runtime: Runtime,
+    root_images: Collection[str] | None = None,
+) -> Manifest:
     """The runtime that an equipped TrainJob runs on, which has what the job itself cannot say.
 
     The job is changed to refer to it.
     """
     volumes = trainjob.template(manifest)["spec"].get("volumes") or []
     is_brought = named(volumes, RUNTIME) is not None
-    return trainjob.runtime(manifest, base, [_copying(runtime)] if is_brought else [])
+    made = trainjob.runtime(manifest, base, [_copying(runtime)] if is_brought else [])
+    if root_images is not None:
+        pod = trainjob.pod_template(made["spec"])["spec"]
+        container = named(pod["containers"], trainjob.NODE) or pod["containers"][0]
+        container.update(image=manifest["spec"]["trainer"].get("image") or container.get("image"))
+        pod_security.restrict(pod, container, root_images)
+    return made
 
 
 def _bring(template: PodTemplate, runtime: Runtime) -> None:

@@ -42,18 +42,10 @@ def start_agent(template: PodTemplate, *, default_image: str) -> None:
     container["args"] = [START]
 
 
-def fill_rights(template: PodTemplate, compute: ComputeSpec) -> None:
+def fill_rights(template: PodTemplate) -> None:
     """Say what nobody has said of rights."""
     entry(template.container, "resources")
-    # Knative takes no capabilities unless its configuration allows them.
-    if not compute.freeze and not template.kind.is_autoscaled:
-        entry(template.container, "securityContext").setdefault("capabilities", _capabilities())
     template.spec.setdefault("serviceAccountName", SERVICE_ACCOUNT)
-
-
-def _capabilities() -> dict[str, list[str]]:
-    """What debuggers of other processes need."""
-    return {"add": ["SYS_PTRACE"]}
 
 
 def _read_freeze(template: PodTemplate) -> bool | None:
@@ -63,10 +55,6 @@ def _read_freeze(template: PodTemplate) -> bool | None:
 def _write_freeze(template: PodTemplate, compute: ComputeSpec) -> None:
     if template.is_primary:
         assign(template.annotations_of_object(), labels.FREEZE, "true" if compute.freeze else None)
-    security = template.container.get("securityContext") or {}
-    if compute.freeze and security.get("capabilities") == _capabilities():
-        del security["capabilities"]
-        assign(template.container, "securityContext", security)
 
 
 def _write_image(template: PodTemplate, compute: ComputeSpec) -> None:
@@ -323,8 +311,7 @@ PARAMETERS = (
     ),
     ManifestParameter(
         "freeze",
-        f"M.annotations: {labels.FREEZE}; no C.securityContext.capabilities.add: SYS_PTRACE, "
-        "which a Knative Service never gets",
+        f"M.annotations: {labels.FREEZE}",
         _read_freeze,
         _write_freeze,
         "pods take no live code and run no image steps",

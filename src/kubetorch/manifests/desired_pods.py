@@ -12,8 +12,8 @@ import msgspec
 from kubetorch.errors import SpecError
 from kubetorch.manifests import agent_container, knative, rendering, replicas, scheduling
 from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.secrets import HOME
 from kubetorch.manifests.workload_manifest import WorkloadManifest
+from kubetorch.wire.podenv import HOME
 
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -229,13 +229,6 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         attached=read_attached(primary.spec, container),
         gpus=int(scheduling.read_gpu_count(primary) or 0),
     )
-
-
-def primary_template(
-    manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
-) -> Manifest:
-    """The template of the pods that are called."""
-    return WorkloadManifest.parse(manifest, pod_template_path).primary.body
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:

@@ -83,7 +83,7 @@ def keep_agent(template: PodTemplate, container: Manifest, volumes: list[Any]) -
 def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
     """Say what the agent needs and the pods do not say yet; what they say stays."""
     metadata.fill_serialization(template, compute)
-    agent_container.fill_rights(template, compute)
+    agent_container.fill_rights(template)
     raycluster.fill(template)
     agent_container.fill_probes(template, compute)
     agent_container.fill_log_level(template, compute)

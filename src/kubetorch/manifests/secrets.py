@@ -15,9 +15,8 @@ from kubetorch.manifests.kinds import Manifest, items
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.secret import SecretRef
+from kubetorch.wire.podenv import HOME
 
-#: Home of `~` in paths: the containers' user is root unless an image says otherwise.
-HOME = "/root"
 _VOLUME_PREFIX = "secrets-"
 _OBJECT_PREFIX = "kt.secret."
 # 0600: ssh refuses keys that others may read. With `fsGroup` Kubernetes lets the group read too.

@@ -101,15 +101,14 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
     """
     metadata = manifest["metadata"]
     spec = copy.deepcopy(base["spec"])
-    jobs = spec.get("template", {}).get("spec", {}).get("replicatedJobs") or []
-    node = named(jobs, NODE)
-    if node is None:
+    jobs = _jobs(spec)
+    if named(jobs, NODE) is None:
         raise SpecError(
             f"the runtime {base['metadata']['name']!r} has no job {NODE!r}, so the TrainJob "
             f"{metadata['name']!r} would have no pods",
             hint=f"its jobs are {', '.join(one['name'] for one in jobs) or 'none'}",
         )
-    pods = node["template"]["spec"]["template"]
+    pods = pod_template(spec)
     pods["spec"]["initContainers"] = [*initial, *(pods["spec"].get("initContainers") or ())]
     for key in ("labels", "annotations"):
         # Those of the job itself end at its JobSet, and do not reach its pods.
@@ -130,6 +129,17 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
         },
         "spec": spec,
     }
+
+
+def pod_template(spec: Manifest) -> Manifest:
+    """The template of the pods that train, of a runtime."""
+    node = named(_jobs(spec), NODE) or {}
+    found: Manifest = node["template"]["spec"]["template"]
+    return found
+
+
+def _jobs(spec: Manifest) -> list[Any]:
+    return spec.get("template", {}).get("spec", {}).get("replicatedJobs") or []
 
 
 def _override(spec: Manifest, *, is_made: bool = False) -> Manifest:

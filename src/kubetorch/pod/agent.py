@@ -25,7 +25,12 @@ from kubetorch.pod import environment, identity
 from kubetorch.pod.apps.process import AppHost
 from kubetorch.pod.apps.proxy import AppNames, AppProxy
 from kubetorch.pod.calls import Call, Calls
-from kubetorch.pod.environment import Interpreters, agent_python, container_environ
+from kubetorch.pod.environment import (
+    Interpreters,
+    agent_python,
+    container_environ,
+    user_environ,
+)
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
@@ -138,7 +143,10 @@ async def _run(
     sock: socket.socket,
 ) -> bool:
     """Whether the pod goes on afterwards."""
-    agent = Agent(pod, credentials, container_environ(environ), filesystem, zygote)
+    environ = container_environ(environ)
+    if filesystem.is_container:
+        environ = user_environ(environ, Path(pod.root))
+    agent = Agent(pod, credentials, environ, filesystem, zygote)
     loop = asyncio.get_running_loop()
     grace = KILL_GRACE if pod.grace is None else pod.grace
     calls = max(grace - LAST_WORDS, grace / 4)

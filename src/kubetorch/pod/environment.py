@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import posixpath
+import pwd
 import re
 import signal
 import sys
@@ -31,7 +32,7 @@ from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
-from kubetorch.wire.podenv import BACKEND, PodEnv
+from kubetorch.wire.podenv import BACKEND, HOME, PodEnv
 
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
@@ -41,6 +42,9 @@ MEMBERS = "members"
 
 #: What was put aside when the agent started, because it is meant for the image's own programs.
 KEPT = f"{INTERNAL}KEPT_"
+
+#: What a user without a name is called.
+USER_NAME = "kubetorch"
 
 # The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
 _VARIABLE = re.compile(
@@ -65,6 +69,43 @@ def container_environ(environ: Mapping[str, str]) -> dict[str, str]:
         paths = _entries(found.get("PYTHONPATH", ""))
         found["PYTHONPATH"] = os.pathsep.join(_unique([*paths, runtime.SITE]))
     return found
+
+
+def user_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The environment of a container whose image may not know the user whom it runs as.
+
+    A home that this user cannot write to is none: then it is the one that is mounted for it, or a
+    folder in the folder of the pod. A user without a name gets one, which programs ask for.
+    """
+    home = environ.get("HOME", "/")
+    own = root / "home"
+    if not os.access(home, os.W_OK | os.X_OK):
+        home = HOME
+    if not os.access(home, os.W_OK | os.X_OK):
+        own.mkdir(exist_ok=True)
+        home = str(own)
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        environ = {"USER": USER_NAME, "LOGNAME": USER_NAME, **environ}
+    return {**environ, "HOME": home}
+
+
+def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
+    """The paths of a pod that the user whom it runs as cannot use, one sentence each."""
+    wanted = [(pod.working_dir, os.W_OK, "write to", "the working directory")]
+    for volume in spec.compute.volumes:
+        if not volume.is_read_only:
+            wanted.append((volume.mount_path, os.W_OK, "write to", f"the volume {volume.name!r}"))
+    for secret in spec.compute.secrets:
+        if secret.mount_type == "volume":
+            path = re.sub("^~(?=/|$)", HOME, secret.path or "~")
+            wanted.append((path, os.R_OK | os.X_OK, "read", f"the secret {secret.name!r}"))
+    return [
+        f"user {os.geteuid()}, as whom the pod runs, cannot {verb} {path}, {what}"
+        for path, mode, verb, what in wanted
+        if not os.access(path, mode)
+    ]
 
 
 def worker_environ(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:

@@ -696,6 +696,8 @@ class Supervisor:
     async def _load(self, generation: int) -> None:
         try:
             await asyncio.to_thread(self._make_working_dir)
+            if self._pod.backend != "local" and not self._machine.serving:
+                await self._report_denials(generation)
             spec = await self._interpreters.choose(self._specs[generation])
             loaded = await self._load_process(generation, spec)
         except LoadFailed as error:
@@ -710,6 +712,11 @@ class Supervisor:
             return
         _log.info("load failed generation=%s error=%s", generation, self._failure.message)
         self._handle(reload.Failed(generation))
+
+    async def _report_denials(self, generation: int) -> None:
+        spec = self._specs[generation]
+        for text in await asyncio.to_thread(environment.denials, spec, self._pod):
+            self._session.report_stage(StageReport(generation, "starting", text, warning=True))
 
     def _make_working_dir(self) -> None:
         """Make the working directory, which user code may have removed."""

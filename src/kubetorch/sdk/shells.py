@@ -20,7 +20,13 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 
-from kubetorch.errors import AgentDiedError, ConfigError, ImagePullError, ServiceTimeoutError
+from kubetorch.errors import (
+    AgentDiedError,
+    ConfigError,
+    ImagePullError,
+    KubernetesForbiddenError,
+    ServiceTimeoutError,
+)
 from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -30,6 +36,7 @@ from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
+from kubetorch.manifests import pod_security
 from kubetorch.sdk.transport import connection
 from kubetorch.sdk.transport.port_forward import PortForwardTransport
 from kubetorch.sdk.transport.session import Session
@@ -183,8 +190,16 @@ def run_in_volume(session: Session, view: VolumeView, *, mount_path: str, image:
 async def _run_volume_pod(access: Access, view: VolumeView, mount_path: str, image: str) -> int:
     name = f"{view.claim[:40].rstrip('-.')}-shell-{secrets.token_hex(3)}"
     pod = Ref(PODS, name, view.namespace)
+    manifest = _manifest(name, view, mount_path, image)
     async with Client(access) as client:
-        await client.create(_manifest(name, view, mount_path, image))
+        try:
+            await client.create(manifest)
+        except KubernetesForbiddenError as error:
+            if "violates PodSecurity" not in error.message:
+                raise
+            spec = manifest["spec"]
+            pod_security.restrict(spec, spec["containers"][0], root_images=[image])
+            await client.create(manifest)
         try:
             await _until_it_runs(client, pod, image)
             return await _shell(client, pod, mount_path)

@@ -37,6 +37,8 @@ TOKEN_FILE = "KT_POD_TOKEN_FILE"
 TOKEN = "KT_POD_TOKEN"
 #: `true` in a pod that somebody else made, which goes on when its service is torn down.
 JOINED = "KT_POD_JOINED"
+#: `~` in the paths of pods: containers run as root unless an image says otherwise.
+HOME = "/root"
 #: Seconds from the order to end until Kubernetes kills what is left.
 GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from kubetorch.pod import environment
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.secret import SecretRef
+from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire.podenv import PodEnv
 
@@ -144,3 +147,21 @@ def test_an_app_runs_in_a_folder_of_its_project_or_else_of_its_pod(folder, code,
         1, wanted, pod=POD, prepared=prepared, code=None if code is None else Path(code)
     )
     assert run.folder == found
+
+
+def test_a_home_that_cannot_be_written_to_is_replaced(tmp_path):
+    own = environment.user_environ({"HOME": "/nowhere", "A": "1"}, tmp_path)
+    assert (own["HOME"], own["A"]) == ("/root", "1")
+    assert environment.user_environ({"HOME": str(tmp_path)}, tmp_path)["HOME"] == str(tmp_path)
+
+
+def test_what_the_user_of_a_pod_cannot_use_is_named(tmp_path):
+    volume = VolumeSpec("data", "/nowhere/data")
+    secret = SecretRef("aws", "kt.secret.aws", "volume", path="/nowhere/aws")
+    compute = ComputeSpec(volumes=(volume,), secrets=(secret,))
+    pod = replace(POD, working_dir=str(tmp_path))
+    said = environment.denials(replace(spec(), compute=compute), pod)
+    assert [text.partition("cannot ")[2] for text in said] == [
+        "write to /nowhere/data, the volume 'data'",
+        "read /nowhere/aws, the secret 'aws'",
+    ]

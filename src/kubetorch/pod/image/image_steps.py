@@ -255,6 +255,11 @@ def failure(
         f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",
         hint="put the step right and deploy again; the steps before it are not run again",
     )
+    if os.geteuid() and any("permission denied" in line.lower() for line in lines or ()):
+        error.hint = (
+            f"the pod runs as user {os.geteuid()}, not as root: choose a path that this user can "
+            "write to, such as one in the working directory, or have it in the image"
+        )
     error.step = describe(step)
     error.exit_code = exit_code
     return error

@@ -42,15 +42,21 @@ from kubetorch.controller.backends.kubernetes.pods import (
     agent_container,
     log_tail,
     pod_status,
+    root_image,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.controller.backends.kubernetes.refused_pods import RefusedPods
-from kubetorch.errors import KubernetesNotFoundError, KubetorchError, WorkloadError
+from kubetorch.errors import (
+    AdmissionError,
+    KubernetesNotFoundError,
+    KubetorchError,
+    WorkloadError,
+)
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.manifests import kinds, knative, rendering, replicas
+from kubetorch.manifests import kinds, knative, pod_security, rendering, replicas
 from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.services import KubernetesServices
@@ -59,6 +65,11 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, routes
 from kubetorch.wire.exceptions import Failure
+
+#: How often a launch is repeated because its pods were refused: for their rights, for their users.
+REPEATS = 3
+RESTRICTED = "the pods are made anew with what the namespace admits"
+AS_USER = f"it is made anew as user {pod_security.USER}"
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +112,10 @@ class KubernetesBackend:
         self._adopter = Adopter(self._adopt, self._changed)
         self._listener: Listener = lambda namespace, name: None
         self._changes = Changes()
+        # Images whose user is root, which pods of a restricted namespace cannot be.
+        self._root_images: set[str] = set()
+        # Workloads that are applied once more, because their pods were refused.
+        self._repeats: dict[Key, asyncio.Task[None]] = {}
 
     @property
     def name(self) -> str:
@@ -124,6 +139,7 @@ class KubernetesBackend:
         self._workloads[key] = AppliedWorkload.of(specs[0])
         workload = await find_applied(self._applier, self._runtime, specs)
         self._workloads[key] = workload
+        self._root_images |= workload.root_images
         if workload.main is not None:
             with contextlib.suppress(KubernetesNotFoundError):  # as in `find_applied`
                 await self._cluster_watch.look_at(workload.main)
@@ -139,6 +155,14 @@ class KubernetesBackend:
         namespaces.check_watched(spec.namespace, self._watched)
 
     async def apply(self, spec: WorkloadSpec) -> None:
+        await self._stop_repeating((spec.namespace, spec.name))
+        try:
+            await self._apply(spec)
+        except AdmissionError:
+            # A pod by itself is refused at once; others when their maker makes them.
+            await self._apply(spec, repeats=1)
+
+    async def _apply(self, spec: WorkloadSpec, *, repeats: int = 0) -> None:
         key = (spec.namespace, spec.name)
         workload = AppliedWorkload.of(spec, has_operator=await self._has_operator(spec))
         main = workload.main
@@ -147,24 +171,18 @@ class KubernetesBackend:
             before = AppliedWorkload.of(spec)  # there is something, and nobody knows what
         self._adopter.forget(key)
         self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
-        # Meanwhile: an edit that changes no object is to wait for the API server once.
-        looking = asyncio.create_task(self._look(spec, main))
-        try:
-            if main is not None:
-                await self._prerequisites.prepare(main, spec.compute.pod_template_path)
-            else:
-                await self._prerequisites.prepare_selected(spec.namespace)
-            known = await looking
-        finally:
-            looking.cancel()
+        known, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
         given_up = self._given_up(key)
         if given_up is not None:
             await self._applier.remove(given_up)
             known = {}
-        workload.equip(self._runtime)
+        root_images = self._root_images if is_restricted else None
+        workload.equip(self._runtime, root_images)
+        workload.repeats = repeats
+        workload.is_reported = before is not None and before.template == workload.template
         manifests = KubernetesServices.of(spec, main).render()
         if main is not None:
-            manifests += await prepare.beside(self._client, main, self._runtime)
+            manifests += await prepare.beside(self._client, main, self._runtime, root_images)
             manifests.append(main)
         # Whoever brings a manifest may have applied it already.
         taken = main if spec.compute.manifest is not None else None
@@ -185,6 +203,69 @@ class KubernetesBackend:
         self._pod_owners.look_again(key)
         self._refused.forget(key)
         self._watch.mark(key)
+
+    async def _prepare(
+        self, spec: WorkloadSpec, main: Manifest | None, *, is_repeated: bool
+    ) -> tuple[Known, bool]:
+        """The objects of a workload as they are, and whether its pods are to be restricted."""
+        # Meanwhile: an edit that changes no object is to wait for the API server once.
+        looking = asyncio.create_task(self._look(spec, main))
+        is_restricted = False
+        try:
+            if main is not None:
+                is_restricted = await self._prerequisites.prepare(
+                    main, spec.compute.pod_template_path, is_repeated=is_repeated
+                )
+            else:
+                await self._prerequisites.prepare_selected(spec.namespace)
+            return await looking, is_restricted
+        finally:
+            looking.cancel()
+
+    def _is_repeated(self, key: Key, error: KubetorchError, pod: Manifest | None = None) -> bool:
+        """Whether a workload is applied once more, so that its pods are not refused for this.
+
+        Those of others that run stay as they are until their next deploy.
+        """
+        workload = self._workloads.get(key)
+        if workload is None or workload.main is None:
+            return False
+        if isinstance(error, AdmissionError):
+            images: Set[str] = frozenset()
+            is_worth_it = not (workload.is_restricted or workload.repeats)
+        else:
+            images = frozenset() if pod is None else root_image(pod, error)
+            is_worth_it = bool(images) and workload.is_restricted and workload.repeats < REPEATS
+        if not is_worth_it or self._has_running(key, workload):
+            return False
+        if images:  # in the pod it may have another name: that of its digest
+            self._root_images |= images | (set() if images <= workload.images else workload.images)
+        if key not in self._repeats:
+            _log.info("launch repeated workload=%s/%s because=%s", *key, error.message)
+            work = self._repeat(key, workload)
+            self._repeats[key] = asyncio.create_task(work, name=f"repeat {key}")
+        return True
+
+    def _has_running(self, key: Key, workload: AppliedWorkload) -> bool:
+        """Whether a pod of the present template runs."""
+        members, wanted = self._members(key).values(), workload.template
+        found = (pod_status(pod, ordinal=0, wanted=wanted) for pod in members)
+        return any(one.phase == "Running" and not one.is_retiring for one in found)
+
+    async def _repeat(self, key: Key, workload: AppliedWorkload) -> None:
+        try:
+            await self._apply(workload.spec, repeats=workload.repeats + 1)
+        except KubetorchError as error:
+            _log.warning("launch not repeated workload=%s/%s error=%s", *key, error)
+            self._workloads[key].repeats = REPEATS  # what it was refused for counts
+        del self._repeats[key]
+        self._changed(key)
+
+    async def _stop_repeating(self, key: Key) -> None:
+        task = self._repeats.pop(key, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
         """Whether what a user only declared is made of the kind that is meant for it."""
@@ -223,6 +304,7 @@ class KubernetesBackend:
 
     async def release(self, namespace: str, name: str) -> None:
         key = (namespace, name)
+        await self._stop_repeating(key)
         workload = self._workloads.get(key)
         if workload is None or workload.main is None:
             return
@@ -235,6 +317,7 @@ class KubernetesBackend:
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:
         key = (namespace, name)
+        await self._stop_repeating(key)
         workload = self._workloads.pop(key, None)
         self._reported.pop(key, None)
         self._adopter.forget(key)
@@ -326,6 +409,8 @@ class KubernetesBackend:
         if is_leaving(pod):
             return status
         verdict = self._verdicts.of_pod(key, pod, shows_log=status.is_ours)
+        if verdict.error is not None and self._is_repeated(key, verdict.error, pod):
+            return replace(status, reason=f"{verdict.reason}; {AS_USER}")
         reason = verdict.reason or status.reason
         return replace(status, reason=reason, failure=_failure(verdict))
 
@@ -340,6 +425,8 @@ class KubernetesBackend:
         if refused := self._refused.reason(key):
             return Trouble(refused)
         verdict = self._verdicts.of_owner(key, workload.main)
+        if verdict.error is not None and self._is_repeated(key, verdict.error):
+            return Trouble(f"{verdict.reason}; {RESTRICTED}")
         return Trouble(verdict.reason, _failure(verdict))
 
     def news(self, namespace: str, name: str) -> list[News]:
@@ -350,7 +437,11 @@ class KubernetesBackend:
         owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
         events = self._verdicts.events_around(self._members(key).values(), owners)
         found = [reported.new(event) for event in events]
-        return [News(one.line, one.about, one.is_warning) for one in found if one is not None]
+        news = [News(one.line, one.about, one.is_warning) for one in found if one is not None]
+        if workload.is_restricted and not workload.is_reported:
+            workload.is_reported = True
+            news.insert(0, News(_restricted(namespace)))
+        return news
 
     def expected(self, namespace: str, name: str) -> int | None:
         workload = self._workloads.get((namespace, name))
@@ -435,14 +526,18 @@ class KubernetesBackend:
         return objects.address(self._cluster_watch.owners(manifest)) or services.url
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        there = self._plain(manifest)
+        there, metadata = self._plain(manifest), manifest["metadata"]
+        workload = self._workloads.get((metadata["namespace"], metadata["name"]))
+        is_restricted = workload is not None and workload.is_restricted
+        found = (_restricted(metadata["namespace"]),) if is_restricted else ()
         if there is None:
-            return ()
+            return found
         if kinds.find(manifest) == knative.KIND:
-            return self.warnings(manifest)
+            return (*self.warnings(manifest), *found)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
             f"{there['kind']}",
+            *found,
         )
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
@@ -474,9 +569,18 @@ class KubernetesBackend:
 
     async def close(self, *, pods: bool) -> None:
         self._verdicts.close()
+        await asyncio.gather(*map(self._stop_repeating, [*self._repeats]))
         await asyncio.gather(self._adopter.close(), self._pod_owners.close(), self._refused.close())
         await self._ordinals.close()
         await asyncio.gather(self._watch.close(), self._cluster_watch.close())
+
+
+def _restricted(namespace: str) -> str:
+    return (
+        f"namespace {namespace} admits restricted pods only: they run as the user of their image, "
+        f"or as user {pod_security.USER} where that is root, who cannot install system packages or "
+        "write outside of home, working directory, /tmp and volumes"
+    )
 
 
 def _failure(verdict: Verdict) -> Failure | None:

@@ -1,4 +1,4 @@
-"""Namespaces: the account that pods of ours run as there, and why the API server refuses objects.
+"""Namespaces: the account that pods of ours run as there, their rights, and what is refused.
 
 The account is made on the first deploy in a namespace and stays when the last workload goes: it has
 no secret and costs nothing, and other pods may run as it. `kt uninstall` removes it, by its
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 
 from kubetorch.errors import (
     KubernetesConflictError,
@@ -23,7 +25,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection, key
-from kubetorch.manifests import labels
+from kubetorch.manifests import labels, pod_security
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 
 #: What etcd says when its database has reached its limit.
@@ -36,6 +38,9 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 #: What pods may do in their own namespace: deploy, call, read logs; the chart makes it.
 ROLE = "kubetorch-edit"
+#: Seconds for which it is taken for known which pods a namespace admits, and of how many.
+LEVEL_SECONDS, LEVELS_MOST = 300.0, 1000
+_VIOLATED = "violates PodSecurity"
 #: Kubernetes makes it in every namespace, though not at once.
 _EVERYWHERE = "default"
 
@@ -111,9 +116,18 @@ def _said(error: KubernetesRequestError) -> str:
 class Namespaces:
     """Makes namespaces ready for pods."""
 
-    def __init__(self, client: Client, annotations: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        annotations: Mapping[str, str] | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._annotations = dict(annotations or {})
+        self._now = now
+        # By namespace: whether it is restricted, and until when that is taken for known.
+        self._levels: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         # By namespace, the `uid` of the account whose binding was seen to.
         self._ready: dict[str, str] = {}
 
@@ -135,6 +149,38 @@ class Namespaces:
             await self._create(namespace, _binding(namespace))
             self._ready[namespace] = uid
 
+    async def is_restricted(
+        self, namespace: str, account: str = SERVICE_ACCOUNT, *, is_asked_anew: bool = False
+    ) -> bool:
+        """Whether a namespace admits pods of the Pod Security level `restricted` only.
+
+        The API server is asked with a pod that is not made: the namespace's label would not say
+        what the cluster's own configuration or a policy wants.
+        """
+        known = self._levels.get(namespace)
+        if known is not None and self._now() < known[1] and not is_asked_anew:
+            return known[0]
+        refused = await self._refusal(_pod(namespace, account, None))
+        found = refused is not None and (
+            _VIOLATED in refused.message
+            or await self._refusal(_pod(namespace, account, pod_security.USER)) is None
+        )
+        self._levels[namespace] = found, self._now() + LEVEL_SECONDS
+        self._levels.move_to_end(namespace)
+        while len(self._levels) > LEVELS_MOST:
+            self._levels.popitem(last=False)
+        return found
+
+    async def _refusal(self, pod: Object) -> KubernetesRequestError | None:
+        """Why the API server would not make a pod; `None` if it would."""
+        try:
+            await self._client.create(pod, dry_run=True)
+        except KubernetesRequestError as error:
+            if error.status_code not in (400, 403, 422):
+                raise
+            return error
+        return None
+
     async def _create(self, namespace: str, manifest: Object) -> None:
         """Make an object; one that is there stays as it is, whoever made it."""
         try:
@@ -154,6 +200,18 @@ class Namespaces:
                 await self._client.get(Ref(NAMESPACES, namespace))
             except KubernetesNotFoundError as error:
                 raise no_namespace(namespace, error) from error
+
+
+def _pod(namespace: str, account: str, user: int | None) -> Object:
+    """A pod such as ours; with a user one that complies with the level `restricted`."""
+    amounts = {"cpu": "10m", "memory": "16Mi"}  # where a quota wants them said
+    resources = {"requests": amounts, "limits": amounts}
+    container: Object = {"name": "kubetorch", "image": "kubetorch", "resources": resources}
+    spec = {"serviceAccountName": account, "containers": [container]}
+    if user is not None:
+        container["securityContext"] = {**pod_security.complying(None), "runAsUser": user}
+    metadata = {"name": "kubetorch-dry-run", "namespace": namespace, "labels": dict(labels.MANAGED)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _account(namespace: str, annotations: Mapping[str, str]) -> Object:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -32,9 +32,9 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import SERVICES, Object, Ref, Resource, Selection
 from kubetorch.manifests import (
     agent,
-    desired_pods,
     kinds,
     labels,
+    pod_security,
     rendering,
     replicas,
     trainjob,
@@ -115,6 +115,14 @@ class AppliedWorkload(msgspec.Struct):
     called: dict[str, str]
     template: str = ""
     objects: frozenset[Identity] = frozenset()
+    #: Whether its pods comply with the Pod Security level `restricted`.
+    is_restricted: bool = False
+    #: Whether the user who deploys it knows that.
+    is_reported: bool = False
+    #: How often it was applied once more because its pods were refused.
+    repeats: int = 0
+    #: Images that an earlier controller has found to run as root.
+    root_images: frozenset[str] = frozenset()
     # That of the object which it was applied as (`metadata.generation`).
     _generation: int = 0
 
@@ -134,8 +142,9 @@ class AppliedWorkload(msgspec.Struct):
         compute = self.spec.compute
         return compute.distribution is not None or compute.broadcast is not None
 
-    def equip(self, runtime: Runtime) -> None:
+    def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
         """Put the agent into its pods: the last that is written into its object."""
+        self.is_restricted = root_images is not None
         spec, is_own = self.spec, self.spec.compute.manifest is not None
         # As `kt apply` has it: pods run what the user's own object would.
         is_plain_container = is_own and spec.callable.app is not None and spec.tree is None
@@ -146,15 +155,26 @@ class AppliedWorkload(msgspec.Struct):
                 runtime=runtime,
                 path=spec.compute.pod_template_path,
                 working_dir=None if is_plain_container else agent.WORK,
+                root_images=root_images,
             )
 
     def found(self, there: Object | None) -> None:
         """An earlier controller applied it, maybe with another agent; it is left as it is."""
         if there is not None:
             path = self.spec.compute.pod_template_path
-            template = desired_pods.primary_template(there, pod_template_path=path)
-            self.template = agent.digest_of(template)
+            templates = WorkloadManifest.parse(there, path).templates
+            self.template = agent.digest_of(templates[0].body)
+            self.is_restricted = pod_security.is_complying(templates[0])
+            self.root_images = frozenset(pod_security.root_images(templates))
             self.applied(there)
+
+    @property
+    def images(self) -> set[str]:
+        """The images of its agents' containers."""
+        if self.main is None:
+            return set()
+        found = WorkloadManifest.parse(self.main, self.spec.compute.pod_template_path).templates
+        return {str(one.container.get("image")) for one in found}
 
     def applied(self, there: Object) -> None:
         """The API server took its object."""

@@ -75,6 +75,15 @@ def agent_container(pod: Object) -> Manifest:
     return dict(_marked(pod) or pod["spec"]["containers"][0])
 
 
+def root_image(pod: Object, error: KubetorchError) -> set[str]:
+    """The image of a pod's agent, if this error is that its user may not be root, and is."""
+    container = agent_container(pod)
+    is_refused = "runAsNonRoot and image" in error.message
+    if not is_refused or f"container: {container['name']})" not in error.message:
+        return set()
+    return {str(container["image"])}
+
+
 def is_ours(pod: Object) -> bool:
     """Whether Kubetorch rendered it: pods that other labels find may be anybody's.
 

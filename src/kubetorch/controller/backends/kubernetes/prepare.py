@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from kubetorch.controller.backends.base import Stores, check_views
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
@@ -52,11 +52,17 @@ class PodPrerequisites:
         """Prepare a namespace for pods that somebody else made."""
         await self._have_token(namespace)
 
-    async def prepare(self, manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
-        """Prepare a namespace for the pods of an object."""
+    async def prepare(
+        self, manifest: Manifest, path: tuple[str, ...] | None = None, *, is_repeated: bool = False
+    ) -> bool:
+        """Prepare a namespace for the pods of an object; whether they are to be restricted.
+
+        What is known of the namespace does not count for a launch that was refused before.
+        """
         workload = WorkloadManifest.parse(manifest, path)
         namespace: str = manifest["metadata"]["namespace"]
-        for account in dict.fromkeys(_account(template) for template in workload.templates):
+        accounts = [*dict.fromkeys(_account(template) for template in workload.templates)]
+        for account in accounts:
             await self._namespaces.prepare(namespace, account)
         for template in workload.templates:
             found = desired_pods.read_attached(template.spec, template.container)
@@ -65,6 +71,9 @@ class PodPrerequisites:
                 *_, of_pods = template.annotations()
                 of_pods[labels.SECRETS_VERSION] = version
         workload.write_templates()
+        return await self._namespaces.is_restricted(
+            namespace, accounts[0], is_asked_anew=is_repeated
+        )
 
 
 def _account(template: PodTemplate) -> str:
@@ -76,13 +85,18 @@ def _account(template: PodTemplate) -> str:
     return str(found or SERVICE_ACCOUNT)
 
 
-async def beside(client: Client, manifest: Manifest, runtime: Runtime) -> list[Manifest]:
+async def beside(
+    client: Client,
+    manifest: Manifest,
+    runtime: Runtime,
+    root_images: Collection[str] | None = None,
+) -> list[Manifest]:
     """The objects to apply before an equipped object, which is changed to refer to them."""
     kind = kinds.find(manifest)
     if kind is None or kind.has_template:
         return []
     base = await _base(client, manifest)
-    return [agent.beside(manifest, base, runtime=runtime)]
+    return [agent.beside(manifest, base, runtime=runtime, root_images=root_images)]
 
 
 async def _base(client: Client, manifest: Manifest) -> Object:

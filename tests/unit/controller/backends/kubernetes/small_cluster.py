@@ -186,8 +186,8 @@ def _has(one: Object, selector: str) -> bool:
 class _Prepared:
     """There is nothing to prepare."""
 
-    async def prepare(self, *_: Any) -> None:
-        return None
+    async def prepare(self, *_: Any, **__: Any) -> bool:
+        return False
 
     prepare_selected = prepare
 

@@ -84,8 +84,8 @@ def _refused(said: str, namespace: str, since: float | None) -> Verdict:
         (
             _SECURITY,
             "the Pod Security level",
-            "freeze=True takes SYS_PTRACE away; else change the securityContext with "
-            "service_template, or use another namespace",
+            "Kubetorch asks for nothing of that: take it out of the manifest or service_template, "
+            "or use another namespace",
         ),
     ):
         match = pattern.search(said)

@@ -1,0 +1,121 @@
+"""Pods comply with the Pod Security level of their namespace; the same program runs at each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.conftest import Installed, Kubectl
+from cluster.images import BASE, KIT, build
+from example_programs import EXAMPLES, EXPECTED
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+LEVELS = ("privileged", "baseline", "restricted")
+
+
+@contextlib.contextmanager
+def level(name: str, kubectl: Kubectl) -> Iterator[Installed]:
+    """A namespace of a level."""
+    namespace = f"kt-{name}-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", namespace)
+    kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={name}")
+    yield Installed(namespace)
+    kubectl("delete", "kubetorchworkloads", "--all", "-n", namespace, "--wait=true")
+    kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_hello_world_runs_unchanged(
+    name: str, kubectl: Kubectl, controller: str, tmp_path: Path
+) -> None:
+    program = shutil.copy(EXAMPLES / "hello_world.py", tmp_path)
+    with level(name, kubectl) as space:
+        began = time.monotonic()
+        printed = space.run(sys.executable, program, cwd=tmp_path, timeout=150)
+        print(f"{time.monotonic() - began:.1f} s\n{printed}")
+        found = json.loads(kubectl("get", "pods", "-n", space.namespace, "-o", "json"))
+    for pod in found["items"]:
+        spec = pod["spec"]
+        shown = {
+            "pod": pod["metadata"]["name"],
+            "securityContext": spec["securityContext"],
+            **{one["name"]: one.get("securityContext") for one in spec.get("initContainers", [])},
+            **{one["name"]: one.get("securityContext") for one in spec["containers"]},
+        }
+        print(f"--- {name}\n{yaml.safe_dump(shown, sort_keys=False)}")
+    lines = [line for line in printed.splitlines(True) if " events) " not in line]
+    assert "".join(lines) == EXPECTED["hello_world.py"]
+    assert "SYS_PTRACE" not in json.dumps(found)
+
+
+PROGRAM = """
+import getpass, os, sys
+from pathlib import Path
+import kubetorch as kt
+
+def look():
+    import mine
+    home = Path.home()
+    (home / "x").write_text("")
+    Path("own.txt").write_text("")
+    Path("/data/kept.txt").write_text("5")
+    token = Path("/root/.tool/token").read_text()
+    return os.getuid(), str(home), getpass.getuser(), token, mine.X
+
+def main(image_id):
+    image = kt.Image(image_id=image_id or None).sync_package("package")
+    secret = kt.Secret("tool", values={"token": "t"}, path="~/.tool", override=True)
+    volume = kt.Volume("kept", size="16Mi", mount_path="/data")
+    compute = kt.Compute(cpus="0.1", image=image, volumes=[volume], secrets=[secret])
+    print("found", *kt.fn(look).to(compute)())
+    for command in ("touch /etc/mine", "apt-get install -y tree"):
+        wrong = kt.Image(image_id=image_id or None).run_bash(command)
+        try:
+            kt.fn(look, name="bad").to(kt.Compute(cpus="0.1", image=wrong))
+        except kt.StartupError as error:
+            print("refused", error)
+    volume = kt.Compute(cpus="0.1", working_dir="/app")
+    kt.fn(look, name="app").to(volume)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+#: Who images say that they run as, and who their pods are then.
+USERS = {
+    "": "65532 /root kubetorch",
+    "1234": "1234 /root kubetorch",
+    "daemon": "65532 /root kubetorch",
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_restricted_pods_have_home_packages_secrets_and_volumes(
+    user: str, kubectl: Kubectl, controller: str, tmp_path: Path
+) -> None:
+    image = ""
+    if user:
+        if not (KIT / "image").exists():
+            pytest.skip(f"there is no cluster kit in {KIT}: KT_CLUSTER_KIT names its folder")
+        (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nUSER {user}\n")
+        image = f"localhost/kt-user-{user}:1"
+        build(image, tmp_path)
+    (tmp_path / "package" / "mine").mkdir(parents=True)
+    (tmp_path / "package" / "mine" / "__init__.py").write_text("X = 7")
+    with level("restricted", kubectl) as space:
+        printed = space.python(PROGRAM, tmp_path, image, timeout=200)
+    print(printed)
+    assert f"found {USERS[user]} t 7" in printed
+    number = USERS[user].partition(" ")[0]
+    assert f"the pod runs as user {number}, not as root" in printed
+    assert f"apt-get needs root, and the container runs as user {number}" in printed
+    assert f"user {number}, as whom the pod runs, cannot write to /app" in printed
