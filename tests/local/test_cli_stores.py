@@ -90,7 +90,7 @@ def test_a_volume_from_its_creation_to_its_end(run: Run, tmp_path: Path) -> None
     shell.write_text("#!/bin/sh\npwd\n")
     shell.chmod(0o700)
     assert run("volumes", "ssh", "data", SHELL=str(shell)).stdout.strip() == listed["folder"]
-    assert run("volumes", "delete", "data").stdout == "✓ Deleted volume data\n"
+    assert run("volumes", "delete", "data", "-y").stdout == "✓ Deleted volume data\n"
     assert not Path(listed["folder"]).exists()
 
 

@@ -11,11 +11,11 @@ import typer
 from kubetorch.cli.args import AsJson, Namespace
 from kubetorch.cli.output import Output
 from kubetorch.config.settings import config
-from kubetorch.errors import KubetorchError, SecretNotFound, SpecError
+from kubetorch.errors import KubetorchError, SecretNotFound, SpecError, VolumeInUseError
 from kubetorch.sdk import services as sdk
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.volume import Volume, missing
+from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume, missing
 from kubetorch.specs import names
 from kubetorch.specs.volume import default_mount_path
 from kubetorch.wire.secrets import Collision, SecretView, StoredSecret
@@ -110,6 +110,14 @@ class VolumeKeeper(_Keeper):
         )
         assert found is not None
         return found
+
+    def delete(self, view: VolumeView, *, is_forced: bool) -> bool:
+        """Delete a volume and its data; whether it is gone."""
+        return self._session.ask(
+            lambda asked: asked.volumes.delete(
+                view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
+            )
+        )
 
 
 def _given(source: dict[str, Any]) -> dict[str, Any]:
@@ -324,6 +332,10 @@ def volumes(  # noqa: PLR0913  # the documented options
     ] = None,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before deleting.")] = False,
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="Delete a volume that is mounted, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List, create or delete volumes, or open a shell in one."""
@@ -350,7 +362,8 @@ def volumes(  # noqa: PLR0913  # the documented options
         )
         _create_volume(keeper, output, volume)
     elif action == "delete":
-        _delete_volume(keeper, output, Volume.from_name(name, keeper.namespace))
+        volume = Volume.from_name(name, keeper.namespace)
+        _delete_volume(keeper, output, volume, yes=yes, force=force)
     else:
         Volume.from_name(name, keeper.namespace, mount_path).ssh()
 
@@ -385,12 +398,31 @@ def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None
         output.report(f"• {key}: {value}")
 
 
-def _delete_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:
+def _delete_volume(
+    keeper: VolumeKeeper, output: Output, volume: Volume, *, yes: bool, force: bool
+) -> None:
     if not volume.exists():
         raise missing(volume.pvc_name, keeper.namespace)
     view = keeper.get(volume)
-    volume.delete()
-    output.report(f"✓ Deleted volume {volume.name}", "green")
+    # A list says who uses each.
+    users = next((one.used_by for one in keeper.all() if one.claim == view.claim), ())
+    if users and not force:
+        raise VolumeInUseError(
+            f"the volume {view.claim!r} is mounted by {', '.join(users)}",
+            services=users,
+            hint=f"kt teardown {users[0]} -n {view.namespace}; --force deletes it and its data all "
+            "the same",
+        )
+    if not yes:
+        mounted = f", which {', '.join(users)} has mounted," if users else ""
+        output.confirm(
+            f"Delete the volume {volume.name} in namespace {view.namespace}{mounted} and all data "
+            "in it?"
+        )
+    if keeper.delete(view, is_forced=force):
+        output.report(f"✓ Deleted volume {volume.name}", "green")
+    else:
+        output.report(f"The volume {volume.name} is deleted once no pod holds it", "yellow")
     if output.as_json:
         output.value(_volume_json(view))
 

@@ -332,9 +332,10 @@ class VolumeRequests:
         path = routes.VOLUMES if namespace is None else routes.volumes(namespace)
         return messages.decode(list[VolumeView], self._controller.ask("GET", path))
 
-    def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+    def delete(self, namespace: str, claim: str, *, wait: float, is_forced: bool = False) -> bool:
         """Delete a volume and what is in it; whether it is gone after so many seconds."""
-        path = f"{routes.volume(namespace, claim)}?{urlencode({'wait': wait})}"
+        query = {"wait": wait, **({"force": "true"} if is_forced else {})}
+        path = f"{routes.volume(namespace, claim)}?{urlencode(query)}"
         answer = self._controller.ask("DELETE", path, timeout=wait + routes.MARGIN)
         gone: bool = json.loads(answer)["gone"]
         return gone

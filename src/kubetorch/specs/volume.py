@@ -64,6 +64,10 @@ class VolumeSpec:
         return self.access_mode == "ReadOnlyMany"
 
 
+#: How a volume is deleted that is mounted.
+FORCE = "kt volumes delete --force deletes it and its data all the same"
+
+
 def check(spec: VolumeSpec) -> None:
     """A volume that is to be made, whoever declared it."""
     check_name(spec.name)

@@ -69,8 +69,10 @@ class VolumeStore(Protocol):
     async def list(self, namespace: str | None) -> list[VolumeView]:
         """The volumes of a namespace, or of all; on Kubernetes those that Kubetorch made."""
 
-    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
-        """Delete a volume and what is in it."""
+    async def delete(
+        self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
+    ) -> bool:
+        """Delete a volume and what is in it; one that pods hold is gone after them."""
 
     async def storage_class(self, access_mode: str) -> str:
         """The class of a volume for which nobody names one."""

@@ -68,7 +68,10 @@ class VolumeRoutes:
         await exchange.respond_message(found)
 
     async def delete(self, exchange: Exchange, namespace: str, claim: str) -> None:
-        """Delete a volume and what is in it; `?wait=` is how long to wait until it is gone."""
+        """Delete a volume and what is in it; `?wait=` is how long to wait until it is gone.
+
+        One that is mounted is deleted with `?force=true` only.
+        """
         _check(namespace, claim)
         wait = exchange.number("wait", WAIT, least=0.0, most=WAIT_MOST)
         if await self._volumes.get(namespace, claim) is None:
@@ -77,13 +80,14 @@ class VolumeRoutes:
                 hint=f"kt volumes -n {namespace} lists those that are there",
             )
         users = self._workloads.users_of_volumes(namespace).get((namespace, claim))
-        if users:
+        is_forced = exchange.flag("force")
+        if users and not is_forced:
             raise VolumeInUseError(
                 f"the volume {claim!r} is mounted by {', '.join(users)}",
                 services=users,
-                hint=f"kt teardown {users[0]} -n {namespace}",
+                hint=f"kt teardown {users[0]} -n {namespace}; {specs.FORCE}",
             )
-        gone = await self._volumes.delete(namespace, claim, wait=wait)
+        gone = await self._volumes.delete(namespace, claim, wait=wait, is_forced=is_forced)
         await exchange.respond_message({"gone": gone})
 
     async def storage_class(self, exchange: Exchange) -> None:

@@ -23,6 +23,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.manifests import labels, storage
+from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.volumes import CreatedVolume, VolumeView
@@ -169,7 +170,9 @@ class VolumeClaims:
         found = await namespaces.find(self._client, CLAIMS, namespace, self._watched, labels.VOLUME)
         return [_view(one) for one in found]
 
-    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+    async def delete(
+        self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
+    ) -> bool:
         found = await self._find(namespace, claim)
         if found is None:
             return True
@@ -180,19 +183,20 @@ class VolumeClaims:
                 hint=f"kubectl delete pvc {claim} -n {namespace}",
             )
         pods = await self._pods(namespace, claim)
-        if pods:
+        if pods and not is_forced:
             first = pods[0]["metadata"]["name"]
             raise VolumeInUseError(
                 f"the volume {claim!r} in namespace {namespace!r} is held{_by(pods)}",
                 services=_services(pods),
-                hint=f"kubectl delete pod {first} -n {namespace}, or whatever made it",
+                hint=f"kubectl delete pod {first} -n {namespace}, or whatever made it; "
+                f"{specs.FORCE}",
             )
         uid = found["metadata"]["uid"]
         try:
             await self._client.delete(_ref(namespace, claim), preconditions={"uid": uid})
         except (KubernetesNotFoundError, KubernetesConflictError):
             return True  # what is there by now, if anything, is another one
-        return await self._is_gone(namespace, claim, uid, wait)
+        return await self._is_gone(namespace, claim, uid, 0.0 if pods else wait)
 
     async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
         return choose(await self._classes(), access_mode)

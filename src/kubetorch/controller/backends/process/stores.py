@@ -221,7 +221,9 @@ class VolumeFolders:
         found = (self.view(*key) for key in self._keys(namespace))
         return [view for view in found if view is not None]
 
-    async def delete(self, namespace: str, claim: str, *, wait: float) -> bool:
+    async def delete(
+        self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
+    ) -> bool:
         folder = self._folder / namespace / claim
         left = folder.with_name(_DELETED + os.urandom(8).hex())
         try:

@@ -1,0 +1,64 @@
+"""A volume with data is not deleted by mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kubetorch as kt
+from tests.local.user_project import UserProject
+
+
+def volumes(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kubetorch", "volumes", *arguments],
+        env=os.environ,
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def folder() -> Path:
+    (listed,) = json.loads(volumes("list", "--json").stdout)
+    return Path(listed["folder"])
+
+
+def test_the_command_asks_before_it_deletes(service_home: Path) -> None:
+    kt.Volume("data", size="1Gi", mount_path="/data").create()
+    kept = folder() / "x"
+    kept.write_text("1")
+
+    for answer in ("n\n", ""):  # nobody there to ask is a no
+        refused = volumes("delete", "data", answer=answer)
+        assert refused.returncode == 1
+        assert "data in namespace default and all data in it?" in refused.stderr
+        assert kept.exists()
+    assert volumes("delete", "data", answer="y\n").stdout == "✓ Deleted volume data\n"
+    assert not kept.exists()
+
+
+def test_a_mounted_volume_is_deleted_by_force_only(service_home: Path, tmp_path: Path) -> None:
+    project = UserProject(tmp_path / "shop")
+    try:
+        jobs = project.module("def hello():\n    return 'hello'\n")
+        volume = kt.Volume("data", size="1Gi", mount_path="/data")
+        kt.fn(jobs.hello).to(kt.Compute(cpus="0.1", volumes=[volume]))
+        there = folder()
+
+        refused = volumes("delete", "data", "-y")
+        assert refused.returncode == 1
+        assert "'data' is mounted by hello" in refused.stderr
+        assert "--force" in refused.stderr
+        assert there.exists()
+        asked = volumes("delete", "data", "--force", answer="n\n")
+        assert "which hello has mounted" in asked.stderr
+        assert there.exists()
+        assert volumes("delete", "data", "--force", "-y").returncode == 0
+        assert not there.exists()
+    finally:
+        project.forget()
