@@ -84,8 +84,8 @@ def main(image_id):
             kt.fn(look, name="bad").to(kt.Compute(cpus="0.1", image=wrong))
         except kt.StartupError as error:
             print("refused", error)
-    volume = kt.Compute(cpus="0.1", working_dir="/app")
-    kt.fn(look, name="app").to(volume)
+    image = kt.Image(image_id=image_id or None)
+    kt.fn(look, name="app").to(kt.Compute(cpus="0.1", image=image, working_dir="/app"))
 
 if __name__ == "__main__":
     main(sys.argv[1])

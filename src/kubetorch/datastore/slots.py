@@ -2,6 +2,7 @@
 
     <root>/<number>/<project>/…    a slot
     <root>/<number>.record         what was written there: the size, times and inode of each file
+    <root>/current                 a link to the one that is seen in the working directory
 
 An update takes a slot that no live worker holds and touches only what differs between its folder
 and the wanted tree. The record is removed before the first change and written after the last, so a
@@ -11,9 +12,11 @@ a slot differs from its record and is written again; files that it added stay.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,10 @@ from kubetorch.errors import DataStoreError
 #: Slots that are kept: one that serves, and one for the next generation.
 KEPT = 2
 
+#: The link to the slot that is seen in the working directory.
+CURRENT = "current"
+
+_MERGED = ".merged"
 _RECORD_VERSION = 1
 
 
@@ -78,6 +85,42 @@ class CodeSlots:
                     raise _failure(error, self._root) from error
                 raise
             return Slot(number, self._root / str(number) / project, tree.digest)
+
+    def show(self, slot: Slot, folder: Path) -> list[str]:
+        """Let a project be seen in a working directory; the names there that something else has.
+
+        It is there by its name, and so is each entry at its top: paths that are relative to the
+        project are found. All of these are links to one, which is switched in one step:
+
+            <folder>/<project>, <folder>/<entry>  →  <root>/current, <root>/current/<entry>
+            <root>/current                        →  the slot
+        """
+        current = self._root / CURRENT
+        try:
+            entries = [one.name for one in slot.path.iterdir() if one.name != "__pycache__"]
+            with self._updating:
+                _replace_link(current, str(self._merged(slot, entries)))
+                wanted = {name: f"{current}/{name}" for name in entries}
+                wanted[slot.path.name] = str(current)
+                return _link(folder, wanted, f"{self._root}{os.sep}")
+        except OSError as error:
+            raise _failure(error, folder) from error
+
+    def _merged(self, slot: Slot, entries: Sequence[str]) -> Path:
+        """The folder of a slot; of a project with a folder of its own name at its top, both.
+
+        `shop/` in the working directory of a project `shop` is the project, and it is the folder
+        `shop/` of the project: so it has the entries of the former, and of the latter the others.
+        """
+        inner = slot.path / slot.path.name
+        if not inner.is_dir():
+            return slot.path
+        wanted = {one.name: str(one) for one in inner.iterdir()}
+        wanted |= {name: f"{slot.path}/{name}" for name in entries}
+        merged = slot.path.parent / _MERGED
+        merged.mkdir(exist_ok=True)
+        _link(merged, wanted, f"{slot.path}{os.sep}")
+        return merged
 
     def release(self, slot: Slot) -> None:
         """The worker of this slot has ended, or there is to be none."""
@@ -147,22 +190,49 @@ class CodeSlots:
         temporary.replace(path)
 
 
-def switch(link: Path, slot: Slot) -> None:
-    """Make `link` point to this slot, in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.switch")
+def uncover(folder: Path, root: Path, names: Iterable[str]) -> None:
+    """Remove links to the project from a working directory that is to have own files there."""
+    for name in names:
+        target = _target(folder / name)
+        if target is not None and target.startswith(f"{root}{os.sep}"):
+            (folder / name).unlink()
+
+
+def _link(folder: Path, wanted: Mapping[str, str], ours: str) -> list[str]:
+    """Have these links in a folder, and no others of ours; the names that something else has."""
+    taken = []
+    for name, target in sorted(wanted.items()):
+        path = folder / name
+        there = _target(path)
+        if there == target:
+            continue
+        if os.path.lexists(path) and not (there or "").startswith(ours):
+            taken.append(name)
+        else:
+            _replace_link(path, target)
+    with os.scandir(folder) as entries:
+        left = [one.name for one in entries if one.is_symlink() and one.name not in wanted]
+    for name in left:
+        if (_target(folder / name) or "").startswith(ours):
+            (folder / name).unlink()
+    return taken
+
+
+def _target(path: Path) -> str | None:
+    """Where a link leads; `None` for what is no link."""
     try:
-        if link.exists() and not link.is_symlink():
-            raise DataStoreError(
-                f"{link} exists and is no link, so the project cannot be shown there",
-                hint="give the file or folder of that name another one",
-            )
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(slot.path)
-        temporary.replace(link)
+        return str(path.readlink())
     except OSError as error:
-        if isinstance(error, DataStoreError):
-            raise
-        raise _failure(error, link.parent) from error
+        if error.errno in (errno.ENOENT, errno.EINVAL):
+            return None
+        raise
+
+
+def _replace_link(path: Path, target: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.switch")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
 
 
 def _rank(record: _Record | None, digest: str) -> int:

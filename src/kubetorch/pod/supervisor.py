@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kubetorch.datastore import slots, trees
+from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.datastore.slots import CodeSlots, Slot
 from kubetorch.errors import CallableNotFoundError, CallRefusedError, DataStoreError, KubetorchError
@@ -52,6 +52,9 @@ LATE = 1.0
 #: Older generations that may still have calls; with one more, the oldest is ended.
 DRAINING_LIMIT = 2
 
+#: How many of many names a warning has.
+_NAMED = 5
+
 #: Of a framework, beside the workers of a pod.
 Node = RayNode | MonarchNode
 
@@ -63,6 +66,8 @@ class ProjectCode:
 
     def __init__(self, root: Path, working_dir: Path, store: BlobStore, blobs: Transfers) -> None:
         self._slots = CodeSlots(root / "code")
+        # What hides entries of the project in the working directory, as far as was reported.
+        self._taken: list[str] = []
         self._working_dir = working_dir
         self._store = store
         self._blobs = blobs
@@ -100,14 +105,22 @@ class ProjectCode:
         if slot is not None:
             self._slots.release(slot)
 
-    async def show(self, slot: Slot | None) -> None:
-        """Let the project be seen in the working directory, for relative paths and shells."""
+    async def show(self, slot: Slot | None) -> str:
+        """Let the project be seen in the working directory; what the user should know of that."""
         if slot is None:
-            return
+            return ""
         try:
-            await asyncio.to_thread(slots.switch, self._working_dir / slot.path.name, slot)
+            taken = await asyncio.to_thread(self._slots.show, slot, self._working_dir)
         except DataStoreError as error:
-            _log.warning("project not shown error=%s", error.message)
+            return f"relative paths do not find the project: {error.message}"
+        is_new, self._taken = taken != self._taken, taken
+        if not (taken and is_new):
+            return ""
+        more = f" and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+        return (
+            f"the working directory {self._working_dir} has {', '.join(taken[:_NAMED])}{more} of "
+            "its own: relative paths find these, and not those of the project"
+        )
 
     def shown(self, slot: Slot | None, path: str) -> str:
         """Where a path is seen in the working directory, which is the same in every pod."""
@@ -198,7 +211,6 @@ class GenerationLoader:
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
             slot, init_args = await self._fetch_code(generation, spec)
             if preparing is None:  # steps find the project as it will be
-                await self._code.show(slot)
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
             wanted = environment.worker_spec(
                 generation,
@@ -217,7 +229,6 @@ class GenerationLoader:
                 [process] = await self._start_workers([wanted], spec)
             else:
                 process, node = await self._start_ranks(wanted, spec, slot)
-            await self._code.show(slot)
         except BaseException:
             if preparing is not None:
                 preparing.cancel()
@@ -365,7 +376,6 @@ class GenerationLoader:
         await self._kept_node()
         try:
             slot, _ = await self._fetch_code(generation, spec)
-            await self._code.show(slot)
             prepared = await self._prepare(generation, spec)
             await make_room()
             wanted = environment.app_run(
@@ -399,7 +409,15 @@ class GenerationLoader:
         async with self._storing:
             self._on_stage(generation, "fetching", "")
             init_args = await self._code.fetch(spec)
-            return await self._code.materialise(spec), init_args
+            slot = await self._code.materialise(spec)
+        try:  # before any code of it runs
+            warning = await self._code.show(slot)
+        except BaseException:
+            self._code.release(slot)
+            raise
+        if warning:
+            self._on_stage(generation, "fetching", warning, is_warning=True)
+        return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
         """Run the image's steps."""
@@ -419,8 +437,10 @@ class GenerationLoader:
         )
         return prepared
 
-    def _on_stage(self, generation: int, stage: str, message: str) -> None:
-        self._session.report_stage(StageReport(generation=generation, stage=stage, message=message))
+    def _on_stage(
+        self, generation: int, stage: str, message: str, *, is_warning: bool = False
+    ) -> None:
+        self._session.report_stage(StageReport(generation, stage, message, is_warning))
 
     # -------------------------------------------------------------------------------- afterwards
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kubetorch.datastore import slots
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.datastore.slots import CodeSlots, Slot, switch
+from kubetorch.datastore.slots import CodeSlots, Slot
 from kubetorch.datastore.trees import Entry, Tree, build
 from kubetorch.errors import DataStoreError, StorageFullError
 
@@ -447,28 +447,63 @@ def test_a_slot_is_what_the_tree_says_whatever_happened_to_it(seed: int) -> None
 # ------------------------------------------------------------------------------------- switching
 
 
-def test_the_link_points_to_the_slot_and_then_to_another(
+def test_the_project_and_what_is_in_it_are_seen_in_a_folder_of_one_slot_and_then_of_another(
     code: CodeSlots, blobs: Blobs, tmp_path: Path
 ) -> None:
-    link = tmp_path / "project"
+    folder = tmp_path / "work"
+    folder.mkdir()
     for number in "12":
-        slot = code.update(blobs.tree({"a": number}), blobs.stream, "project")
-        switch(link, slot)
-        assert (link / "a").read_text() == number
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["code", "project"]
+        files = {"a": number, "data/b": number, f"only{number}": ""}
+        slot = code.update(blobs.tree(files), blobs.stream, "project")
+        assert code.show(slot, folder) == []
+        assert (folder / "project" / "a").read_text() == number
+        assert (folder / "a").read_text() == (folder / "data" / "b").read_text() == number
+        assert sorted(p.name for p in folder.iterdir()) == ["a", "data", f"only{number}", "project"]
 
 
-def test_a_dangling_link_is_replaced(code: CodeSlots, blobs: Blobs, tmp_path: Path) -> None:
-    link = tmp_path / "project"
-    link.symlink_to(tmp_path / "nowhere")
-    switch(link, code.update(blobs.tree({"a": "1"}), blobs.stream, "project"))
-    assert (link / "a").read_text() == "1"
-
-
-def test_what_is_no_link_is_not_replaced(code: CodeSlots, blobs: Blobs, tmp_path: Path) -> None:
-    slot = code.update(blobs.tree({"a": "1"}), blobs.stream, "project")
-    (tmp_path / "project").mkdir()
-    with pytest.raises(DataStoreError, match=r"exists and is no link"):
-        switch(tmp_path / "project", slot)
+def test_what_somebody_else_has_there_stays(code: CodeSlots, blobs: Blobs, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    (folder / "project").mkdir(parents=True)
+    (folder / "a").write_text("own")
+    (folder / "b").symlink_to("/nowhere")
+    (folder / "old").symlink_to(tmp_path / "code" / "0" / "project")  # an earlier version made it
+    files = {"a": "1", "b": "1", "c": "1"}
+    slot = code.update(blobs.tree(files), blobs.stream, "project")
+    assert code.show(slot, folder) == ["a", "b", "project"]
+    assert (folder / "a").read_text() == "own"
+    assert (folder / "c").read_text() == "1"
+    assert not (folder / "old").is_symlink()
     with pytest.raises(DataStoreError, match="cannot be written"):
-        switch(tmp_path / "nowhere" / "project", slot)
+        code.show(slot, tmp_path / "nowhere")
+
+
+def test_a_folder_of_the_projects_name_is_seen_with_the_project(
+    code: CodeSlots, blobs: Blobs, tmp_path: Path
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for number in "12":
+        files = {"a": f"top{number}", "shop/a": "inner", f"shop/b{number}": "inner"}
+        slot = code.update(blobs.tree(files), blobs.stream, "shop")
+        assert code.show(slot, folder) == []
+        assert (folder / "shop" / "a").read_text() == f"top{number}"
+        assert (folder / "shop" / f"b{number}").read_text() == "inner"
+        assert (folder / "shop" / "shop" / "a").read_text() == "inner"
+        code.release(slot)
+    # The slot of the first one, whose folder is seen once more.
+    slot = code.update(blobs.tree({"a": "3", "shop/c": ""}), blobs.stream, "shop")
+    code.show(slot, folder)
+    assert sorted(path.name for path in (folder / "shop").iterdir()) == ["a", "c", "shop"]
+
+
+def test_a_folder_gets_files_of_its_own_where_links_were(
+    code: CodeSlots, blobs: Blobs, tmp_path: Path
+) -> None:
+    slot = code.update(blobs.tree({"a": "1", "b": "1"}), blobs.stream, "project")
+    code.show(slot, tmp_path)
+    (tmp_path / "mine").symlink_to("/nowhere")
+    slots.uncover(tmp_path, tmp_path / "code", ["a", "mine", "none"])
+    (tmp_path / "a").write_text("own")
+    assert (slot.path / "a").read_text() == "1"
+    assert (tmp_path / "mine").is_symlink()
+    assert code.show(slot, tmp_path) == ["a"]

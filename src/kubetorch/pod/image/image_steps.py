@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kubetorch.datastore import trees
+from kubetorch.datastore import slots, trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.trees import materialise
 from kubetorch.errors import ImageStepError
@@ -292,9 +292,18 @@ class Copier:
         try:
             source.mkdir(parents=True)
             await asyncio.to_thread(materialise, str(source), tree, self._store.stream, {}, [])
+            self._uncover(step, source)
             await shell(step, self._command(step, source), place, progress)
         finally:
             await asyncio.to_thread(shutil.rmtree, source, ignore_errors=True)
+
+    def _uncover(self, step: CopyStep, source: Path) -> None:
+        """Have what is copied into the working directory there, and not in the project."""
+        folder, target = Path(self._working_dir), Path(self.target(step))
+        if target.is_relative_to(folder):
+            inner = target.relative_to(folder).parts
+            names = inner[:1] or tuple(path.name for path in source.iterdir())
+            slots.uncover(folder, self._folder.parent / "code", names)
 
     def entries(self, step: CopyStep) -> tuple[str, ...]:
         """What to import a copied package from."""
