@@ -1,5 +1,6 @@
 """The documents say what is so: code compiles, links lead somewhere, references are complete."""
 
+import os
 import re
 import subprocess
 import sys
@@ -92,6 +93,7 @@ def test_marked_blocks_run_and_print_what_the_page_says(code, expected, service_
     done = subprocess.run(
         [sys.executable, program.name],
         cwd=tmp_path,
+        env={**os.environ, "KT_QUIET": "true"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -50,7 +50,7 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
     assert shown["data"] == {"HF_TOKEN": "newer"}
     deleted = run("secrets", "delete", "hf-token", "-y")
     assert deleted.stdout == "✓ Deleted secret hf-token\n"
-    assert deleted.stderr.startswith("Deleting 1 secret(s)...\n  - hf-token\n")
+    assert deleted.stderr.partition("\n")[2].startswith("Deleting 1 secret(s)...\n  - hf-token\n")
     assert json.loads(run("secrets", "--json").stdout) == []
 
 

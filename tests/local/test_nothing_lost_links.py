@@ -87,7 +87,7 @@ def test_nothing_lost_15_what_is_ours_never_travels(project: UserProject) -> Non
     (home / ".kt" / "config.yaml").write_text("{}")
     (project.folder / ".ktignore").write_text("!.kt\n")
     for _ in range(3):
-        done = project.run(program, HOME=str(home), KT_CACHE_DIR="")
+        done = project.run(program, HOME=str(home), KT_CACHE_DIR="", KT_QUIET="true")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{['.ktignore', 'home/notes', 'program.py', 'pyproject.toml']}\n"
     assert list((home / ".kt" / "cache").rglob("*.listing"))

@@ -1,6 +1,7 @@
 """Programs outside of a cluster: deploys and calls through port-forwards of its API server."""
 
 import asyncio
+import json
 import multiprocessing
 import os
 import socket
@@ -208,6 +209,21 @@ def test_a_cluster_without_kubetorch_is_an_error_that_says_so(cluster):
     assert "kt install" in str(caught.value.hint)
 
 
+@pytest.fixture
+def by_default(cluster, tmp_path, monkeypatch):
+    """The cluster is that of the default kubeconfig; nobody has pointed to it."""
+    home = tmp_path / "home"
+    (home / ".kube").mkdir(parents=True)
+    text = (tmp_path / "kubeconfig").read_text()
+    for name in ("ca.crt", "client.crt", "client.key"):
+        text = text.replace(f'"{name}"', json.dumps(str(tmp_path / name)))
+    (home / ".kube" / "config").write_text(text)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("KT_BACKEND", "auto")
+    monkeypatch.delenv("KUBECONFIG")
+    return home / ".kube" / "config"
+
+
 @pytest.mark.parametrize(
     ("change", "is_cluster"),
     [
@@ -219,9 +235,8 @@ def test_a_cluster_without_kubetorch_is_an_error_that_says_so(cluster):
     ids=["installed", "not installed", "refused", "away"],
 )
 def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
-    cluster, monkeypatch, change, is_cluster
+    cluster, by_default, change, is_cluster
 ):
-    monkeypatch.setenv("KT_BACKEND", "auto")
     change(cluster)
     begun = time.monotonic()
 
@@ -233,13 +248,11 @@ def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
         cluster.start()
 
 
-def test_auto_waits_no_longer_for_a_server_that_says_nothing(cluster, tmp_path, monkeypatch):
+def test_auto_waits_no_longer_for_a_server_that_says_nothing(by_default):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        file = tmp_path / "kubeconfig"
         port = silent.getsockname()[1]
-        old = file.read_text()
-        monkeypatch.setenv("KT_BACKEND", "auto")
-        file.write_text(old.replace("https://127.0.0.1:", f"https://127.0.0.1:{port}#"))
+        old = by_default.read_text()
+        by_default.write_text(old.replace("https://127.0.0.1:", f"https://127.0.0.1:{port}#"))
         begun = time.monotonic()
 
         assert type(services.session().transport).__name__ == "DirectTransport"
@@ -260,7 +273,7 @@ def test_a_port_of_this_machine_leads_to_the_pod(jobs, deployed):
 
 
 def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monkeypatch, tmp_path):
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("KT_BACKEND", "auto")
     (tmp_path / "second").mkdir()
     file = cluster.kubeconfig(tmp_path / "second")

@@ -363,28 +363,6 @@ def test_without_a_kubeconfig_the_kubernetes_backend_says_so(monkeypatch):
     assert "KT_BACKEND=local" in caught.value.hint
 
 
-def test_which_backend_is_used_is_said_once_and_only_on_a_terminal(project, double):
-    code = """
-import os, pty, sys
-pid, terminal = pty.fork()
-if pid == 0:
-    import kubetorch as kt
-    kt.fn(name="double"), kt.fn(name="double")
-    sys.stderr.write("end")
-    sys.stderr.flush()
-    os._exit(0)
-seen = b""
-while b"end" not in seen:
-    seen += os.read(terminal, 1000)
-os.waitpid(pid, 0)
-print(seen.decode().count("pods run on this machine"))
-"""
-    environ = {"KT_BACKEND": "auto", "KUBECONFIG": ""}
-
-    assert project.run("-c", code, **environ).stdout == "1\n"
-    assert project.run("-c", "import kubetorch as kt; kt.fn(name='double')", **environ).stderr == ""
-
-
 def test_a_service_that_the_user_named_in_full_is_not_prefixed_again(jobs, monkeypatch):
     handle = kt.fn(jobs.double, name="alice-full")
     handle.to(kt.Compute(cpus="0.1"))

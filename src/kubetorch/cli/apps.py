@@ -18,7 +18,7 @@ import typer
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, AsRaw
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services
+from kubetorch.cli.services import Services, name_places
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import agent_container, kinds, parameters
@@ -60,6 +60,8 @@ def run(
     output = Output(as_json=as_json, is_raw=as_raw)
     request = _request(words or [], name, file, run_async)
     found = _load(request)
+    assert found.compute is not None
+    name_places([found.compute], output)
     output.note(f"Running {request.command!r} as {found.service_name}...")
     with _interruptible():
         try:
@@ -188,6 +190,7 @@ def apply(  # the documented options
         command = agent_container.command_line(image.dockerfile_command)
         if command is not None:
             output.note(f"Using command from Dockerfile: {command}")
+    name_places([compute], output)
     output.note(f"Applying {manifest} as '{name}'.")
     made = App(
         None,

@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services
+from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.local import lifetime
+from kubetorch.sdk import services
 
 
 def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -19,7 +19,9 @@ def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         if lifetime.find() is None:
             return []
-        found = Services(ctx.params.get("namespace"), Output(as_json=True)).all()
+        services.be_quiet()
+        namespace: str = ctx.params.get("namespace") or config.namespace
+        found = services.session().ask(lambda asked: asked.list_workloads(namespace))
     except KubetorchError:
         return []
     return sorted(view.spec.name for view in found if view.spec.name.startswith(incomplete))

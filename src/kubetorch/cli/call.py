@@ -54,7 +54,7 @@ def call(
     output = Output(as_json=as_json)
     positional, keyword = json_array(args, "--args"), json_object(kwargs, "--kwargs")
     name, _, method = target.partition(":")
-    services = Services(namespace, output)
+    services = Services(namespace, output, is_changing=True)
     output.note(f"Connecting to {name}...")
     service = services.find(name)
     called = _checked_method(service, method, output)
@@ -172,7 +172,7 @@ def show(call_id: CallId, as_json: AsJson = False) -> None:
 def cancel(call_id: CallId, as_json: AsJson = False) -> None:
     """Cancel a spawned call."""
     output = Output(as_json=as_json)
-    services = Services(None, output)
+    services = Services(None, output, is_changing=True)
     before = services.call(call_id)
     call = services.cancel(before)
     if as_json:

@@ -27,7 +27,7 @@ import typer
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace, json_object
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services
+from kubetorch.cli.services import Services, name_places
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
 from kubetorch.pod.user_process import loader
 from kubetorch.sdk import images
@@ -311,6 +311,7 @@ def deploy(  # noqa: PLR0913  # the documented options
     with contextlib.redirect_stdout(sys.stderr):
         found = [(target, one) for target in map(locate, wanted) for one in load(target)]
         handles = [_handle(target, one, options) for target, one in found]
+        name_places([one.compute for one in handles if one.compute is not None], output)
         for handle in handles:
             output.report(f"• {handle.name}")
         deployed = asyncio.run(_deploy(handles, options.init_args, output))

@@ -128,7 +128,7 @@ def ssh(
     The pod is the oldest one, unless another is named. With a command after -- that is run instead,
     without a terminal; its exit code is that of kt.
     """
-    services = Services(namespace, Output())
+    services = Services(namespace, Output(), is_changing=True)
     service = services.find(name)
     chosen = local_port.choose(service) if pod is None else choose_pod(service, pod)
     command = None

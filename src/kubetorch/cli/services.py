@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from kubetorch.cli.output import Output
 from kubetorch.cli.views import mode
+from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import ServiceNotFoundError, SpecError
+from kubetorch.errors import KubernetesUnavailableError, ServiceNotFoundError, SpecError
 from kubetorch.sdk import services as sdk
 from kubetorch.sdk.calls import options, target
 from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.sdk.transport import local_port
 from kubetorch.sdk.transport import pod_transport as ways
+from kubetorch.sdk.transport.session import Session
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
 
@@ -24,17 +27,51 @@ from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, Wor
 _POD_PATIENCE = 10.0
 
 
-class Services:
-    """The services of one namespace."""
+def open_session(namespace: str, output: Output, *, is_changing: bool) -> Session:
+    """The way to the controller, for a command about a namespace."""
+    sdk.be_quiet()
+    session = sdk.session()
+    if is_changing:
+        _name_place(session, namespace, output)
+    elif session.choice.is_doubtful:
+        output.warn(f"looking on this machine: {session.choice.why}")
+    return session
 
-    def __init__(self, namespace: str | None, output: Output) -> None:
+
+def name_places(computes: Iterable[Compute], output: Output) -> None:
+    """Say where a command deploys."""
+    sdk.be_quiet()
+    for session, namespace in dict.fromkeys((one.session(), one.namespace) for one in computes):
+        _name_place(session, namespace, output)
+
+
+def _name_place(session: Session, namespace: str, output: Output) -> None:
+    if session.choice.is_doubtful:
+        raise KubernetesUnavailableError(
+            f"{session.choice.why}; it is not known whether that cluster is meant or this machine",
+            hint="KT_BACKEND=local means this machine, kt config set backend local for good; "
+            "kt check looks at the cluster",
+        )
+    if not environment.is_in_pod():
+        backend = "local" if session.is_local else "kubernetes"
+        output.note(f"backend {backend}: {session.place}, namespace {namespace}", "dim")
+
+
+class Services:
+    """The services of one namespace.
+
+    Args:
+        namespace: The namespace; the configured one if it is not given.
+        output: Where remarks go.
+        is_changing: Whether the command changes something there.
+    """
+
+    def __init__(self, namespace: str | None, output: Output, *, is_changing: bool = False) -> None:
         self.namespace: str = namespace or config.get("namespace")
         self.username: str | None = config.username
         self._output = output
-        # Which backend there is was said when something was deployed.
-        sdk.be_quiet()
         #: The way to the controller.
-        self.session = sdk.session()
+        self.session = open_session(self.namespace, output, is_changing=is_changing)
 
     @property
     def transport(self) -> ways.PodTransport:

@@ -10,9 +10,9 @@ import typer
 
 from kubetorch.cli.args import AsJson, Namespace
 from kubetorch.cli.output import Output
+from kubetorch.cli.services import open_session
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SecretNotFound, SpecError, VolumeInUseError
-from kubetorch.sdk import services as sdk
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume, missing
@@ -29,13 +29,18 @@ AllNamespaces = Annotated[
 class _Keeper:
     """The controller, and the namespace that a command is about."""
 
-    def __init__(self, namespace: str | None, *, all_namespaces: bool = False) -> None:
+    def __init__(
+        self,
+        namespace: str | None,
+        output: Output,
+        *,
+        is_changing: bool,
+        all_namespaces: bool = False,
+    ) -> None:
         given = namespace or config.get("namespace")
         self.namespace: str = names.check_namespace(given)
         self._all_namespaces = all_namespaces
-        # Which backend there is was said when something was deployed.
-        sdk.be_quiet()
-        self._session = sdk.session()
+        self._session = open_session(self.namespace, output, is_changing=is_changing)
 
     @property
     def where(self) -> str:
@@ -186,7 +191,8 @@ def secrets(  # noqa: PLR0913  # the documented options
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
     source = {"provider": provider, "path": path, "env_vars": env_vars or None}
-    keeper = SecretKeeper(namespace, all_namespaces=all_namespaces)
+    is_changing = action not in ("list", "describe")
+    keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
     try:
         _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))
     except KubetorchError as error:
@@ -344,7 +350,9 @@ def volumes(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_VOLUME_ACTIONS)}", param_hint="ACTION"
         )
-    keeper = VolumeKeeper(namespace, all_namespaces=all_namespaces)
+    keeper = VolumeKeeper(
+        namespace, output, is_changing=action != "list", all_namespaces=all_namespaces
+    )
     if action == "list":
         _list_volumes(keeper, output, all_namespaces=all_namespaces)
         return

@@ -50,7 +50,7 @@ def teardown(  # noqa: PLR0913  # the documented options
     """Delete services and their pods."""
     output = Output(as_json=as_json)
     _check_target(target, all_=all_, prefix=prefix)
-    services = Services(namespace, output)
+    services = Services(namespace, output, is_changing=True)
     what = _describe(services, target=target, prefix=prefix)
     doing = ("Force deleting" if force else "Deleting") if yes else "Looking for"
     output.report(f"{doing} {what}...")

@@ -104,6 +104,16 @@ def deployed_file() -> str | None:
     return os.environ.get("KT_DEPLOYED_FILE")
 
 
+def is_in_pod() -> bool:
+    """Whether this process runs in a pod of Kubetorch."""
+    return any(os.environ.get(name) for name in ("KT_SERVICE_NAME", "KT_POD_NAME"))
+
+
+def contexts_file() -> Path:
+    """The file with the kubeconfig contexts that this user has deployed to, one in each line."""
+    return Path("~/.kt/contexts").expanduser()
+
+
 def cache_dir() -> Path:
     """Folder for what can be computed again: `KT_CACHE_DIR`, or `~/.kt/cache`."""
     return Path(os.environ.get("KT_CACHE_DIR") or "~/.kt/cache").expanduser()

@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import TypeVar
 from urllib.parse import urlencode
 
+from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import (
+    ConfigError,
     ControllerRequestError,
+    KubernetesUnavailableError,
     KubetorchError,
     SecretNotFound,
     did_you_mean,
@@ -43,15 +47,52 @@ Body = bytes | Iterable[bytes] | None
 #: Seconds that a request may go without progress: `...` for as long as the client has it.
 Timeout = float | None | EllipsisType
 
+#: Nobody is at an address.
+_NOBODY = (ConnectionRefusedError, TimeoutError, socket.gaierror)
 #: Content type of a stream of JSON lines.
 NDJSON = "application/x-ndjson"
 
 
-class Controller:
-    """A controller, over HTTP."""
+class FirstContact:
+    """Whether a cluster has answered this program yet: if not, it may never do so.
 
-    def __init__(self, http: HttpClient) -> None:
+    Args:
+        api_url: Its URL, if it is reached by that.
+    """
+
+    def __init__(self, api_url: str | None = None) -> None:
+        self.is_over = False
+        self._api_url = api_url
+
+    def explain(self, error: KubetorchError) -> KubetorchError:
+        """The error of a cluster that cannot be used, with how to do without it."""
+        if self.is_over or environment.is_in_pod():
+            return error
+        cause = error.__cause__
+        # Waiting for one of these to pass would take long, and mostly be in vain.
+        if isinstance(cause, KubernetesUnavailableError):
+            error = cause
+        elif self._api_url is not None and isinstance(cause, _NOBODY):
+            why = error.message.partition(": ")[2]
+            error = ConfigError(f"api_url is {self._api_url!r}: {why}", hint="kt check")
+            error.__cause__ = cause
+        way = "KT_BACKEND=local runs on this machine"
+        if "KT_BACKEND" not in (error.hint or ""):
+            error.hint = f"{error.hint}; or {way}" if error.hint else way
+        return error
+
+
+class Controller:
+    """A controller, over HTTP.
+
+    Args:
+        http: Its client.
+        contact: Whether its cluster has answered yet; `None` on this machine.
+    """
+
+    def __init__(self, http: HttpClient, contact: FirstContact | None = None) -> None:
         self._http = http
+        self._contact = contact
 
     @property
     def base_url(self) -> str:
@@ -211,7 +252,14 @@ class Controller:
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = ...,
     ) -> Response:
-        response = self._http.request(method, path, body=body, headers=headers, timeout=timeout)
+        try:
+            response = self._http.request(method, path, body=body, headers=headers, timeout=timeout)
+        except KubetorchError as error:
+            if self._contact is None:
+                raise
+            raise self._contact.explain(error)  # noqa: B904  # it is the same, or its cause
+        if self._contact is not None:
+            self._contact.is_over = True
         if 200 <= response.status < 300:
             return response
         with response:

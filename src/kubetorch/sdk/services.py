@@ -5,12 +5,14 @@ user that is started on demand; `kubernetes` is the cluster of the kubeconfig's 
 that this pod runs in. `auto` is the first of:
 
 - in a pod of Kubetorch, what that runs on: `KT_BACKEND` says so;
-- with `api_url`, the cluster of that controller;
-- a cluster whose API server answers at once, and that has a controller;
+- the cluster that the user points to: `kubeconfig_path=`, `api_url`, `KUBECONFIG`;
+- the cluster of the default kubeconfig, if the user has deployed to its context before, or if its
+  API server answers at once and it has a controller;
 - this machine.
 
-What `auto` found is kept for the process: nothing is deployed half here and half there. What
-reaches a cluster is loaded only by programs that use one (`kubetorch.sdk.transport`).
+A cluster that the user means and that cannot be used is an error, never this machine. What `auto`
+found is kept for the process: nothing is deployed half here and half there. What reaches a cluster
+is loaded only by programs that use one (`kubetorch.sdk.transport`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,7 @@ from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, did_you_mean
 from kubetorch.lib import terminal
-from kubetorch.sdk.transport.session import ClusterSettings, Session
+from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.route import Location, Route
@@ -38,57 +41,68 @@ PATIENCE = 1.5
 
 
 class _Choices:
-    """What `auto` came to, and whether it was said."""
+    """What `auto` came to, and what was said of it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.is_quiet = False
-        #: By cluster: whether it is the backend.
-        self.found: dict[ClusterSettings, bool] = {}
+        self.said: set[str] = set()
+        self.found: dict[ClusterSettings, Choice] = {}
 
 
 choices = _Choices()
 
 
-def choose(kubeconfig: str | None = None) -> ClusterSettings | None:
-    """The cluster that is meant; `None` for this machine."""
+def choose(kubeconfig: str | None = None) -> Choice:
+    """Where pods are meant to run."""
     backend = config.backend
     if backend == "local":
-        return None
+        return Choice(None, "the setting backend is local")
     if kubeconfig is not None:
         file = Path(kubeconfig).expanduser()
         is_elsewhere = environment.kubernetes_service() is not None and not file.exists()
         # In a pod the declaration is of the machine that deployed it.
         kubeconfig = None if is_elsewhere else str(file)
-    listed = kubeconfig or environment.kubeconfig_list()
-    cluster = ClusterSettings(listed, config.install_namespace, config.api_url)
-    if backend == "kubernetes" or kubeconfig is not None or cluster.api_url is not None:
-        return cluster
+    listed = environment.kubeconfig_list()
+    cluster = ClusterSettings(kubeconfig or listed, config.install_namespace, config.api_url)
+    pointers = {
+        "api_url": cluster.api_url,
+        "kubeconfig_path": kubeconfig,
+        "KUBECONFIG": listed,
+        "the setting backend is kubernetes": backend == "kubernetes",
+    }
+    for why, is_given in pointers.items():
+        if is_given:
+            return Choice(cluster, why)
     with choices.lock:
-        known = choices.found.get(cluster)
-        if known is None:
-            known, why = _look(cluster)
-            choices.found[cluster] = known
-            _say(known, why)
-    return cluster if known else None
+        if cluster not in choices.found:
+            choices.found[cluster] = _look(cluster)
+        return choices.found[cluster]
 
 
-def _look(cluster: ClusterSettings) -> tuple[bool, str]:
-    """Whether a cluster is there to be used, and why or why not."""
-    named = cluster.kubeconfig is not None or (Path.home() / ".kube" / "config").exists()
-    if not named and environment.kubernetes_service() is None:
-        return False, "there is no kubeconfig"
+def _look(cluster: ClusterSettings) -> Choice:
+    """Whether a cluster that nobody has pointed to is there to be used."""
+    has_kubeconfig = (Path.home() / ".kube" / "config").exists()
+    if not has_kubeconfig and environment.kubernetes_service() is None:
+        return Choice(None, "there is no kubeconfig")
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # few programs
 
     return cluster_session.detect(cluster, patience=PATIENCE)
 
 
-def _say(is_cluster: bool, why: str) -> None:
-    if choices.is_quiet or sys.stderr is None or not sys.stderr.isatty():
+def _say(opened: Session) -> None:
+    """Say once where the pods of this program run."""
+    if choices.is_quiet or config.quiet or environment.is_in_pod() or sys.stderr is None:
         return
-    where = "in Kubernetes" if is_cluster else "on this machine"
-    text = f"kubetorch: pods run {where}: {why} (KT_BACKEND is not set)\n"
-    sys.stderr.write(terminal.visible(text))
+    children = sys.modules.get("multiprocessing.process")
+    if children is not None and children.parent_process() is not None:
+        return  # the program itself has said it
+    where = f"on {opened.place}" if opened.is_local else f"in Kubernetes: {opened.place}"
+    text = f"kubetorch: pods run {where} ({opened.choice.why})"
+    if text not in choices.said:
+        choices.said.add(text)
+        with suppress(OSError, ValueError):  # nobody reads it
+            sys.stderr.write(terminal.visible(f"{text}\n"))
 
 
 def choose_anew() -> None:
@@ -138,11 +152,14 @@ def session(kubeconfig: str | None = None) -> Session:
     Raises:
         KubetorchError: The cluster that is meant cannot be used.
     """
-    cluster = choose(kubeconfig)
-    key = environment.local_dir() if cluster is None else cluster
+    choice = choose(kubeconfig)
+    key = environment.local_dir() if choice.cluster is None else choice.cluster
     found = _registry.sessions.get(key)
     if found is None:
-        found = _registry.sessions.setdefault(key, _open(key))
+        opened = _open(key)
+        opened.choice = choice
+        _say(opened)
+        found = _registry.sessions.setdefault(key, opened)
     return found
 
 
@@ -151,9 +168,21 @@ def _open(key: Path | ClusterSettings) -> Session:
         from kubetorch.sdk.transport import local_session  # noqa: PLC0415  # by the first verb
 
         return local_session.open_session(key)
+    from kubetorch.sdk.controller import FirstContact  # noqa: PLC0415  # as above
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # where there is a cluster
 
-    return cluster_session.open_session(key)
+    try:
+        return cluster_session.open_session(key)
+    except KubetorchError as error:
+        raise FirstContact().explain(error)  # noqa: B904  # it is the same error
+
+
+def note_deploy(opened: Session) -> None:
+    """Keep in mind that the user means the cluster of a context, to which something is deployed."""
+    if opened.context is not None:
+        from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # as in `_open`
+
+        cluster_session.note_deploy(opened.context)
 
 
 def close_all() -> None:
@@ -171,7 +200,7 @@ def close_all() -> None:
 
 
 def be_quiet() -> None:
-    """Do not say in this process which backend was chosen, and why."""
+    """Do not say in this process where pods run: what it does says so itself."""
     choices.is_quiet = True
 
 

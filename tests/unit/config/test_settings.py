@@ -49,6 +49,7 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
         "default_image": "ghcr.io/kubetorch/pod:latest",
         "package_managers": False,
         "backend": "auto",
+        "quiet": False,
     }
     assert not file.exists()
 

@@ -301,6 +301,7 @@ class Deployment:
         )
         silence = max(deadline - time.monotonic(), 1.0)
         with controller.deploy(head, bundle.packed(fresh), silence=silence) as events:
+            services.note_deploy(self._session)
             with self._lock:
                 self._events = events
                 if self._is_cancelled:

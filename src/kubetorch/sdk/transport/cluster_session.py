@@ -5,6 +5,7 @@ Whether there is a cluster with Kubetorch: asked once, and only for a moment.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,12 +20,12 @@ from kubetorch.errors import (
     KubernetesUnavailableError,
     KubetorchError,
 )
-from kubetorch.lib.http_client import Credential, Dialler, HttpClient
-from kubetorch.sdk.controller import Controller
+from kubetorch.lib.http_client import Credential, HttpClient
+from kubetorch.sdk.controller import Controller, FirstContact
 from kubetorch.sdk.transport import login
 from kubetorch.sdk.transport.login import PodToken
 from kubetorch.sdk.transport.pod_transport import DIRECT, NAME, PORT, PodTransport
-from kubetorch.sdk.transport.session import ClusterSettings, Session
+from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.port_forward import PortForwardTransport
@@ -60,16 +61,14 @@ def open_session(cluster: ClusterSettings) -> Session:
         return _relayed(cluster, cluster.api_url)
     found = inside(cluster)
     if found is not None:
-        return _session(found.url, found.credential, DIRECT, None)
+        return _session(found.url, found.credential, DIRECT, "the cluster of this pod")
     transport = _take(cluster)
-    dialler = functools.partial(transport.connect, transport.controller_url)
     return _session(
         transport.controller_url,
         transport.login,
         transport,
-        dialler,
-        prepare=transport.prepare,
-        forget=transport.forget_controller,
+        transport.access.origin,
+        forward=transport,
     )
 
 
@@ -113,7 +112,7 @@ def _relayed(cluster: ClusterSettings, url: str) -> Session:
         credential = _take(cluster).login if found is None else found.credential
     except KubernetesCredentialsError as error:
         raise KubernetesCredentialsError(error.message, hint=_TOKEN_HINT) from error
-    return _session(url, credential, transport, None)
+    return _session(url, credential, transport, f"the controller at {url}")
 
 
 def _check(url: str, *, is_inside: bool) -> None:
@@ -132,48 +131,89 @@ def _session(
     url: str,
     credential: Credential,
     transport: PodTransport,
-    dialler: Dialler | None,
+    place: str,
     *,
-    prepare: Callable[[], None] = lambda: None,
-    forget: Callable[[], None] = lambda: None,
+    forward: PortForwardTransport | None = None,
 ) -> Session:
+    dialler = None if forward is None else functools.partial(forward.connect, url)
+    is_relayed = forward is None and transport is not DIRECT
+    contact = FirstContact(url if is_relayed else None)
+
     def connect() -> Controller:
-        prepare()
+        failure = None if forward is None else forward.prepare()
+        if isinstance(failure, KubernetesUnavailableError) and not contact.is_over:
+            raise contact.explain(failure)
         headers = transport.headers(url)
         http = HttpClient(url, credential, hint=_HINT, headers=headers, dialler=dialler)
-        return Controller(http)
+        return Controller(http, contact)
 
     is_again = False
 
     def begin() -> Callable[[], Controller]:
         nonlocal is_again
-        if is_again:  # the last one did not answer
-            forget()
+        if is_again and forward is not None:  # the last one did not answer
+            forward.forget_controller()
         is_again = True
         return connect
 
-    return Session(begin, transport, patience=_PATIENCE, is_local=False)
-
-
-def detect(cluster: ClusterSettings, *, patience: float) -> tuple[bool, str]:
-    """Whether pods are to run in a cluster, and why or why not."""
-    origin = "the kubeconfig"
-    try:
-        found = inside(cluster)
-        if found is not None:
-            answers = found.answers(patience)
-            return answers, f"{found.url} {'answers' if answers else 'does not answer'}"
-        transport = _tried[cluster] = _make(cluster)
-        origin = transport.access.origin
-        if transport.is_installed(timeout=patience):
-            return True, f"Kubetorch is installed in {origin}"
-    except KubernetesForbiddenError as error:
-        return False, f"whether Kubetorch is installed is not known: {error.message}"
-    except KubernetesUnavailableError:
-        return False, f"the API server does not answer ({origin})"
-    except KubetorchError as error:
-        return False, error.message
-    return (
-        False,
-        f"Kubetorch is not installed in namespace {transport.install_namespace} ({origin})",
+    context = None if forward is None else forward.access.context
+    return Session(
+        begin, transport, patience=_PATIENCE, is_local=False, place=place, context=context
     )
+
+
+def detect(cluster: ClusterSettings, *, patience: float) -> Choice:
+    """Whether pods are to run in a cluster that nobody has pointed to, and why or why not."""
+    found = inside(cluster)
+    if found is not None:
+        if found.answers(patience):
+            return Choice(cluster, f"{found.url} answers")
+        return Choice(None, f"{found.url} does not answer", is_doubtful=True)
+    try:
+        transport = _make(cluster)
+    except KubetorchError as error:  # the kubeconfig leads nowhere
+        return Choice(None, error.message)
+    choice = _judge(cluster, transport, patience)
+    if choice.cluster is None:
+        transport.close()
+    else:
+        _tried[cluster] = transport
+    return choice
+
+
+def _judge(cluster: ClusterSettings, transport: PortForwardTransport, patience: float) -> Choice:
+    access = transport.access
+    if access.context in _deployed_contexts():
+        return Choice(cluster, f"deployed to before, says {environment.contexts_file()}")
+    try:
+        is_installed = transport.is_installed(timeout=patience)
+    except KubernetesForbiddenError as error:
+        why = f"whether Kubetorch is installed is not known: {error.message}"
+    except KubernetesUnavailableError:
+        why = f"the API server does not answer: {access.origin}"
+    except KubetorchError as error:
+        why = error.message
+    else:
+        if is_installed:
+            return Choice(cluster, "Kubetorch is installed there")
+        where = transport.install_namespace
+        return Choice(None, f"Kubetorch is not installed in namespace {where}: {access.origin}")
+    return Choice(None, why, is_doubtful=True)
+
+
+def _deployed_contexts() -> list[str]:
+    try:
+        return environment.contexts_file().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def note_deploy(context: str) -> None:
+    """Keep in mind that the user means this context: services were deployed there."""
+    if context in _deployed_contexts():
+        return
+    file = environment.contexts_file()
+    with contextlib.suppress(OSError):  # without a home, nothing is kept
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(f"{context}\n")

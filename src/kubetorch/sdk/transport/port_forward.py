@@ -8,11 +8,10 @@ is ready. Where the user may not forward ports of pods, calls go through the con
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -120,20 +119,29 @@ class PortForwardTransport:
         except KubernetesNotFoundError as error:
             raise ConnectionRefusedError(f"{name} is gone") from error
 
-    def prepare(self) -> None:
+    def prepare(self) -> Exception | None:
         """Log in and connect to the controller at the same time, before either is needed.
 
-        What does not succeed is said to whoever needs it.
+        What does not succeed is tried again when it is needed; one of the reasons is returned.
         """
-        opening = threading.Thread(target=self._open_spare, name="kubetorch-open", daemon=True)
+        failures: list[Exception] = []
+
+        def attempt(step: Callable[[], object]) -> None:
+            try:
+                step()
+            except (KubetorchError, OSError) as error:
+                failures.append(error)
+
+        opening = threading.Thread(
+            target=attempt, args=(self._open_spare,), name="kubetorch-open", daemon=True
+        )
         opening.start()
-        with contextlib.suppress(KubetorchError):
-            self.login.token("")
+        attempt(lambda: self.login.token(""))
         opening.join()
+        return failures[0] if failures else None
 
     def _open_spare(self) -> None:
-        with contextlib.suppress(KubetorchError, OSError):
-            self._spare = self._dial_controller(ANSWER), time.monotonic()
+        self._spare = self._dial_controller(ANSWER), time.monotonic()
 
     def _take_spare(self) -> socket.socket | None:
         spare, self._spare = self._spare, None

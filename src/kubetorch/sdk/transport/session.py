@@ -28,8 +28,34 @@ class ClusterSettings(NamedTuple):
     api_url: str | None
 
 
+class Choice(NamedTuple):
+    """Where pods run.
+
+    Attributes:
+        cluster: The cluster; `None` for this machine.
+        why: The reason, for people.
+        is_doubtful: Whether it is this machine only because a cluster did not answer.
+    """
+
+    cluster: ClusterSettings | None
+    why: str
+    is_doubtful: bool = False
+
+
 class Session:
-    """A controller, and how to reach it again. Threads may share it."""
+    """A controller, and how to reach it again. Threads may share it.
+
+    Args:
+        begin: Begins to reach the controller; what it returns waits for the end of that.
+        transport: The way to pods.
+        patience: Seconds for which a question is asked again while the controller is away.
+        is_local: Whether it is this machine's own.
+        place: Where the pods run, for people.
+        context: The context of the kubeconfig that leads there, if one does.
+    """
+
+    #: Why this controller was chosen.
+    choice: Choice
 
     def __init__(
         self,
@@ -38,17 +64,26 @@ class Session:
         *,
         patience: float = 0.0,
         is_local: bool = True,
+        place: str = "this machine",
+        context: str | None = None,
     ) -> None:
         self.transport = transport
         self.patience = patience
         self.is_local = is_local
+        self.place = place
+        self.context = context
         self._begin = begin
         self._lock = threading.Lock()
         self._controller: Controller | None = None
+        #: Why `warm` did not reach it the last time.
+        self._failure: KubetorchError | None = None
 
     def controller(self) -> Controller:
+        is_under_way = self._lock.locked()
         with self._lock:
             if self._controller is None:
+                if is_under_way and self._failure is not None:
+                    raise self._failure
                 self._controller = self._begin()()
             return self._controller
 
@@ -71,10 +106,11 @@ class Session:
 
     def _finish(self, wait: Callable[[], Controller]) -> None:
         """Wait for the controller, with the lock held."""
+        self._failure = None
         try:
             self._controller = wait()
-        except KubetorchError:
-            return  # whoever needs the controller tries again, and is told
+        except KubetorchError as error:
+            self._failure = error  # for those who wait for it
         finally:
             self._lock.release()
 
