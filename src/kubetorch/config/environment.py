@@ -104,6 +104,11 @@ def deployed_file() -> str | None:
     return os.environ.get("KT_DEPLOYED_FILE")
 
 
+def deployed_apps() -> tuple[str, ...]:
+    """The app whose command this process belongs to, and the apps in whose pods it was deployed."""
+    return tuple(name for name in os.environ.get("KT_DEPLOYED_APPS", "").split(",") if name)
+
+
 def is_in_pod() -> bool:
     """Whether this process runs in a pod of Kubetorch."""
     return any(os.environ.get(name) for name in ("KT_SERVICE_NAME", "KT_POD_NAME"))

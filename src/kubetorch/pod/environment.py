@@ -209,7 +209,8 @@ def app_run(
     """What an app of this generation runs, and how.
 
     Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
-    project, writes lines as they come, and does not deploy the app once more.
+    project, writes lines as they come, and does not deploy the app once more, nor those that
+    deployed it.
     """
     ref, app = spec.callable, spec.callable.app
     if app is None:
@@ -221,6 +222,7 @@ def app_run(
         env["KT_APP_HEALTHCHECK"] = app.health_check
     if code is not None and ref.source_file is not None:
         env["KT_DEPLOYED_FILE"] = str(code / ref.source_file)
+        env["KT_DEPLOYED_APPS"] = ",".join((spec.name, *app.within))
     folder = Path(pod.working_dir)
     if app.folder is not None:
         folder = (folder if code is None else code) / app.folder

@@ -13,6 +13,7 @@ from typing import Any, overload
 from kubetorch.config import environment
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import SpecError
+from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys import source
@@ -192,6 +193,12 @@ class App(Module["App"]):
 
         return app_output.follow(self._session(), self._known(), on_line or logs.Screen().line)
 
+    def _has_no_effect(self, compute: Compute | None = None) -> bool:
+        """Whether its own command, or one that deployed it, runs the file that deploys it."""
+        named = None if compute is None else compute.service_name
+        names = {self.service_name, named} & set(environment.deployed_apps())
+        return (bool(names) and inpod.runs_deployed_file()) or super()._has_no_effect(compute)
+
     def __getstate__(self) -> dict[str, Any]:
         # What an earlier version pickled has neither.
         own = {name: one for name, one in vars(self).items() if name in ("_app", "run_async")}
@@ -207,7 +214,7 @@ class App(Module["App"]):
             workdir = None if image is None else image.to_spec().workdir
             folder = run_folder(where, cwd, workdir)
         command = in_pod(self._app.command, where, cwd, folder)
-        app = replace(self._app, command=command, folder=folder)
+        app = replace(self._app, command=command, folder=folder, within=environment.deployed_apps())
         return replace(self._source.ref(), name=self.service_name, app=app)
 
 

@@ -45,6 +45,13 @@ def is_deploying(*, is_call: bool = False) -> bool:
     return bool(importing.is_deploying(is_call=is_call))
 
 
+def runs_deployed_file() -> bool:
+    """Whether a process that user code started runs the file that was deployed."""
+    if environment.deployed_file() is None:
+        return False
+    return bool(import_module(_IMPORTING).is_imported_again())
+
+
 def is_importing() -> bool:
     """Whether this process is importing the file that was deployed, in a worker."""
     importing = sys.modules.get(_IMPORTING)
@@ -54,7 +61,7 @@ def is_importing() -> bool:
 def is_deployed(definition: object) -> bool:
     """Whether a pod is to call this very function or class: there, its name has to mean itself."""
     deployed = environment.deployed_file()
-    if deployed is None:
+    if deployed is None or environment.deployed_apps():
         return False
     importing = sys.modules.get(_IMPORTING)
     if importing is not None:

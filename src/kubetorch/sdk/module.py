@@ -370,7 +370,7 @@ class Module(Generic[HandleT]):
             StartupError: The pods cannot start.
             Exception: What the user's code raised while it was loaded.
         """
-        if not inpod.is_deploying():
+        if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
             if not dryrun:
@@ -390,7 +390,7 @@ class Module(Generic[HandleT]):
         remote_import_path: str | None = None,
     ) -> HandleT:
         """Awaitable form of `to`."""
-        if not inpod.is_deploying():
+        if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
             if not dryrun:
@@ -403,27 +403,32 @@ class Module(Generic[HandleT]):
         Raises:
             SpecError: `.compute` was not set.
         """
-        if not inpod.is_deploying():
+        if not self._has_no_effect():
             self._accept(self._deployment().run())
         return cast("HandleT", self)
 
     async def deploy_async(self) -> HandleT:
         """Awaitable form of `deploy`."""
-        if not inpod.is_deploying():
+        if not self._has_no_effect():
             self._accept(await self._deployment().run_async())
         return cast("HandleT", self)
 
     def teardown(self) -> None:
         """Stop the service and forget it, if it is there. An error is logged, not raised."""
-        if not inpod.is_deploying():
+        if not self._has_no_effect():
             self._delete()
 
     async def teardown_async(self) -> None:
         """Stop the service and forget it, if it is there. An error is logged, not raised."""
-        if not inpod.is_deploying():
+        if not self._has_no_effect():
             import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
 
             await asyncio.to_thread(self._delete)
+
+    def _has_no_effect(self, compute: Compute | None = None) -> bool:
+        """Whether the statement that deploys it is run by a pod that imports the deployed file."""
+        del compute
+        return inpod.is_deploying()
 
     def _delete(self) -> None:
         import logging  # noqa: PLC0415  # for this alone
@@ -500,7 +505,7 @@ class Module(Generic[HandleT]):
             handle = cast("type[ModuleT]", getattr(owner, kind.capitalize()))
             module = handle._named(name, namespace, reload_prefixes)
         # A module that a pod imports must not ask anybody: there, the first call looks it up.
-        if found is not None or not inpod.is_worker():
+        if found is not None or not inpod.is_worker() or environment.deployed_apps():
             module._accept(found or module._search())
         return module
 

@@ -19,6 +19,7 @@ class AppSpec:
         folder: Where it runs, relative to the project: what the program that declared it calls its
             working directory. Where no project travels, relative to the pods' own working
             directory: what the image calls its. `None` is that of the pods.
+        within: The apps in whose pods it was deployed, the nearest first.
     """
 
     command: str
@@ -26,6 +27,7 @@ class AppSpec:
     health_check: str | None = None
     public: bool = False
     folder: str | None = None
+    within: tuple[str, ...] = ()
 
 
 CallableKind = Literal["fn", "cls", "app"]

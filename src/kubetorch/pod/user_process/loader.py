@@ -23,7 +23,7 @@ deploy the next one; it may call.
 A process that user code starts and that imports the deployed file again (a spawned
 `multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
 the SDK may call `is_deploying` there too, which is then true while any thread runs the file's own
-module level.
+module level. The command of an app, which `APPS_VARIABLE` tells, runs the file as a program.
 
 What a deployed file defines below a deploying statement.
 
@@ -71,6 +71,8 @@ from kubetorch.wire import exceptions
 
 #: Environment variable with the path of the deployed file.
 FILE_VARIABLE = "KT_DEPLOYED_FILE"
+#: Environment variable with the app that a command belongs to, and those that deployed it.
+APPS_VARIABLE = "KT_DEPLOYED_APPS"
 #: Folder of what interpreters that user code starts run first.
 CHILDREN = str(Path(__file__).with_name("children"))
 #: The import of the deployed file; at most one.
@@ -171,7 +173,7 @@ def is_deploying(*, is_call: bool = False) -> bool:
     """Whether the statement that asks is to have no effect."""
     if not _under_way:
         is_left_behind = not is_call and threading.current_thread() in _left_behind
-        return is_left_behind or _is_imported_again()
+        return is_left_behind or (APPS_VARIABLE not in os.environ and is_imported_again())
     under_way = _under_way[0]
     ends = under_way.is_here and under_way.has_body(_body(sys._getframe(1)))
     if ends and (is_call or under_way.is_defined):
@@ -189,7 +191,7 @@ def is_wanted(definition: object) -> bool:
     return any(each.wants(definition) for each in _under_way)
 
 
-def _is_imported_again() -> bool:
+def is_imported_again() -> bool:
     """Whether a thread of a process that user code started is importing the deployed file."""
     deployed = os.environ.get(FILE_VARIABLE)
     if deployed is None:

@@ -425,7 +425,8 @@ class Source:
         )
 
     def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
-        if where.folder is None or where.only is not None or inpod.is_worker():
+        is_program = environment.deployed_apps() or not inpod.is_worker()
+        if where.folder is None or where.only is not None or not is_program:
             return ()
         found = entries_below(sys.path, where.folder)
         return tuple(path for path in found if path != where.root)
