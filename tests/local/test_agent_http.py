@@ -157,7 +157,6 @@ def test_a_pickled_array_comes_back_in_one_ordinary_pickle(agent):
         (b"[" * 100_000, 400),
         (b'{"args": [1], "kwargs": {"nothing": 2}}', 422),
         (b'{"args": []}', 422),
-        (b'{"args": [1], "workers": "any"}', 400),  # of distributed services alone
     ],
 )
 def test_bodies_are_checked(agent, body, status):
@@ -167,6 +166,21 @@ def test_bodies_are_checked(agent, body, status):
         envelope = json.loads(answer)
         assert {"error_type", "message", "traceback", "pod_name"} <= set(envelope)
         assert envelope["pod_name"] == POD
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ({"arg": [1]}, "arg"),
+        ({"args": [1], "value": 2}, "value"),
+        ({"args": [1], "workers": "any"}, "workers"),  # of distributed services alone
+        ({"args": [1], "restart_procs": True}, "restart_procs"),
+    ],
+)
+def test_trust_06_a_key_without_effect_is_an_error_that_names_it(agent, body, key):
+    status, _, answer = agent.http("POST", "/Answer/echo", json.dumps(body).encode())
+    assert status == 400
+    assert key in json.loads(answer)["message"]
 
 
 @pytest.mark.parametrize("data", ["", "?", "YQ"])

@@ -252,10 +252,11 @@ def test_a_call_that_cannot_be_made_fails_with_a_message(project, arguments, mes
     assert message in done.stderr
 
 
-def test_the_method_of_a_function_is_ignored_with_a_warning(project):
-    done = ok("call", "train:fast", "-a", "[1]")
-    assert done.stdout == "Result: {'loss': 0.1}\n"
-    assert "'fast' is ignored" in done.stderr
+def test_trust_06_the_method_of_a_function_is_an_error_that_names_it(project):
+    done = kt("call", "train:fast", "-a", "[1]")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "train is a function; it has no method 'fast'" in done.stderr
+    assert "hint: kt call train calls it" in done.stderr
 
 
 @pytest.mark.parametrize("service", ["slow", "patient"])

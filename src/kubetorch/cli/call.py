@@ -57,7 +57,7 @@ def call(
     services = Services(namespace, output, is_changing=True)
     output.note(f"Connecting to {name}...")
     service = services.find(name)
-    called = _checked_method(service, method, output)
+    called = _checked_method(service, method)
     output.note(f"Calling {service.spec.name}{f'.{called}' if called else ''}...")
     # The SDK shows what a call logs on stdout, which is for the result here.
     with contextlib.redirect_stdout(sys.stderr):
@@ -95,7 +95,7 @@ def _show_parts(kind: str, results: list[object], output: Output) -> None:
                 output.text(f"Result of {kind} {number}: {value}")
 
 
-def _checked_method(service: WorkloadView, method: str, output: Output) -> str | None:
+def _checked_method(service: WorkloadView, method: str) -> str | None:
     """The method to call; none of a function."""
     name = service.spec.name
     if service.spec.callable.kind == "app":
@@ -110,7 +110,9 @@ def _checked_method(service: WorkloadView, method: str, output: Output) -> str |
             )
         return method
     if method:
-        output.warn(f"{name} is a function; the method {method!r} is ignored")
+        raise SpecError(
+            f"{name} is a function; it has no method {method!r}", hint=f"kt call {name} calls it"
+        )
     return None
 
 

@@ -445,11 +445,13 @@ class Calls:
     def check(self, request: Open) -> None:
         """Refuse what cannot be run, before its arguments arrive."""
         self.check_target(request.callable, request.body.codec)
-        asks_for_ranks = request.workers is not None or request.restart_procs or request.part
+        given = {"workers": request.workers is not None, "restart_procs": request.restart_procs}
+        asked = [name for name, is_given in given.items() if is_given]
         is_plain = self._spec is not None and self._spec.compute.distribution is None
-        if asks_for_ranks and is_plain:
+        if (asked or request.part) and is_plain:
             raise SpecError(
-                f"{request.callable} is not distributed: it has no workers to choose or restart",
+                f"{request.callable} is not distributed: it has no workers to choose or restart "
+                f"({', '.join(asked) or 'part'})",
                 hint="kt.Compute(...).distribute(...) makes it so",
             )
         timeout = request.timeout

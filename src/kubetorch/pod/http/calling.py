@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubetorch.errors import ProtocolError
+from kubetorch.errors import ProtocolError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.streams import GRANT_COUNT
@@ -30,14 +30,20 @@ from kubetorch.wire.ranks import Buffer
 BODY_LIMIT = 64 * 1024 * 1024
 
 
-class _Arguments(msgspec.Struct):
-    """The body of a request. Other keys belong to options that are not taken here."""
+class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request.
+
+    Attributes:
+        debugger, distributed_env_vars: Options of earlier clients, which are not taken here.
+    """
 
     args: msgspec.Raw = msgspec.Raw(b"[]")
     kwargs: msgspec.Raw = msgspec.Raw(b"{}")
     data: str | None = None
     workers: str | tuple[int | str, ...] | None = None
     restart_procs: bool | None = None
+    debugger: msgspec.Raw = msgspec.Raw()
+    distributed_env_vars: msgspec.Raw = msgspec.Raw()
 
 
 class Arguments(NamedTuple):
@@ -92,6 +98,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _check_keys(body)
         raise ProtocolError(
             f"the body is not JSON of the form {_FORM}: {error}",
             hint="with Content-Type: application/json",
@@ -108,12 +115,33 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
             raise ProtocolError(f'"data" is not base64: {error}') from error
     if isinstance(found, str):
         raise ProtocolError(f"the body is a string; it must be {_FORM}")
+    if found.data is not None:
+        raise ProtocolError(
+            f'"data" is for pickled arguments; this body is {codec}',
+            hint=f'{routes.SERIALIZATION}: pickle says so; in JSON there are "args" and "kwargs"',
+        )
     args, kwargs = bytes(found.args), bytes(found.kwargs)
     if not args.startswith(b"[") or not kwargs.startswith(b"{"):
         raise ProtocolError(f'"args" must be a list and "kwargs" an object: {_FORM}')
     return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
 
 
+def _check_keys(body: bytes) -> None:
+    """Refuse a body with a key that means nothing: it may be one that is misspelt."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    known = _Arguments.__struct_fields__
+    for key in found if isinstance(found, dict) else ():
+        if key not in known:
+            raise ProtocolError(
+                f"the body has the key {json.dumps(key)}, which means nothing: it must be {_FORM}",
+                hint=did_you_mean(key, known) or f"arguments by name lie in kwargs: {_EXAMPLE}",
+            )
+
+
+_EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 

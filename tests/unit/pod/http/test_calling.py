@@ -70,13 +70,37 @@ def test_bodies_of_another_form_are_refused(body):
         ({"args": [1]}, None, False),
         ({"workers": "any"}, "any", False),
         ({"workers": [0, "1", "10.0.0.7"], "restart_procs": True}, (0, "1", "10.0.0.7"), True),
-        ({"workers": None, "restart_procs": None, "data": "cGlja2xlZA=="}, None, False),
+        ({"workers": None, "restart_procs": None}, None, False),
     ],
 )
 def test_workers_and_restart_procs_are_keys_of_the_body(body, workers, restart_procs):
-    for codec in ("json", "pickle") if "data" in body else ("json",):
-        found = calling.parse_arguments(json.dumps(body).encode(), codec)
-        assert found[1:] == (workers, restart_procs)
+    found = calling.parse_arguments(json.dumps(body).encode(), "json")
+    assert found[1:] == (workers, restart_procs)
+    pickled = json.dumps({**body, "data": "cGlja2xlZA=="}).encode()
+    assert calling.parse_arguments(pickled, "pickle")[1:] == (workers, restart_procs)
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "hint"),
+    [
+        ({"arg": [1]}, '"arg"', "args"),
+        ({"args": [1], "kwarg": {}}, '"kwarg"', "kwargs"),
+        ({"x": 1}, '"x"', "kwargs"),
+        ({"args": {}, "worker": 1}, '"worker"', "workers"),
+        ({"timeout": 5}, '"timeout"', "kwargs"),
+        ({"data": "cGlja2xlZA=="}, '"data"', "pickle"),
+    ],
+)
+def test_trust_06_a_key_that_means_nothing_is_an_error_that_names_it(body, key, hint):
+    with pytest.raises(ProtocolError, match=key) as caught:
+        calling.parse_arguments(json.dumps(body).encode(), "json")
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["debugger", "distributed_env_vars"])
+def test_keys_of_earlier_clients_are_known(key):
+    body = {"args": [1], key: {"mode": "pdb", "port": 5678}}
+    assert calling.parse_arguments(json.dumps(body).encode(), "json").encoded
 
 
 @pytest.mark.parametrize("workers", [2.5, 0, True, {}, [None], [[0]]])
