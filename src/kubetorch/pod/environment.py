@@ -30,6 +30,7 @@ from kubetorch.lib.process_watch import Output
 from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
+from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire.podenv import BACKEND, HOME, PodEnv
@@ -108,31 +109,40 @@ def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
     ]
 
 
-def worker_environ(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> dict[str, str]:
+def worker_environ(
+    environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec, image: Iterable[EnvStep] = ()
+) -> dict[str, str]:
     """The environment of a worker.
 
-    The agent's own, then what the user declared, then who the pod is: so a program in a pod can
-    deploy and call with the backend, namespace and credentials that the pod itself came from.
+    The agent's own, then what the image says, then what the compute and its secrets do, as in
+    Kubernetes; and who the pod is: so a program in a pod can deploy and call with the backend,
+    namespace and credentials that the pod itself came from.
     """
-    env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
-    for name, value in spec.compute.env_vars:
-        env[name] = expand(value, env)
-    env.update(
-        {
-            "POD_NAME": pod.pod,
-            "POD_NAMESPACE": pod.namespace,
-            "POD_IP": environ.get("POD_IP", pod.host),
-            "HOSTNAME": pod.pod,
-            "KT_SERVICE_NAME": pod.workload,
-            "KT_SERVICE": pod.workload,
-            "KT_NAMESPACE": pod.namespace,
-            "KT_LOG_LEVEL": spec.compute.logging.level,
-            MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
-            BACKEND: pod.backend,
-        }
-    )
+    compute = spec.compute
+    own = {
+        "POD_NAME": pod.pod,
+        "POD_NAMESPACE": pod.namespace,
+        "POD_IP": environ.get("POD_IP", pod.host),
+        "HOSTNAME": pod.pod,
+        "KT_SERVICE_NAME": pod.workload,
+        "KT_SERVICE": pod.workload,
+        "KT_NAMESPACE": pod.namespace,
+        "KT_LOG_LEVEL": dict(compute.env_vars).get("KT_LOG_LEVEL", compute.logging.level),
+        MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
+        BACKEND: pod.backend,
+    }
     if pod.controller_url:
-        env["KT_CONTROLLER_URL"] = pod.controller_url
+        own["KT_CONTROLLER_URL"] = pod.controller_url
+    env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
+    secrets = {name for one in compute.secrets for name, _ in one.variables}
+    secret = {name: env[name] for name in secrets if name in env}
+    said: dict[str, str] = {}
+    for step in image:
+        said[step.name] = expand(step.value, {**env, **own, **said})
+    env |= {**own, **said, **secret}
+    for name, value in compute.env_vars:
+        if name in said or name not in own:
+            env[name] = expand(value, env)
     return env
 
 

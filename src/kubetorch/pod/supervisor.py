@@ -421,9 +421,7 @@ class GenerationLoader:
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
         """Run the image's steps."""
-        env = environment.worker_environ(self._environ, self._pod, spec)
-        python = environment.interpreter(spec)
-        self._prepared = await self._images.prepare(generation, spec, python, env)
+        self._prepared = await self._images.prepare(generation, spec, self._environ)
         return self._prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:

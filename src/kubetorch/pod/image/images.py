@@ -29,7 +29,7 @@ from typing import NamedTuple
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import CallRefusedError, ImageStepError
 from kubetorch.lib import deadlines
-from kubetorch.pod.environment import Prepared, expand
+from kubetorch.pod.environment import Prepared, interpreter, worker_environ
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.commands import CommandRunner, OnLine
@@ -50,7 +50,7 @@ from kubetorch.specs.image import (
     WorkdirStep,
     plan,
 )
-from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import LogReport, StageReport
 from kubetorch.wire.pod_commands import RunStepNow
 from kubetorch.wire.podenv import PodEnv
@@ -158,16 +158,16 @@ class Preparation:
         generation: int,
         images: Images,
         image: ImageSpec,
-        runtime: RuntimeSpec,
-        python: str,
-        environ: dict[str, str],
+        spec: WorkloadSpec,
+        environ: Mapping[str, str],
         progress: Progress,
     ) -> None:
         self._generation = generation
         self._images = images
         self._image = image
-        self._runtime = runtime
-        self._python = python
+        self._spec = spec
+        self._runtime = spec.runtime
+        self._python = interpreter(spec)
         self._environ = environ
         self._progress = progress
         self._folder = images.working_dir
@@ -223,19 +223,19 @@ class Preparation:
         records.ran = RanSteps(self._base, steps, own, self._generation)
         # Without an environment: its folder is no part of what a variable keeps.
         after = self.environ(len(steps), None)
-        named = (step.name for step in steps if isinstance(step, EnvStep))
-        records.variables.update({name: after[name] for name in named})
+        given = dict(self._spec.compute.env_vars)
+        said = (step.name for step in steps if isinstance(step, EnvStep))
+        records.variables.update({name: after[name] for name in said if name not in given})
         return self._own(own) or venv
 
     def environ(self, count: int, venv: Path | None) -> dict[str, str]:
         """The variables after so many steps."""
-        found = self._images.records.environ(self._environ, self._image.steps)
+        before = self._images.records.environ(self._environ, self._image.steps)
+        said = [step for step in self._image.steps[:count] if isinstance(step, EnvStep)]
+        found = worker_environ(before, self._images.pod, self._spec, said)
         if venv is not None:
             downloads = self._images.shared.downloads
             found = image_steps.variables(found, venv=venv, downloads=downloads)
-        for step in self._image.steps[:count]:
-            if isinstance(step, EnvStep):
-                found[step.name] = expand(step.value, found)
         return found
 
     # ------------------------------------------------------------------------------------ walking
@@ -386,6 +386,7 @@ class Images:
         session: Session,
         on_line: OnStepLine,
     ) -> None:
+        self.pod = pod
         self._session = session
         self._on_line = on_line
         root, shared = Path(pod.root), Path(pod.environments)
@@ -414,18 +415,17 @@ class Images:
         )
 
     async def prepare(
-        self, generation: int, spec: WorkloadSpec, python: str, env: dict[str, str]
+        self, generation: int, spec: WorkloadSpec, environ: Mapping[str, str]
     ) -> Prepared:
         """Run what has to be run; what workers start with."""
-        image, runtime = spec.compute.image, spec.runtime
-        if spec.compute.freeze:
-            return self._keep(spec, Prepared(python, env, runtime.path))
-        if image is None or not image.steps:
-            env = self.records.environ(env, ())
+        image, runtime, python = spec.compute.image, spec.runtime, interpreter(spec)
+        if spec.compute.freeze or image is None or not image.steps:
+            found = environ if spec.compute.freeze else self.records.environ(environ, ())
+            env = worker_environ(found, self.pod, spec)
             return self._keep(spec, Prepared(python, env, runtime.path))
         async with self._working:
             progress = StepReports(generation, self._session, self._on_line)
-            preparation = Preparation(generation, self, image, runtime, python, env, progress)
+            preparation = Preparation(generation, self, image, spec, environ, progress)
             seconds = float(spec.compute.launch_timeout)
             try:
                 async with deadlines.timeout(seconds):
