@@ -31,7 +31,12 @@ from kubetorch.specs.image import CopyStep, Step
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.names import check_namespace
 from kubetorch.specs.secret import PROVIDERS, SecretRef
-from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
+from kubetorch.specs.volume import (
+    DEFAULT_ACCESS_MODE,
+    VolumeSpec,
+    check_claim,
+    default_mount_path,
+)
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
 
 if TYPE_CHECKING:
@@ -500,7 +505,8 @@ def declared(spec: ComputeSpec) -> ComputeSpec:
     """The spec without what a deploy finds out about secrets, claims and files to copy."""
     bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
     volumes = tuple(
-        one if one.claim is None else replace(one, mount_path="") for one in spec.volumes
+        one if one.claim is None else replace(one, mount_path="", access_mode=DEFAULT_ACCESS_MODE)
+        for one in spec.volumes
     )
     image = spec.image
     if image is not None:

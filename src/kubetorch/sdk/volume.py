@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
-from kubetorch.errors import SpecError, VolumeNotFoundError
+from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError
 from kubetorch.sdk import inpod, parameters, services
 from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
@@ -39,6 +40,9 @@ class Volume:
     Raises:
         SpecError: A value is impossible; the message names the parameter.
     """
+
+    #: What a compute mounts of a volume that exists, if it was found by its name.
+    _reference: VolumeSpec | None = None
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,
@@ -87,8 +91,8 @@ class Volume:
 
         Args:
             name: Its name, or that of a claim that somebody else made.
-            namespace: Its namespace; `kt.config.namespace` if not given. A name alone, as in
-                `kt.Compute(volumes=["data"])`, is looked up where the service is.
+            namespace: Its namespace. Without it a deploy takes the volume of that name that is
+                where the service is; all else asks in `kt.config.namespace`.
             mount_path: Where to mount it; where it was mounted before if not given, else
                 `/ktfs/<name>`.
 
@@ -99,24 +103,29 @@ class Volume:
         where = config.namespace if namespace is None else names.check_namespace(namespace)
         path = None if mount_path is None else specs.check_mount_path(mount_path)
         volume = cls.__new__(cls)
+        place = path or specs.default_mount_path(claim)
+        volume._spec = VolumeSpec(claim, place, namespace=namespace)
+        volume._reference = VolumeSpec(claim, place, namespace=namespace, claim=claim)
         if inpod.is_importing():
-            # A module that a pod imports must not ask anybody.
-            place = path or specs.default_mount_path(claim)
-            volume._spec = VolumeSpec(claim, place, namespace=namespace, claim=claim)
-            return volume
+            return volume  # a module that a pod imports must not ask anybody
         found = services.session().ask(lambda asked: asked.volumes.get(where, claim))
-        if found is None:
+        if found is not None:
+            place = path or found.spec.mount_path
+            volume._spec = VolumeSpec(
+                name=found.spec.name,
+                mount_path=place,
+                size=found.spec.size,
+                storage_class=found.storage_class or None,
+                access_mode=found.spec.access_mode,
+                namespace=namespace,
+                volume_name=found.spec.volume_name,
+                claim=None if found.is_ours else claim,
+            )
+            volume._reference = replace(
+                volume._reference, mount_path=place, access_mode=found.spec.access_mode
+            )
+        elif namespace is not None or not _may_be_elsewhere(claim):
             raise missing(claim, where)
-        volume._spec = VolumeSpec(
-            name=found.spec.name,
-            mount_path=path or found.spec.mount_path,
-            size=found.spec.size,
-            storage_class=found.storage_class or None,
-            access_mode=found.spec.access_mode,
-            namespace=where,
-            volume_name=found.spec.volume_name,
-            claim=None if found.is_ours else claim,
-        )
         return volume
 
     # --------------------------------------------------------------------------------- questions
@@ -200,8 +209,8 @@ class Volume:
         return {"name": self.name, "persistentVolumeClaim": claim}
 
     def to_spec(self) -> VolumeSpec:
-        """Its frozen form."""
-        return self._spec
+        """Its frozen form, as a compute has it mounted."""
+        return self._reference or self._spec
 
     # ---------------------------------------------------------------------------------- changing
 
@@ -301,6 +310,15 @@ class Volume:
             "pvc": spec.claim,
         }
         return parameters.expression("Volume", given)
+
+
+def _may_be_elsewhere(claim: str) -> bool:
+    """Whether another namespace, which a service may be in, has a volume of that name."""
+    try:
+        found = services.session().ask(lambda asked: asked.volumes.list(None))
+    except KubetorchError:  # who may not list them learns it by the deploy
+        return True
+    return any(one.claim == claim for one in found)
 
 
 def missing(claim: str, namespace: str) -> VolumeNotFoundError:

@@ -138,9 +138,12 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
     found = controller.volumes.get(namespace, spec.claim)
     if found is None:
         raise missing(spec.claim, namespace)
-    if spec.mount_path == default_mount_path(spec.name):
-        return replace(spec, mount_path=found.spec.mount_path)
-    return spec
+    is_default = spec.mount_path == default_mount_path(spec.name)
+    return replace(
+        spec,
+        mount_path=found.spec.mount_path if is_default else spec.mount_path,
+        access_mode=found.spec.access_mode,
+    )
 
 
 def copied_paths(image: ImageSpec) -> tuple[str, ...]:

@@ -5,14 +5,13 @@ import pathlib
 
 import kubetorch as kt
 
-kt.config.namespace = "ml-workloads"
 if __name__ == "__main__":  # on this machine, not where pods import the function from this file
     os.environ["HF_TOKEN"] = "hf_of_this_test"
     folder = pathlib.Path.home() / ".aws"
     folder.mkdir(exist_ok=True)
     (folder / "credentials").write_text("[default]\naws_access_key_id = A\n")
     (folder / "config").write_text("[default]\nregion = us-west-2\n")
-    kt.Volume(name="shared-data", size="1Gi", mount_path="/elsewhere").create()
+    kt.Volume("shared-data", "1Gi", "/elsewhere", namespace="ml-workloads").create()
 
 # --- the example
 compute = kt.Compute(
@@ -53,4 +52,4 @@ assert (token, note) == ("hf_of_this_test", "kept")
 assert "aws_access_key_id = A" in credentials
 remote_fn.teardown()
 for name in ("shared-data", "scratch"):
-    kt.Volume.from_name(name).delete()
+    kt.Volume.from_name(name, "ml-workloads").delete()
