@@ -226,6 +226,11 @@ def _grants() -> Object:
                 "user": user,
                 "secrets": named,
                 "volumes": named,
+                "creator": {
+                    "type": "object",
+                    "description": "For whom: a pod deploys for who deployed it.",
+                    "properties": {"user": text, "username": text},
+                },
             },
         },
     }

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import SerializationError as SerializationError
     from kubetorch.errors import ServiceHealthError as ServiceHealthError
     from kubetorch.errors import ServiceNotFoundError as ServiceNotFoundError
+    from kubetorch.errors import ServiceTakenError as ServiceTakenError
     from kubetorch.errors import ServiceTimeoutError as ServiceTimeoutError
     from kubetorch.errors import SpecError as SpecError
     from kubetorch.errors import StartupError as StartupError
@@ -168,6 +169,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "SerializationError",
     "ServiceHealthError",
     "ServiceNotFoundError",
+    "ServiceTakenError",
     "ServiceTimeoutError",
     "SpecError",
     "StartupError",

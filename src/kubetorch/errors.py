@@ -29,6 +29,7 @@ cannot be imported here.
     ├── InstallError                        Kubetorch in a cluster
     ├── WorkloadError                       one workload, its pods
     │   ├── ServiceNotFoundError (LookupError)
+    │   ├── ServiceTakenError
     │   ├── StartupError
     │   │   ├── ServiceTimeoutError (TimeoutError)
     │   │   │   └── QuorumError
@@ -382,6 +383,25 @@ class ServiceNotFoundError(WorkloadError, LookupError, ValueError):
 
     code = "service_not_found"
     status = 404
+
+
+class ServiceTakenError(WorkloadError):
+    """A deploy would replace the service of another creator, project or callable.
+
+    Attributes:
+        name, namespace: The service.
+        creator: Who deployed it; empty if that is not known.
+        project, callable: What it runs.
+    """
+
+    code = "service_taken"
+    status = 409
+
+    name: str = ""
+    namespace: str = ""
+    creator: str = ""
+    project: str = ""
+    callable: str = ""
 
 
 class StartupError(WorkloadError):

@@ -94,12 +94,11 @@ def test_marked_blocks_run_and_print_what_the_page_says(code, expected, service_
         [sys.executable, program.name],
         cwd=tmp_path,
         env={**os.environ, "KT_QUIET": "true"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=100,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     if expected is not None:
         assert without_pod_names(done.stdout) == without_pod_names(expected)
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, AsRaw
+from kubetorch.cli.args import AsJson, AsRaw, Replace
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, name_places
 from kubetorch.config.environment import RunRequest
@@ -49,6 +49,7 @@ def run(
         str | None,
         typer.Option("--file", help="File with the kt.app; the command's Python file by default."),
     ] = None,
+    replace: Replace = False,
     as_json: AsJson = False,
     as_raw: AsRaw = False,
 ) -> None:
@@ -68,7 +69,7 @@ def run(
             with contextlib.redirect_stdout(sys.stderr):
                 # What it writes is shown from its first line on below.
                 found.stream_logs = False
-                found.deploy()
+                found.deploy(replace=replace)
             code = 0 if run_async else found.follow(output.text)
         except KeyboardInterrupt:
             _hint(found, output)
@@ -170,6 +171,7 @@ def apply(  # the documented options
         str | None,
         typer.Option("--health-check", help="Path that answers with 200 once it serves."),
     ] = None,
+    replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a manifest's container would run.
@@ -195,7 +197,7 @@ def apply(  # the documented options
     made = App(
         None,
         command or agent_container.IDLE,
-        (str(Path.cwd()), "manifest", name),
+        (str(Path(manifest).absolute().parent), "manifest", name),
         name=name,
         port=port,
         health_check=health_check,
@@ -204,7 +206,7 @@ def apply(  # the documented options
     try:
         # What the command writes is no result of this one.
         with contextlib.redirect_stdout(sys.stderr):
-            made.to(compute, sync_dir=False)
+            made.to(compute, sync_dir=False, replace=replace)
     except KubetorchError as error:
         output.error(f"Failed to apply: {error.message}", hint=error.hint)
         raise typer.Exit(1) from error

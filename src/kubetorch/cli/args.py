@@ -37,6 +37,10 @@ Namespace = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, remarks on stderr.")]
 
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Replace a service of that name, whoever's it is."),
+]
 AsRaw = Annotated[
     bool, typer.Option("--raw", help="Let lines steer the terminal, as pods have written them.")
 ]

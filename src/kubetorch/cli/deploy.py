@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, Namespace, json_object
+from kubetorch.cli.args import AsJson, Namespace, Replace, json_object
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, name_places
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
@@ -294,6 +294,7 @@ def deploy(  # noqa: PLR0913  # the documented options
         str | None,
         typer.Option("--autoscale", help="Arguments of .autoscale(), a JSON object."),
     ] = None,
+    replace: Replace = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -314,7 +315,7 @@ def deploy(  # noqa: PLR0913  # the documented options
         name_places([one.compute for one in handles if one.compute is not None], output)
         for handle in handles:
             output.report(f"• {handle.name}")
-        deployed = asyncio.run(_deploy(handles, options.init_args, output))
+        deployed = asyncio.run(_deploy(handles, options.init_args, output, replace=replace))
     if as_json:
         services = Services(namespace, output)
         views_ = [services.find(handle.service_name) for handle in deployed]
@@ -371,14 +372,14 @@ def _compute(option: str, make: Callable[[], Compute]) -> Compute:
 
 
 async def _deploy(
-    handles: list[Handle], constructor: dict[str, Any] | None, output: Output
+    handles: list[Handle], constructor: dict[str, Any] | None, output: Output, *, replace: bool
 ) -> list[Handle]:
     """Deploy all at the same time and say how each ended; those that succeeded."""
     deploys = []
     for handle in handles:
         output.report(f"Deploying {handle.name}...")
         assert handle.compute is not None
-        deploys.append(handle.to_async(handle.compute, init_args=constructor))
+        deploys.append(handle.to_async(handle.compute, init_args=constructor, replace=replace))
     ends = await asyncio.gather(*deploys, return_exceptions=True)
     deployed = []
     for handle, end in zip(handles, ends, strict=True):

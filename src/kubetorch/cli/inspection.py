@@ -226,7 +226,8 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
         "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
         "Secrets": ", ".join(one.name for one in compute.secrets),
         "TTL": compute.inactivity_ttl,
-        "Creator": spec.username,
+        "Creator": views.creator(service),
+        "Project": None if spec.origin is None else spec.origin,
         "Created": views.moment(service.created),
         "URL": service.url,
     }

@@ -7,12 +7,13 @@ terminal is made visible there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, TextIO
@@ -96,12 +97,13 @@ class Output:
         Raises:
             KeyboardInterrupt: The user pressed Ctrl-C, which `typer` takes for a no.
         """
-        try:
+        with _interrupted():
             typer.confirm(question, abort=True, err=True)
-        except typer.Abort as error:
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise error.__context__ from None
-            raise
+
+    def ask(self, question: str) -> str:
+        """What the user types, asked for on stderr."""
+        with _interrupted():
+            return str(typer.prompt(question, err=True)).strip()
 
     def error(self, message: str, hint: str | None = None) -> None:
         """Why the command failed, and the next step."""
@@ -128,6 +130,17 @@ class Output:
     def text(self, text: str) -> None:
         """Data for people and programs alike, such as a line of a log, on stdout."""
         _write(self._stdout, text, "plain", is_raw=self._is_raw)
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """Let Ctrl-C at a question be Ctrl-C."""
+    try:
+        yield
+    except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def layout(

@@ -125,6 +125,13 @@ class Services:
         found = [found for one in both for found in (one, prefix + one.removeprefix(prefix))]
         return list(dict.fromkeys(found))
 
+    def is_own(self, service: WorkloadView) -> bool:
+        """Whether its creator is who asks, with the user name that is configured."""
+        creator = service.creator
+        if creator is None:  # an earlier version deployed it
+            return self.username is not None and service.spec.username == self.username
+        return service.is_own and creator.username == self.username
+
     # -------------------------------------------------------------------------------- one service
 
     def delete(self, service: WorkloadView, *, force: bool) -> None:

@@ -18,8 +18,8 @@ from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-#: Deletions that run at the same time.
-_AT_ONCE = 8
+#: Deletions that run at the same time; services of others that are named.
+_AT_ONCE, _NAMED = 8, 5
 
 
 @app.command("teardown")
@@ -33,9 +33,21 @@ def teardown(  # noqa: PLR0913  # the documented options
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    all_: Annotated[bool, typer.Option("-a", "--all", help="All services of the user.")] = False,
+    all_: Annotated[
+        bool, typer.Option("-a", "--all", help="All services that you deployed.")
+    ] = False,
     prefix: Annotated[
         str | None, typer.Option("-p", "--prefix", help="All services with this prefix.")
+    ] = None,
+    namespace_wide: Annotated[
+        bool,
+        typer.Option(
+            "--namespace-wide", help="All services of the namespace; it asks for their number."
+        ),
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", help="How many --namespace-wide is to delete; -y needs it."),
     ] = None,
     force: Annotated[
         bool, typer.Option("-f", "--force", help="End pods at once, without a grace period.")
@@ -49,21 +61,31 @@ def teardown(  # noqa: PLR0913  # the documented options
 ) -> None:
     """Delete services and their pods."""
     output = Output(as_json=as_json)
-    _check_target(target, all_=all_, prefix=prefix)
+    _check_target(target, all_=all_ or namespace_wide, prefix=prefix)
+    if count is not None and not namespace_wide:
+        raise SpecError("--count is for --namespace-wide")
     services = Services(namespace, output, is_changing=True)
-    what = _describe(services, target=target, prefix=prefix)
+    what = _describe(services, target=target, prefix=prefix, is_wide=namespace_wide)
     doing = ("Force deleting" if force else "Deleting") if yes else "Looking for"
     output.report(f"{doing} {what}...")
     if target is not None:
         found = _targeted(services, target, exact_match=exact_match)
     else:
-        found = [one for one in services.all() if _is_meant(one, services.username, prefix)]
+        there = services.all()
+        found = [one for one in there if namespace_wide or _is_meant(services, one, prefix)]
+        if all_ and len(found) < len(there):
+            _report_others(output, services, [one for one in there if one not in found])
     if not found:
         _report_nothing(output, target, services.namespace, yes=yes)
         return
-    if not yes:
+    if not yes or namespace_wide:
         for service in found:
-            output.report(f"  • {views.mode(service)} {service.spec.name}")
+            output.report(
+                f"  • {views.mode(service)} {service.spec.name}{_whose(services, service)}"
+            )
+    if namespace_wide:
+        _check_count(output, services.namespace, len(found), count, is_asked=not yes)
+    elif not yes:
         output.confirm(f"Delete {_count(found)}?")
     deleted = _delete(services, found, output, force=force)
     if as_json:
@@ -86,24 +108,55 @@ def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None
             f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED)}"
         )
     if prefix is not None and not prefix:
-        raise SpecError("--prefix is empty", hint="--all deletes all services of the user")
+        raise SpecError("--prefix is empty", hint="--all deletes all services of yours")
 
 
-def _describe(services: Services, *, target: str | None, prefix: str | None) -> str:
+def _describe(services: Services, *, target: str | None, prefix: str | None, is_wide: bool) -> str:
     where = f"in {services.namespace} namespace"
     if target is not None:
         return f"resources for service {target} {where}"
     if prefix is not None:
         return f"all services with prefix {prefix} {where}"
+    if is_wide:
+        return f"all services {where}, whoever's they are"
     if services.username:
         return f"all services for username {services.username} {where}"
-    return f"all services {where}"
+    return f"all services of yours {where}"
 
 
-def _is_meant(service: WorkloadView, username: str | None, prefix: str | None) -> bool:
+def _is_meant(services: Services, service: WorkloadView, prefix: str | None) -> bool:
     if prefix is not None:
         return service.spec.name.startswith(prefix.lower())
-    return service.spec.username == username
+    return services.is_own(service)
+
+
+def _report_others(output: Output, services: Services, others: list[WorkloadView]) -> None:
+    named = ", ".join(f"{one.spec.name}{_whose(services, one)}" for one in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    output.note(
+        f"Not yours in {services.namespace} namespace: {named}{more}; kt teardown NAME deletes "
+        "one, --namespace-wide all"
+    )
+
+
+def _whose(services: Services, service: WorkloadView) -> str:
+    creator = views.creator(service)
+    return f" (of {creator})" if creator and not services.is_own(service) else ""
+
+
+def _check_count(
+    output: Output, namespace: str, there: int, count: int | None, *, is_asked: bool
+) -> None:
+    """End the command unless the user knows how many services there are."""
+    given = None if count is None else str(count)
+    if given is None and is_asked:
+        given = output.ask(f"Type the number of services to delete all of namespace {namespace}")
+    if given != str(there):
+        said = "no --count was given" if given is None else f"the count is {given}"
+        raise SpecError(
+            f"nothing was deleted: {said}, and namespace {namespace} has {there}",
+            hint=f"kt teardown --namespace-wide -y --count {there}" if given is None else None,
+        )
 
 
 def _targeted(services: Services, target: str, *, exact_match: bool) -> list[WorkloadView]:
@@ -117,7 +170,7 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
         except ServiceNotFoundError:
             pass
     # Others of the namespace may have a checkout of the same project.
-    own = [service for service in services.all() if service.spec.username == services.username]
+    own = filter(services.is_own, services.all())
     return [service for service in own if _comes_from(service, target)]
 
 

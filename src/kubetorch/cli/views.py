@@ -52,7 +52,8 @@ def service_json(service: WorkloadView) -> Json:
             for volume in spec.compute.volumes
         ],
         "secrets": [secret.name for secret in spec.compute.secrets],
-        "creator": spec.username,
+        "creator": creator(service),
+        "project": None if spec.origin is None else spec.origin.name,
         "url": service.url or None,
         "created": service.created or None,
         "updated": service.updated or None,
@@ -60,6 +61,12 @@ def service_json(service: WorkloadView) -> Json:
         "failure": failure_json(service.failure),
         "notes": list(service.notes),
     }
+
+
+def creator(service: WorkloadView) -> str | None:
+    """Who deployed a service, where that has a name."""
+    known = service.creator
+    return service.spec.username if known is None else str(known) or None
 
 
 def _callable_json(callable_: CallableRef) -> Json:
@@ -241,7 +248,7 @@ def service_row(service: WorkloadView) -> list[str]:
         ", ".join(volume.name for volume in spec.compute.volumes),
         moment(service.updated),
         spec.compute.inactivity_ttl,
-        spec.username,
+        creator(service),
         spec.compute.cpus,
         spec.compute.memory,
         spec.compute.gpus,

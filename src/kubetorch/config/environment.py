@@ -11,6 +11,8 @@ from kubetorch.errors import ConfigError
 
 #: Names the file in which the agent of a pod keeps the addresses of the pods of its service.
 MEMBERS_FILE = "KT_MEMBERS_FILE"
+#: Says in a pod whose code it runs, and for whom: what it deploys is theirs, too.
+ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
 #: Where a pod finds the token for its API server.
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.
@@ -117,6 +119,24 @@ def is_in_pod() -> bool:
 def contexts_file() -> Path:
     """The file with the kubeconfig contexts that this user has deployed to, one in each line."""
     return Path("~/.kt/contexts").expanduser()
+
+
+def origin() -> str | None:
+    """Whose code a pod runs, as JSON of `kubetorch.specs.workload.Origin`; none elsewhere."""
+    return os.environ.get(ORIGIN) or None
+
+
+def session_name() -> str | None:
+    """The file of the notebook that this process is the kernel of, as Jupyter says it."""
+    return os.environ.get("JPY_SESSION_NAME") or None
+
+
+def replaces() -> bool:
+    """Whether a deploy may replace the service of somebody else, if it does not say so itself."""
+    given = os.environ.get("KT_REPLACE", "").lower()
+    if given not in ("", "0", "1", "false", "true"):
+        raise ConfigError(f"KT_REPLACE is {given!r}; it must be 1 or 0")
+    return given in ("1", "true")
 
 
 def cache_dir() -> Path:

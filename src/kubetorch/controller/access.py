@@ -18,7 +18,7 @@ from kubetorch.lib import asgi
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
-from kubetorch.wire.messages import FromController
+from kubetorch.wire.messages import Creator, FromController
 
 #: What needs are about, if they do not say otherwise.
 GROUP, RESOURCE = "kubetorch.com", "kubetorchworkloads"
@@ -68,11 +68,13 @@ class Grant(msgspec.Struct, frozen=True):
     Attributes:
         user: Who; nobody where it was written by hand.
         secrets, volumes: Name and identity of each that the generation named.
+        creator: For whom: a pod deploys for who deployed it. An earlier version kept none.
     """
 
     user: User | None = None
     secrets: tuple[tuple[str, str], ...] = ()
     volumes: tuple[tuple[str, str], ...] = ()
+    creator: Creator | None = None
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -127,6 +129,9 @@ class Access(Protocol):
         The grants are those of the generations that are kept, the wanted one first.
         """
 
+    def creator(self, principal: Principal, username: str | None) -> Creator:
+        """For whom somebody deploys, who has this user name configured."""
+
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """The namespace of the pod that asks, if it is one that belongs to a workload."""
 
@@ -148,6 +153,10 @@ class Asker:
     def name(self) -> str:
         """The name of the sender in tokens and in the audit log."""
         return name_of(self.principal)
+
+    def creator(self, username: str | None) -> Creator:
+        """See `Access`."""
+        return self._access.creator(self.principal, username)
 
     @property
     def pod_namespace(self) -> str | None:
@@ -248,6 +257,10 @@ class LocalAccess:
         is_running: bool,
     ) -> None:
         """See `Access`: the user's own secrets and volumes."""
+
+    def creator(self, principal: Principal, username: str | None) -> Creator:
+        """See `Access`: there is one user."""
+        return Creator("", username)
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """See `Access`."""

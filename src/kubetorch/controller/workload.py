@@ -50,6 +50,7 @@ from kubetorch.wire.messages import (
     TORN_DOWN,
     Accepted,
     Activity,
+    Creator,
     Ending,
     Failed,
     FromController,
@@ -183,6 +184,14 @@ class Workload:
         """Who deployed the generations that are kept, and what their pods may; in that order."""
         return [self._grants.get(number) for number in sorted(self._specs, reverse=True)]
 
+    @property
+    def creator(self) -> Creator | None:
+        """Who deployed the wanted generation; nobody where an earlier version did not keep that."""
+        grant = self.grants[0]
+        if grant is None and self._services.backend.name == "local":
+            return Creator("", self.spec.username)
+        return None if grant is None else grant.creator
+
     def mounted(self, pod: str) -> Mounted:
         """What a pod has mounted, and must not have if who deployed it must not see it."""
         return self._services.backend.mounted(*self.key, pod)
@@ -226,6 +235,7 @@ class Workload:
             reason=self._reason,
             lost=tuple(pod for _, pod in self._lost.values() if pod.name not in self._names),
             world=self._members.world,
+            creator=self.creator,
         )
 
     def _failure(self) -> Failure | None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from functools import partial
 from typing import TypeVar
 
-from kubetorch.controller import views
+from kubetorch.controller import ownership, views
 from kubetorch.controller.access import Grant, PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobStores
@@ -32,10 +32,12 @@ from kubetorch.wire.messages import (
     CallReport,
     CallView,
     CancelCall,
+    Creator,
     Deploy,
     DeployEvent,
     Ending,
     Missing,
+    Stage,
     TokenView,
     WorkloadView,
 )
@@ -242,18 +244,27 @@ class Workloads:
         if (namespace, name) not in self._workloads:
             self._backend.prepare()
 
+    def check_owner(self, deploy: Deploy, creator: Creator) -> str:
+        """Refuse a deploy over somebody else's service; returns what it replaces, in words."""
+        workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
+        if workload is None or not workload.specs:
+            return ""
+        return ownership.check(workload.spec, workload.creator, deploy, creator)
+
     async def deploy(
-        self, deploy: Deploy, grant: Grant | None = None
+        self, deploy: Deploy, creator: Creator, grant: Grant | None = None
     ) -> AsyncIterator[DeployEvent]:
         """Deploy; returns the events until the deploy is over, or `Missing` alone.
 
         The deploy goes on when no client follows the events any more.
         """
+        replaced = ""
         async with self._locked((deploy.spec.namespace, deploy.spec.name)):
             # Ids are chosen by clients: one of another workload is another deploy.
             key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
             progress = self._deploys.get(key)
             if progress is None:
+                replaced = self.check_owner(deploy, creator)
                 store = self._blob_stores.of(deploy.spec.namespace)
                 with store.keep(deploy.spec):
                     missing = await store.missing(deploy.spec)
@@ -262,7 +273,8 @@ class Workloads:
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
                 while len(self._deploys) > _REMEMBERED_DEPLOYS:
                     self._deploys.popitem(last=False)
-        return progress.follow(logs=deploy.stream_logs)
+        events = progress.follow(logs=deploy.stream_logs)
+        return _after(Stage("replaced", replaced, warning=True), events) if replaced else events
 
     async def _deploy(self, spec: WorkloadSpec, grant: Grant | None) -> DeployProgress:
         key = (spec.namespace, spec.name)
@@ -401,6 +413,14 @@ class Workloads:
 
 async def _only(event: DeployEvent) -> AsyncIterator[DeployEvent]:
     yield event
+
+
+async def _after(
+    first: DeployEvent, events: AsyncIterator[DeployEvent]
+) -> AsyncIterator[DeployEvent]:
+    yield first
+    async for event in events:
+        yield event
 
 
 def _attached(spec: WorkloadSpec, manifest: Manifest) -> Attached:

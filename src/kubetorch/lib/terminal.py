@@ -6,7 +6,9 @@ are there. So of control sequences only colours and those within lines that prog
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from typing import TextIO
 
 #: Colours, erasing in a line, and lines up; else control characters, C1 and marks of direction.
@@ -29,6 +31,13 @@ def _written(character: str) -> str:
 def shown(text: str, stream: TextIO) -> str:
     """`text` as it is written to a stream: visible on a terminal, else as it is."""
     return visible(text) if is_terminal(stream) else text
+
+
+def say(text: str) -> None:
+    """Write a line of our own on standard error, if there is one."""
+    with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed file
+        if sys.stderr is not None:
+            sys.stderr.write(visible(f"kubetorch: {text}\n"))
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -38,7 +38,7 @@ from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker import Worker
 from kubetorch.pod.worker_process.worker_socket import Payload
 from kubetorch.specs.callable import CALLABLES
-from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import Open, Progress
@@ -118,6 +118,11 @@ class Call:
             f"call {self.request.id} streams its values, which are not kept: nobody can join it",
             hint="give each call of a generator an idempotency key of its own",
         )
+
+    @property
+    def other_origin(self) -> Origin | None:
+        """Whose code is served, if it is not what the caller means."""
+        return self._calls.other_origin(self.request)
 
     @property
     def spawned(self) -> list[Open]:
@@ -503,6 +508,13 @@ class Calls:
         self.last = call.opened
         self._on_change()
         return call
+
+    def other_origin(self, request: Open) -> Origin | None:
+        """Whose code is served, if it is not what the caller means."""
+        if request.origin is None or request.part is not None or self._spec is None:
+            return None
+        served = self._spec.origin
+        return None if served is None or served.key == request.origin else served
 
     def repeated(self, request: Open) -> Call | Outcome | None:
         """The call with the same idempotency key, or what became of it."""

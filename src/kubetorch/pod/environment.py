@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from kubetorch.config.environment import MEMBERS_FILE
+from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, USERNAME
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.lib import runtime as own_runtime
@@ -33,6 +33,7 @@ from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
+from kubetorch.wire import messages
 from kubetorch.wire.podenv import BACKEND, HOME, PodEnv
 
 #: Variables that only the agent itself is concerned with.
@@ -116,7 +117,8 @@ def worker_environ(
 
     The agent's own, then what the image says, then what the compute and its secrets do, as in
     Kubernetes; and who the pod is: so a program in a pod can deploy and call with the backend,
-    namespace and credentials that the pod itself came from.
+    namespace and credentials that the pod itself came from, and what it deploys is its
+    deployer's and their project's.
     """
     compute = spec.compute
     own = {
@@ -131,9 +133,13 @@ def worker_environ(
         MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
         BACKEND: pod.backend,
     }
+    if spec.origin is not None:
+        own[ORIGIN] = messages.encode(spec.origin).decode()
     if pod.controller_url:
         own["KT_CONTROLLER_URL"] = pod.controller_url
     env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
+    if spec.username is not None:
+        env.setdefault(USERNAME, spec.username)
     secrets = {name for one in compute.secrets for name, _ in one.variables}
     secret = {name: env[name] for name in secrets if name in env}
     said: dict[str, str] = {}

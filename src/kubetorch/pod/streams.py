@@ -31,6 +31,7 @@ from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
+from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
 from kubetorch.wire.calls import ARGUMENTS_LIMIT, Returned
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
@@ -133,6 +134,8 @@ class StreamedCall:
             call.begin(arguments)
             if call.is_recorded and call.request.confirm:
                 self.confirm()
+            if self.call is not None:
+                self.say_origin(call.other_origin)
 
     def confirm(self) -> None:
         """Say that the call is on disk."""
@@ -169,6 +172,16 @@ class StreamedCall:
 
     def on_replaced(self, notice: str, instance: str) -> None:  # Caller's
         meta = frames.Log(notice, self._pod_name, "logger", "WARNING", time.time(), None, instance)
+        frame = frames.encode(Kind.LOG, self.number, meta)
+        self._credit -= len(frame) - frames.HEADER_BYTES
+        self._send(frame)
+
+    def say_origin(self, found: Origin | None) -> None:
+        """Say whose code runs, if it is not what the caller means."""
+        if found is None:
+            return
+        text = f"now runs {found}, which is not what this program deployed or found"
+        meta = frames.Log(text, self._pod_name, time=time.time(), origin=found.key)
         frame = frames.encode(Kind.LOG, self.number, meta)
         self._credit -= len(frame) - frames.HEADER_BYTES
         self._send(frame)
@@ -532,6 +545,8 @@ class ClientStream(Endpoint):
         except KubetorchError as error:
             # Of one that cannot be joined something runs: to send it again would not help.
             started = isinstance(earlier, Call)
+            if not request.detached:  # whoever spawns takes a line for the begin of the call
+                streamed.say_origin(self._calls.other_origin(request))
             streamed.on_failure(self._calls.describe(error, started=started).to_json())
             return
         if is_inline:

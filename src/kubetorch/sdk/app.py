@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -135,10 +136,11 @@ class App(Module["App"]):
         )
         self.run_async = run_async
         super().__init__(name or _default_name(command, pointers))
+        self._is_named = name is not None
         if pointers is not None:
             self._source = Source(self.kind, None, Placement(), pointers)
         if _from_manifest:
-            self.service_name = self.name
+            self.service_name = self._known_as = self.name
         if compute is not None:
             self.compute = compute
 
@@ -204,14 +206,20 @@ class App(Module["App"]):
         own = {name: one for name, one in vars(self).items() if name in ("_app", "run_async")}
         return super().__getstate__() | own
 
+    def _source_of(self, ref: CallableRef, placement: Placement) -> Source:
+        found = importlib.util.find_spec(ref.module)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(f"No module named {ref.module!r}")
+        root, import_path = source.pointers(Path(found.origin), ref.module)
+        return Source(self.kind, None, placement, (str(root), import_path, ref.qualname))
+
     def _declared_ref(self) -> CallableRef:
         if self._source is None:
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
         where, cwd = self._source.locate(), Path.cwd()
         compute, folder = self._compute, None
         if compute is None or compute.working_dir is None:
-            image = None if compute is None else compute.image
-            workdir = None if image is None else image.to_spec().workdir
+            workdir = None if compute is None else compute.image.to_spec().workdir
             folder = run_folder(where, cwd, workdir)
         command = in_pod(self._app.command, where, cwd, folder)
         app = replace(self._app, command=command, folder=folder, within=environment.deployed_apps())
@@ -339,28 +347,30 @@ def app(
         return None
     if name is not None and given is not None:
         raise SpecError(f"the name of the app is {given!r} and {name!r}; give one")
+    chosen = _run_name(given or name, request)
     made = App(
         compute or Compute(),
         request.command,
         _pointers(request.file, None),
-        name=_run_name(given or name, request),
+        name=chosen or Path(request.file).stem,
         run_async=request.is_async,
         port=port,
         health_check=health_check,
         public=public,
     )
+    made._is_named = chosen is not None
     if frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == request.file:
         raise AppFoundError(made)
     return made
 
 
-def _run_name(declared: str | None, request: RunRequest) -> str:
+def _run_name(declared: str | None, request: RunRequest) -> str | None:
     if declared is not None and request.name is not None and declared != request.name:
         raise SpecError(
             f"{request.file} names the app {declared!r}, and --name {request.name!r}",
             hint="leave one name out",
         )
-    return declared or request.name or Path(request.file).stem
+    return declared or request.name
 
 
 def _pointers(file: object, module: object) -> Pointers | None:

@@ -71,7 +71,7 @@ class Cls(Module[T], Generic[T]):
     def _declared_ref(self) -> CallableRef:
         return replace(super()._declared_ref(), on_replace=self._on_replace)
 
-    def _deployment(self, get_if_exists: bool = False) -> Deployment:
+    def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
         spec = None if self._compute is None else self._compute.to_spec()
         if self._on_replace == "error" and spec and (spec.autoscaling or spec.pods > 1):
             what = "it is autoscaled" if spec.autoscaling else f"it has {spec.pods} pods"
@@ -79,7 +79,7 @@ class Cls(Module[T], Generic[T]):
                 f"on_replace='error' is for a class with one instance; {self.name}: {what}",
                 hint="leave out .autoscale(...), .distribute(...) and replicas, or on_replace",
             )
-        return super()._deployment(get_if_exists)
+        return super()._deployment(get_if_exists, is_replacing)
 
     def _accept(self, view: WorkloadView) -> None:
         if self._view is not None:

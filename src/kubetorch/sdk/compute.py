@@ -164,6 +164,9 @@ class Compute:
         SpecError: A value is impossible, or two contradict each other; the message names them.
     """
 
+    #: The service whose `Compute` was given to another one, too: this is that of the other.
+    _beside: str | None = None
+
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,
         cpus: str | float | None = None,
@@ -471,10 +474,10 @@ class Compute:
     # ---------------------------------------------------------------------- image, volumes, secrets
 
     @property
-    def image(self) -> Image | None:
-        """The image of the pods and its steps, which can be added to; `None` is the default one."""
-        if self._image is None and self._spec.image is not None:
-            self._image = Image.from_spec(self._spec.image)
+    def image(self) -> Image:
+        """The image of the pods and its steps, which can be added to; an empty one by default."""
+        if self._image is None:
+            self._image = Image.from_spec(self._spec.image or ImageSpec())
         return self._image
 
     @image.setter
@@ -750,7 +753,8 @@ class Compute:
         """What is sent to the controller: frozen."""
         spec = self._spec
         if self._image is not None:
-            spec = replace(spec, image=self._image.to_spec())
+            given = self._image.to_spec()
+            spec = replace(spec, image=None if given == ImageSpec() else given)
         if self._unsaid and not spec.is_selector_only:
             spec = self._with_defaults(spec)
         return spec
@@ -1100,6 +1104,7 @@ class Compute:
             return self
         copied = Compute.__new__(Compute)
         copied.__dict__.update(self.__dict__)
+        copied._beside = self._service_name
         copied._service_name = name
         copied._is_named = False
         copied._url = None
@@ -1135,7 +1140,7 @@ class Compute:
             if field in rows and field not in ("image", "secrets"):
                 show = rows[field].show
                 values[rows[field].name] = value if show is None else show(value)
-        if self.image is not None:
+        if self.image.to_spec() != ImageSpec():
             values["image"] = self.image
         if spec.secrets:
             # A secret of which nothing but the name is known is given by that.

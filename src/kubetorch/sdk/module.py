@@ -19,7 +19,13 @@ from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
 from kubetorch.sdk import inpod, parameters, services
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
-from kubetorch.sdk.deploys.source import Placement, Pointers, Source, checked_out_branch
+from kubetorch.sdk.deploys.source import (
+    Placement,
+    Pointers,
+    Source,
+    checked_out_branch,
+    unwrapped,
+)
 from kubetorch.specs import names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
@@ -68,6 +74,12 @@ class Module(Generic[HandleT]):
         placement = Placement(sync_dir, remote_dir, remote_import_path)
         self._source = None if pointers is None else Source(self.kind, None, placement, pointers)
         self._name = names.name(name)
+        # Whether the user chose the name, and not the callable.
+        self._is_named = True
+        # What is told apart by this, and not by its file: what a manifest declares.
+        self._known_as: str | None = None
+        # Of a handle that was unpickled: its code, which may be there to be imported.
+        self._unpickled: tuple[CallableRef, Placement] | None = None
         # Of a service that exists: what is deployed there, and under which name.
         self._found: CallableRef | None = None
         self._service_name: str | None = None
@@ -109,6 +121,7 @@ class Module(Generic[HandleT]):
         source = Source(cls.kind, callable_object, placement)
         module = cls(source.qualname if name is None else name)
         module._source = source
+        module._is_named = name is not None
         module.reload_prefixes = reload_prefixes
         return module
 
@@ -142,6 +155,7 @@ class Module(Generic[HandleT]):
     @service_name.setter
     def service_name(self, value: str) -> None:
         self._service_name = names.service_name(value)
+        self._is_named = True
         self._forget()
 
     @property
@@ -242,6 +256,7 @@ class Module(Generic[HandleT]):
 
             logging.getLogger(__name__).info("the service is called %s, like its compute", chosen)
             self._service_name = chosen
+            self._is_named = True
         self._compute = value.for_service(self.service_name)
         self._forget()
 
@@ -322,6 +337,9 @@ class Module(Generic[HandleT]):
         self._init_args = None if init_args is None else parameters.init_args(init_args)
         if self._source is not None:
             self._source = self._source.with_placement(placement)
+        elif self._unpickled is not None:
+            ref, before = self._unpickled
+            self._unpickled = ref, before.with_given(placement)
 
     def _check_kind(self, spec: WorkloadSpec) -> None:
         """Refuse a service of another kind."""
@@ -347,6 +365,7 @@ class Module(Generic[HandleT]):
         sync_dir: str | Path | bool | None = None,
         remote_dir: str | None = None,
         remote_import_path: str | None = None,
+        replace: bool = False,
     ) -> HandleT:
         """Deploy to `compute`, and wait until all pods serve this code.
 
@@ -364,9 +383,12 @@ class Module(Generic[HandleT]):
             sync_dir: Folder whose files go to the pods; `False` sends none.
             remote_dir: Folder in the container that has the code already; then none is sent.
             remote_import_path: Dotted name of the module in `remote_dir`.
+            replace: Replace the service of that name whoever's it is, and own it from then on.
 
         Raises:
             SpecError: Something is declared that is impossible.
+            ServiceTakenError: The service of that name is another user's, or runs the code of
+                another project, or another callable that was not given this name.
             StartupError: The pods cannot start.
             Exception: What the user's code raised while it was loaded.
         """
@@ -374,7 +396,7 @@ class Module(Generic[HandleT]):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
             if not dryrun:
-                self._accept(self._deployment(get_if_exists).run())
+                self._accept(self._deployment(get_if_exists, replace).run())
         return cast("HandleT", self)
 
     async def to_async(  # noqa: PLR0913  # the documented parameters
@@ -388,29 +410,33 @@ class Module(Generic[HandleT]):
         sync_dir: str | Path | bool | None = None,
         remote_dir: str | None = None,
         remote_import_path: str | None = None,
+        replace: bool = False,
     ) -> HandleT:
         """Awaitable form of `to`."""
         if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
             if not dryrun:
-                self._accept(await self._deployment(get_if_exists).run_async())
+                self._accept(await self._deployment(get_if_exists, replace).run_async())
         return cast("HandleT", self)
 
-    def deploy(self) -> HandleT:
+    def deploy(self, replace: bool = False) -> HandleT:
         """Deploy to `.compute`, and wait until all pods serve this code; see `.to`.
+
+        Args:
+            replace: See `.to`.
 
         Raises:
             SpecError: `.compute` was not set.
         """
         if not self._has_no_effect():
-            self._accept(self._deployment().run())
+            self._accept(self._deployment(is_replacing=replace).run())
         return cast("HandleT", self)
 
-    async def deploy_async(self) -> HandleT:
+    async def deploy_async(self, replace: bool = False) -> HandleT:
         """Awaitable form of `deploy`."""
         if not self._has_no_effect():
-            self._accept(await self._deployment().run_async())
+            self._accept(await self._deployment(is_replacing=replace).run_async())
         return cast("HandleT", self)
 
     def teardown(self) -> None:
@@ -442,18 +468,21 @@ class Module(Generic[HandleT]):
             log.warning("%s could not be torn down: %s", self.service_name, error)
         self._forget()
 
-    def _deployment(self, get_if_exists: bool = False) -> Deployment:
+    def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
         if self._compute is None:
             raise SpecError(
                 f"{self.name} has no compute", hint="deploy it with .to(kt.Compute(...))"
             )
         if self._source is None:
-            raise SpecError(
-                f"{self.name} is the handle of a service, whose code is not here",
-                hint="give the function or class too: kt.fn(train, name=...).to(compute)",
-            )
+            self._source = self._imported()
         session = self._session()
         session.warm()
+        if self._compute._beside is not None:
+            services.say_once(
+                f"{self.service_name} is a second service, with pods of its own, beside "
+                f"{self._compute._beside}, which has the same kt.Compute; with "
+                "compute.service_name set there is one, and each deploy replaces its code"
+            )
         from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 
         spec = WorkloadSpec(
@@ -471,9 +500,43 @@ class Module(Generic[HandleT]):
                 stream_logs=self.stream_logs,
                 existing=self._candidates() if get_if_exists or self._takes_existing else (),
                 secrets=self._compute.secrets,
+                replace=options.boolean("replace", is_replacing),
+                is_named=self._is_named,
+                callable=self._known_as,
+                on_existing=self._say_whose,
             ),
             session,
         )
+
+    def _imported(self) -> Source:
+        """The code of a handle that was unpickled, imported here."""
+        if self._unpickled is None:
+            raise SpecError(
+                f"{self.name} is the handle of a service, whose code is not here",
+                hint="give the function or class too: kt.fn(train, name=...).to(compute)",
+            )
+        ref, placement = self._unpickled
+        given = placement.sync_dir
+        if isinstance(given, (str, Path)) and not Path(given).expanduser().is_dir():
+            # The folder is one of the machine that it was pickled on.
+            placement = replace(placement, sync_dir=None)
+        try:
+            return self._source_of(ref, placement)
+        except (ImportError, AttributeError) as error:
+            raise SpecError(
+                f"the code of {self.name}, {ref.module}:{ref.qualname}, cannot be imported here: "
+                f"{error}",
+                hint="deploy it where it can, or give it: kt.fn(train, name=...).to(compute)",
+            ) from error
+
+    def _source_of(self, ref: CallableRef, placement: Placement) -> Source:
+        """The code of a callable that can be imported."""
+        from kubetorch.sdk.calls import target  # noqa: PLC0415  # see the module's docstring
+
+        found: Any = importlib.import_module(target.local_modules(ref).get(ref.module, ref.module))
+        for name in ref.qualname.split("."):
+            found = getattr(found, name)
+        return Source(self.kind, unwrapped(found), placement)
 
     # ---------------------------------------------------------------------------------- look-up
 
@@ -534,7 +597,14 @@ class Module(Generic[HandleT]):
                 if self._source is None
                 else "deploy it with .to(kt.Compute(...))",
             )
+        self._say_whose(found)
         return found
+
+    def _say_whose(self, found: WorkloadView) -> None:
+        """Say whose service it is that a bare name has led to."""
+        is_bare = found.spec.name == names.service_name(self._name) and not self._reload_prefixes
+        if is_bare and self._service_name is None:
+            services.say_whose(self._session(), found)
 
     def _accept(self, view: WorkloadView) -> None:
         """Be the service that a deploy or a look-up found."""
@@ -613,13 +683,19 @@ class Module(Generic[HandleT]):
     # ----------------------------------------------------------------------------------- pickle
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to find the service."""
+        """What another process needs to find the service, and to deploy it again."""
+        own, unpickled = self._found, self._unpickled
+        if self._source is not None:
+            own = self._declared_ref()
+            unpickled = own, self._source.placement
         return {
             "_name": self._name,
             "_service_name": self._service_name,
+            "_is_named": self._is_named,
+            "_unpickled": unpickled,
             "_namespace": self.namespace,
             "_compute": self._compute,
-            "_found": self._found if self._source is None else self._declared_ref(),
+            "_found": own,
             "_init_args": self._init_args,
             "_reload_prefixes": self._reload_prefixes,
             "_options": replace(self._options, on_progress=None),

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,17 +91,20 @@ def _look(cluster: ClusterSettings) -> Choice:
 
 def _say(opened: Session) -> None:
     """Say once where the pods of this program run."""
-    if choices.is_quiet or config.quiet or environment.is_in_pod() or sys.stderr is None:
+    if choices.is_quiet or config.quiet or environment.is_in_pod():
         return
     children = sys.modules.get("multiprocessing.process")
     if children is not None and children.parent_process() is not None:
         return  # the program itself has said it
     where = f"on {opened.place}" if opened.is_local else f"in Kubernetes: {opened.place}"
-    text = f"kubetorch: pods run {where} ({opened.choice.why})"
+    say_once(f"pods run {where} ({opened.choice.why})")
+
+
+def say_once(text: str) -> None:
+    """Write a line on standard error, unless this process has."""
     if text not in choices.said:
         choices.said.add(text)
-        with suppress(OSError, ValueError):  # nobody reads it
-            sys.stderr.write(terminal.visible(f"{text}\n"))
+        terminal.say(text)
 
 
 def choose_anew() -> None:
@@ -138,6 +140,8 @@ class _Registry:
         self.sessions: dict[Path | ClusterSettings, Session] = {}
         self.routes: dict[tuple[Session, str, str], Route] = {}
         self.local_ports: dict[tuple[Session, str, str], LocalPort] = {}
+        #: Services that this process has deployed or found.
+        self.known: set[tuple[Session, str, str]] = set()
 
 
 _registry = _Registry()
@@ -269,8 +273,22 @@ def base_url(opened: Session, view: WorkloadView) -> str:
 
 
 def remember(opened: Session, view: WorkloadView) -> None:
-    """Take note of where a workload is."""
+    """Take note of a workload, and of where it is."""
+    _registry.known.add((opened, view.spec.namespace, view.spec.name))
     route(opened, view.spec.namespace, view.spec.name).accept(view)
+
+
+def say_whose(opened: Session, view: WorkloadView) -> None:
+    """Say whose service a bare name has led to, unless this process has deployed or found it."""
+    spec, creator = view.spec, view.creator
+    is_own = view.is_own and creator is not None and creator.username == config.username
+    is_known = (opened, spec.namespace, spec.name) in _registry.known
+    if is_known or (is_own and environment.is_in_pod()):
+        return
+    by = str(creator or "") or spec.username or "somebody without a user name"
+    whose = "your service" if is_own else f"a service of {by}"
+    runs = f"runs {spec.origin}" if spec.origin is not None else "does not say whose code it runs"
+    say_once(f"{spec.name} in namespace {spec.namespace} is {whose}, and {runs}")
 
 
 def near_services(opened: Session, namespace: str, name: str) -> str:

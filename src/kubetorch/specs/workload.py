@@ -34,6 +34,35 @@ class RuntimeSpec:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Whose code a workload runs; the controller knows the creator.
+
+    Attributes:
+        project: Digest of the project's git remote and the path in it, else of machine and folder.
+        name: The project for people, such as `github.com/acme/shop`.
+        callable: The file in the project and the name in it, such as `ml/train.py:train`; of an app
+            its file, of a manifest its name.
+    """
+
+    project: str
+    name: str
+    callable: str
+
+    @property
+    def key(self) -> str:
+        """Equal for the same callable of the same project."""
+        return f"{self.project}:{self.callable}"
+
+    @property
+    def file(self) -> str:
+        """The file in the project."""
+        return self.callable.rpartition(":")[0] or self.callable
+
+    def __str__(self) -> str:
+        return f"{self.callable} of project {self.name}"
+
+
+@dataclass(frozen=True)
 class WorkloadSpec:
     """One workload.
 
@@ -49,6 +78,7 @@ class WorkloadSpec:
         instance: Identity of a deploy that is to have an effect also when nothing else has changed:
             that of a class makes a new instance, that of an app runs it again, and forced steps of
             an image run. Else `None`.
+        origin: Whose code it is; `None` where an earlier version deployed it.
     """
 
     namespace: str
@@ -60,6 +90,7 @@ class WorkloadSpec:
     runtime: RuntimeSpec = field(default_factory=RuntimeSpec)
     username: str | None = None
     instance: str | None = None
+    origin: Origin | None = None
 
     @property
     def trees(self) -> tuple[str, ...]:

@@ -151,6 +151,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
             contain, or node ranks, addresses and pod names; `None` is all of the world.
         restart_procs: The world is formed again, with new processes, before it runs.
         part: It is a part of a distributed call, made by another agent.
+        origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
     """
 
     id: str
@@ -169,6 +170,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: str | tuple[int | str, ...] | None = None
     restart_procs: bool = False
     part: Part | None = None
+    origin: str | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -218,6 +220,8 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
         rank: Rank of the worker, in a distributed call.
         instance: The line is no output: it says that the instance of the class was made anew, and
             this is the new one.
+        origin: The line is no output: it says that the service runs this code, and not what the
+            caller means.
     """
 
     text: str
@@ -227,6 +231,7 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     time: float = 0.0
     rank: int | None = None
     instance: str | None = None
+    origin: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -367,6 +367,8 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         protocol: Protocol version of the client.
         version: Version of the client's package.
         stream_logs: Whether lines written while loading are wanted as events.
+        replace: Whether it may replace the service of another creator, project or callable.
+        is_named: Whether the user chose the name, and not the callable.
     """
 
     id: str
@@ -374,6 +376,8 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     protocol: int
     version: str
     stream_logs: bool = True
+    replace: bool = False
+    is_named: bool = False
 
 
 class Missing(Message, tag="missing", frozen=True):
@@ -495,6 +499,21 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ended: Ending | None = None
 
 
+class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who deployed a workload; of what a pod deployed, who deployed the pod's own.
+
+    Attributes:
+        user: The authenticated user; empty on one machine, where there is one.
+        username: The user name that was configured.
+    """
+
+    user: str
+    username: str | None = None
+
+    def __str__(self) -> str:
+        return self.username or self.user
+
+
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A workload, as lists and clients see it.
 
@@ -515,6 +534,8 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         lost: Pods that went away in the last minutes, each with the reason.
         app_host: Host of its app behind the controller's ingress, where each has one of its own.
         world: Of a distributed service, the pods that its ranks run on.
+        creator: Who deployed it, where that is known.
+        is_own: Whether that is the authenticated user who reads this.
     """
 
     spec: WorkloadSpec
@@ -535,6 +556,8 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     lost: tuple[PodView, ...] = ()
     app_host: str = ""
     world: World | None = None
+    creator: Creator | None = None
+    is_own: bool = False
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -45,9 +45,10 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages, tokens, versions
-from kubetorch.wire.messages import Deploy, DeployEvent, Failed, FromController, Hello
+from kubetorch.wire.messages import Creator, Deploy, DeployEvent, Failed, FromController, Hello
 from manual_clock import ManualClock
 
+ME = Creator("")
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 
 
@@ -256,7 +257,7 @@ def run(
 
 def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_path: Path) -> None:
     async def collect(workloads: Workloads, deploy_id: str) -> list[DeployEvent]:
-        return [event async for event in await workloads.deploy(deploy(deploy_id))]
+        return [event async for event in await workloads.deploy(deploy(deploy_id), ME)]
 
     async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
         first = asyncio.ensure_future(collect(workloads, "1"))
@@ -282,7 +283,7 @@ def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods
     tmp_path: Path, pods: bool, error: str
 ) -> None:
     async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
-        events = await workloads.deploy(deploy("d1"))
+        events = await workloads.deploy(deploy("d1"), ME)
         await anext(events)
         await workloads.close(pods=pods)
         *_, last = [event async for event in events]
@@ -398,14 +399,14 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
     async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
         state.is_away = True
         with pytest.raises(KubernetesUnavailableError):
-            await workloads.deploy(deploy("1"))
+            await workloads.deploy(deploy("1"), ME)
         assert workloads.is_empty
         state.is_away = False
         backend.go_on.set()
-        await workloads.deploy(deploy("2"))
+        await workloads.deploy(deploy("2"), ME)
         state.is_away = True
         with pytest.raises(KubernetesUnavailableError):
-            await workloads.deploy(deploy("3", replace(SPEC, username="somebody")))
+            await workloads.deploy(deploy("3", replace(SPEC, username="somebody")), ME)
         with pytest.raises(KubernetesUnavailableError):
             await workloads.delete("ns", "f")
         (view,) = workloads.list()
@@ -669,7 +670,7 @@ def test_a_part_of_the_pods_of_distributed_ranks_is_given_back_when_the_launch_i
     spec = replace(SPEC, compute=ComputeSpec(replicas=2, distribution=distribution))
 
     async def body(workloads: Workloads, _: OneThatBreaks) -> None:
-        events = await workloads.deploy(deploy("1", spec))
+        events = await workloads.deploy(deploy("1", spec), ME)
         await anext(events)
         while not backend.asked:
             await asyncio.sleep(0)

@@ -379,7 +379,7 @@ def test_a_selector_alone_is_a_pool_without_a_manifest():
     assert compute.pod_spec == compute.pod_template == compute.resources == {}
     assert compute.labels == compute.annotations == {}
     assert compute.tolerations == compute.volumes == compute.secret_volumes == []
-    assert (compute.gpus, compute.image, compute.server_image) == (None, None, "")
+    assert (compute.gpus, compute.image.image_id, compute.server_image) == (None, None, "")
     assert compute.endpoint == "lb.ns.svc:8080"
 
 

@@ -291,10 +291,14 @@ def test_a_pickled_module_keeps_its_names_and_settings():
 
 
 def test_a_handle_without_code_cannot_be_deployed():
-    handle = pickle.loads(pickle.dumps(kt.fn(train)))
+    handle = kt.Fn("train")
 
     with pytest.raises(ValueError, match="code is not here"):
         handle.to(kt.Compute())
+    gone = kt.fn(train)
+    gone._source.qualname = "gone"
+    with pytest.raises(ValueError, match=r"the code of train, .*:gone, cannot be imported here"):
+        pickle.loads(pickle.dumps(gone)).to(kt.Compute())
 
 
 def test_what_only_a_deploy_tells_is_not_known_before():

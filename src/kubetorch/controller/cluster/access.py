@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from kubetorch._version import __version__
 from kubetorch.controller.access import (
+    BoundPod,
     Grant,
     NamespacePods,
     Need,
@@ -38,6 +39,7 @@ from kubetorch.controller.access import (
     Principal,
     User,
     bearer,
+    name_of,
 )
 from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS
@@ -53,6 +55,7 @@ from kubetorch.controller.cluster.reviews import (
     token_claims,
 )
 from kubetorch.controller.relay import NO_HOSTS, Hosts
+from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import (
     ControllerUnavailableError,
@@ -75,7 +78,7 @@ from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
-from kubetorch.wire.messages import Welcome
+from kubetorch.wire.messages import Creator, Welcome
 
 #: What somebody needs who has an object made that goes beyond: they could make it themselves.
 _OBJECT_VERBS = ("create", "patch")
@@ -199,6 +202,7 @@ class ClusterAccess:
     async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
         """See `Access`: beyond our own kind of pods, users need the right to make the object."""
         user = principal if isinstance(principal, User) else None
+        creator = self.creator(principal, spec.username)
         if spec.compute.is_selector_only:
             why = "its pods are found by labels, so they may be anybody's"
             needs = [
@@ -206,7 +210,7 @@ class ClusterAccess:
                 for verb, part in _SELECTED_PODS_VERBS
             ]
             await asyncio.gather(*(self._authorize_more(principal, need, why) for need in needs))
-            return Grant(user)
+            return Grant(user, creator=creator)
         manifest = rendering.of_workload(spec)
         secrets, volumes = await self._look(spec.namespace, _mounted(spec, manifest))
         foreign = next((one for one in (*secrets, *volumes) if not one.is_free), None)
@@ -215,10 +219,7 @@ class ClusterAccess:
             why = f"its pods see the {foreign}, which Kubetorch did not make"
         if why:
             await self._authorize_object(principal, manifest, why)
-        return Grant(
-            user,
-            *(tuple((one.name, one.identity) for one in found) for found in (secrets, volumes)),
-        )
+        return Grant(user, _identified(secrets), _identified(volumes), creator)
 
     async def check_mounts(
         self,
@@ -316,12 +317,18 @@ class ClusterAccess:
 
     # ------------------------------------------------------------------------------------- pods
 
+    def creator(self, principal: Principal, username: str | None) -> Creator:
+        """See `Access`: a pod deploys for the creator of its workload."""
+        pod = principal.pod if isinstance(principal, User) else None
+        found = None if pod is None else self._pods.workload_of(pod)
+        return (found and found.creator) or Creator(name_of(principal), username)
+
     def namespace_of_pod(self, principal: Principal) -> str | None:
         """See `Access`."""
         if isinstance(principal, NamespacePods):
             return principal.namespace
         pod = principal.pod if isinstance(principal, User) else None
-        if pod is not None and self._pods.is_pod(pod.namespace, pod.name, pod.uid):
+        if pod is not None and self._pods.workload_of(pod) is not None:
             return pod.namespace
         return None
 
@@ -353,6 +360,10 @@ class ClusterAccess:
             protocol=versions.PROTOCOL,
             app_hosts=self._hosts.known(pod.namespace, pod.workload),
         )
+
+
+def _identified(found: Sequence[Seen]) -> tuple[tuple[str, str], ...]:
+    return tuple((one.name, one.identity) for one in found)
 
 
 def _forbidden(user: User, need: Need, verdict: Verdict) -> ForbiddenError:
@@ -398,12 +409,13 @@ class WorkloadPods:
     def __init__(self, workloads: Workloads) -> None:
         self._workloads = workloads
 
-    def is_pod(self, namespace: str, pod: str, uid: str) -> bool:
-        for workload in self._workloads.in_namespace(namespace):
+    def workload_of(self, pod: BoundPod) -> Workload | None:
+        """The workload that a pod is one of."""
+        for workload in self._workloads.in_namespace(pod.namespace):
             for one in workload.pods:
-                if one.name == pod:
-                    return one.uid in ("", uid)
-        return False
+                if one.name == pod.name:
+                    return workload if one.uid in ("", pod.uid) else None
+        return None
 
     def uid_of(self, pod: PodIdentity) -> str | None:
         """Identity of a pod of a workload; empty when it is not known, `None` without a pod."""

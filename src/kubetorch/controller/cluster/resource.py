@@ -30,6 +30,7 @@ from kubetorch.manifests import labels
 from kubetorch.specs.image import Step
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
+from kubetorch.wire.messages import Creator
 
 _T = TypeVar("_T")
 #: Names and values, in the order given.
@@ -212,6 +213,8 @@ def _grant(generation: Generation, grant: Grant) -> Object:
         }
     for part in ("secrets", "volumes"):
         found[part] = [{"name": name, "identity": it} for name, it in getattr(grant, part)]
+    if grant.creator is not None:
+        found["creator"] = msgspec.to_builtins(grant.creator)
     return found
 
 
@@ -303,9 +306,16 @@ def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Gran
     for one in status.get("grants") or ():
         if one["generation"] == number and one.get("spec") == _digest(spec):
             parts = (one.get(part) or () for part in ("secrets", "volumes"))
-            known = [tuple((each["name"], each["identity"]) for each in part) for part in parts]
-            return Grant(_user(one.get("user")), *known)
+            secrets, volumes = (
+                tuple((each["name"], each["identity"]) for each in part) for part in parts
+            )
+            creator = _creator(one.get("creator"))
+            return Grant(_user(one.get("user")), secrets, volumes, creator)
     return Grant()
+
+
+def _creator(found: Mapping[str, Any] | None) -> Creator | None:
+    return None if found is None else Creator(found["user"], found.get("username"))
 
 
 def _user(found: Mapping[str, Any] | None) -> User | None:

@@ -69,7 +69,9 @@ class WorkloadRoutes:
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
         """All workloads, or those of a namespace."""
-        await exchange.respond_message(self._workloads.list(namespace))
+        found = self._workloads.list(namespace)
+        user = exchange.asker.creator(None).user
+        await exchange.respond_message([_owned(view, user) for view in found])
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
         """One workload, with a token to call it for those who may."""
@@ -78,7 +80,8 @@ class WorkloadRoutes:
             view = self._workloads.view(workload, exchange.asker.name)
         else:
             view = workload.view()
-        await exchange.respond_message(self._with_host(view))
+        user = exchange.asker.creator(None).user
+        await exchange.respond_message(_owned(self._with_host(view), user))
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
@@ -113,9 +116,12 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
+        creator = exchange.asker.creator(deploy.spec.username)
+        # Before its code is stored, and once more when it is its turn.
+        self._workloads.check_owner(deploy, creator)
         grant = await exchange.asker.check_deploy(deploy.spec)
         await receive(_joined(rest, chunks), self._blob_stores, namespace)
-        events = await self._workloads.deploy(deploy, grant)
+        events = await self._workloads.deploy(deploy, creator, grant)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)
 
     async def _lines(
@@ -162,6 +168,12 @@ class WorkloadRoutes:
         )
         lines = _log_lines(reader, count, follow=exchange.flag("follow"))
         await exchange.respond_stream(lines, content_type=NDJSON)
+
+
+def _owned(view: WorkloadView, user: str) -> WorkloadView:
+    """A workload as this user sees it, whose own it may be."""
+    is_own = view.creator is not None and view.creator.user == user
+    return replace(view, is_own=True) if is_own else view
 
 
 async def _log_lines(reader: PodLogs, count: int, *, follow: bool) -> AsyncGenerator[bytes, None]:

@@ -69,6 +69,7 @@ class Target:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     broadcast: int | None = None
     is_distributed: bool = False
+    origin: str | None = None
 
     @property
     def name(self) -> str:
@@ -233,6 +234,8 @@ class Invocation:
             self.is_detached,
             self.options.wire_workers,
             bool(self.options.restart_procs),
+            None,
+            target.origin,
         )
         stream.start(call, meta, self.segments, reads=reads)
 

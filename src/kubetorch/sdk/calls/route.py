@@ -42,6 +42,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
+from kubetorch.sdk import services
 from kubetorch.sdk.calls.stream import PING_AFTER, Stream
 from kubetorch.sdk.logs import CallLines, Screen
 from kubetorch.sdk.transport import connection
@@ -668,6 +669,9 @@ class Route:
 
     def log(self, line: frames.Log, lines: CallLines) -> None:
         """A call wrote a line, or the line says of its instance what the program may know."""
+        if line.origin is not None:
+            services.say_once(f"{self.service} {line.text}")
+            return
         instance = line.instance
         if instance is None or instance != self.instance:
             lines.log(line)

@@ -42,6 +42,7 @@ def describe(
         logging=logging,
         broadcast=spec.compute.broadcast,
         is_distributed=spec.compute.distribution is not None,
+        origin=None if spec.origin is None else spec.origin.key,
     )
 
 

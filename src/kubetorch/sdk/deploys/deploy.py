@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ from kubetorch.lib import backoff, files
 from kubetorch.sdk import logs, parameters, services, tracebacks
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
-from kubetorch.sdk.deploys import attachments, source
+from kubetorch.sdk.deploys import attachments, origin, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
@@ -67,7 +67,15 @@ MARGIN = 30.0
 
 @dataclass(frozen=True)
 class Order:
-    """What is deployed."""
+    """What is deployed.
+
+    Attributes:
+        existing: Names of services to take as they are, if there is one.
+        replace: Whether it may replace somebody else's service.
+        is_named: Whether the user chose the name.
+        callable: What the callable is known by, if that is not its file.
+        on_existing: Called with such a service.
+    """
 
     source: Source
     spec: WorkloadSpec
@@ -75,6 +83,10 @@ class Order:
     stream_logs: bool = True
     existing: tuple[str, ...] = ()
     secrets: Sequence[Secret] = ()
+    replace: bool = False
+    is_named: bool = False
+    callable: str | None = None
+    on_existing: Callable[[WorkloadView], object] = bool
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,14 @@ def begin(order: Order, session: Session) -> Deployment:
     """A deploy to a controller."""
     spec = order.spec
     check_launchable(spec.name, spec.compute)
+    found = origin.find(order.source)
+    if order.callable is not None:
+        found = replace(found, callable=order.callable)
+    order = replace(
+        order,
+        spec=replace(spec, origin=found),
+        replace=order.replace or environment.replaces(),
+    )
     if spec.compute.freeze:
         order = _frozen(order)
     screen = services.route(session, spec.namespace, spec.name).screen
@@ -230,7 +250,10 @@ class Deployment:
         if not order.existing:
             return None
         found = self._session.find(order.spec.namespace, order.existing)
-        return found if found is not None and is_served(found) else None
+        if found is None or not is_served(found):
+            return None
+        order.on_existing(found)
+        return found
 
     def _provide(self) -> None:
         """Have the secrets and volumes that the workload is to see."""
@@ -298,6 +321,8 @@ class Deployment:
             protocol=versions.PROTOCOL,
             version=__version__,
             stream_logs=self._order.stream_logs,
+            replace=self._order.replace,
+            is_named=self._order.is_named,
         )
         silence = max(deadline - time.monotonic(), 1.0)
         with controller.deploy(head, bundle.packed(fresh), silence=silence) as events:

@@ -12,12 +12,13 @@ there: the same code from two machines is one generation.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import site
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 
 from kubetorch.config import environment
@@ -26,7 +27,7 @@ from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
-from kubetorch.specs.workload import RuntimeSpec
+from kubetorch.specs.workload import Origin, RuntimeSpec
 
 #: What makes a folder the top of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
@@ -73,7 +74,7 @@ def locate(
     if (
         remote_dir
         or sync_dir is False
-        or (not isinstance(sync_dir, (str, Path)) and _is_installed(path))
+        or (not isinstance(sync_dir, (str, Path)) and is_installed(path))
     ):
         return ProjectRef(remote_import_path or import_path, remote_dir=remote_dir or None)
     archive = next((each for each in path.parents if each.is_file()), None)
@@ -93,13 +94,25 @@ def locate(
 
 def find_project(start: Path) -> Path | None:
     """The nearest folder, from `start` up, that has a marker; not the home folder, nor `/`."""
-    home = Path.home()
+    home, deployed = Path.home(), project_of_pod()
     for folder in (start, *start.parents):
         if folder in (home, home.resolve(), folder.parent):
             return None
-        if any((folder / marker).exists() for marker in MARKERS):
+        if folder == deployed or any((folder / marker).exists() for marker in MARKERS):
             return folder
     return None
+
+
+def project_of_pod() -> Path | None:
+    """In a pod the folder of its project, whose marker may not have travelled."""
+    given, deployed = environment.origin(), environment.deployed_file()
+    if given is None or deployed is None:
+        return None
+    # The file lies in what was sent as it does in the project.
+    inner = PurePosixPath(Origin(**json.loads(given)).file)
+    if not deployed.endswith(f"/{inner}"):
+        return None
+    return Path(deployed).parents[len(inner.parts) - 1]
 
 
 def pointers(path: Path, module: str | None) -> tuple[Path, str]:
@@ -157,7 +170,7 @@ def _name(folder: Path) -> str:
     return folder.name or "project"
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
     """Whether a file is a part of Python or of an installed distribution."""
     standard = Path(os.__file__).parent
     return any(part in _INSTALLED for part in path.parts) or path.is_relative_to(standard)
@@ -196,7 +209,7 @@ def _package_of(module: str) -> str | None:
     if spec is None:
         return top if top == module else None
     origins = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not any(origin is not None and _is_installed(Path(origin)) for origin in origins):
+    if not any(origin is not None and is_installed(Path(origin)) for origin in origins):
         return None
     from importlib import metadata  # noqa: PLC0415  # 30 ms, for this mistake alone
 
@@ -251,12 +264,17 @@ def checked_out_branch(folder: Path) -> str | None:
     return None
 
 
+def git_folder(entry: Path) -> Path:
+    """The folder that a `.git` is, or names, as in a work tree or a submodule."""
+    if not entry.is_file():
+        return entry
+    target = entry.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+    return entry.parent / target
+
+
 def _branch_of(entry: Path) -> str | None:
     try:
-        if entry.is_file():  # a work tree or a submodule: "gitdir: <path>"
-            target = entry.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
-            entry = entry.parent / target
-        head = (entry / "HEAD").read_text(encoding="utf-8").strip()
+        head = (git_folder(entry) / "HEAD").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     prefix = "ref: refs/heads/"
@@ -353,7 +371,7 @@ class Source:
         placement: Placement,
         pointers: Pointers | None = None,
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self.callable_object = callable_object
         self.placement = placement
         self._pointers = None if pointers is None else _checked(pointers)
@@ -366,7 +384,7 @@ class Source:
     def with_placement(self, given: Placement) -> Source:
         """The same callable, where what travels is changed by what is given."""
         placement = self.placement.with_given(given)
-        return Source(self._kind, self.callable_object, placement, self._pointers)
+        return Source(self.kind, self.callable_object, placement, self._pointers)
 
     def frozen(self) -> Source:
         """The same callable, of which nothing travels, for a compute with `freeze`."""
@@ -381,7 +399,7 @@ class Source:
     def locate(self) -> ProjectRef:
         """Where the callable lies."""
         if self._location is None:
-            file, module = self._module()
+            file, module = self.file()
             self._location = locate(
                 file,
                 module,
@@ -395,7 +413,7 @@ class Source:
         """Where a pod finds the callable."""
         where = self.locate()
         return CallableRef(
-            kind=self._kind,
+            kind=self.kind,
             name=self.qualname,
             module=where.import_path,
             qualname=self.qualname,
@@ -448,7 +466,7 @@ class Source:
 
             notebook.write_module(self.callable_object, self._interactive_file())
 
-    def _module(self) -> tuple[str | None, str | None]:
+    def file(self) -> tuple[str | None, str | None]:
         """File and dotted name of the module."""
         if self._pointers is not None:
             root, module, _ = self._pointers
@@ -496,7 +514,7 @@ class Source:
         return spec.name if spec is not None and spec.origin == main.get("__file__") else None
 
     def _interactive_file(self) -> Path:
-        ending = "cls" if self._kind == "cls" else "fn"
+        ending = "cls" if self.kind == "cls" else "fn"
         return Path.cwd() / f"{self.qualname.replace('.', '_')}_{ending}.py"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from kubetorch.controller.access import (
     BoundPod,
@@ -36,6 +39,7 @@ from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
+from kubetorch.wire.messages import Creator
 from kubetorch.wire.secrets import SecretView
 from kubetorch.wire.volumes import VolumeView
 from manual_clock import ManualClock
@@ -103,11 +107,11 @@ class World:
             clocks=Clocks(self.clock.time, self.clock.time),
         )
 
-    def is_pod(self, namespace: str, pod: str, uid: str) -> bool:
-        return any(
-            (one.namespace, one.pod, known) == (namespace, pod, uid)
-            for one, known in self.uids.items()
-        )
+    def workload_of(self, pod: BoundPod) -> SimpleNamespace | None:
+        for one, known in self.uids.items():
+            if (one.namespace, one.pod, known) == (pod.namespace, pod.name, pod.uid):
+                return SimpleNamespace(creator=Creator("ann", "annie"))
+        return None
 
     def uid_of(self, pod: PodIdentity) -> str | None:
         return self.uids.get(pod)
@@ -287,6 +291,19 @@ def test_the_token_of_a_namespace_is_for_pods_that_somebody_else_made() -> None:
 def test_a_pod_of_no_workload_is_a_user_like_others() -> None:
     stranger = User("system:serviceaccount:team:bot", pod=BoundPod("team", "x", "u9"))
     assert World().access.namespace_of_pod(stranger) is None
+
+
+def test_trust_a_pod_deploys_for_who_deployed_it_and_nobody_else_does() -> None:
+    async def body(world: World) -> None:
+        deployed = await world.access.check_deploy(POD, replace(spec(), username="mallory"))
+        assert (deployed.user, deployed.creator) == (POD, Creator("ann", "annie"))
+        stranger = replaced(POD, pod=BoundPod("team", "f-1", "u0"))
+        deployed = await world.access.check_deploy(stranger, spec())
+        assert deployed.creator == Creator(stranger.name)
+        deployed = await world.access.check_deploy(ANN, replace(spec(), username="annie"))
+        assert deployed.creator == Creator("ann", "annie")
+
+    run(body)
 
 
 def test_a_pod_is_welcomed_with_the_key_of_its_workload() -> None:

@@ -1,0 +1,454 @@
+"""Whose service it is: two projects and two users on one controller, as their programs see it."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.wire.messages import Creator
+
+PROGRAM = """
+import sys
+import kubetorch as kt
+
+def train(x):
+    return f"PROJECT {x}"
+
+def other(x):
+    return f"other of PROJECT {x}"
+
+class Model:
+    def where(self):
+        return "PROJECT"
+
+def deploy(function=train, name=None, replace=False):
+    return kt.fn(function, name=name).to(kt.Compute(cpus="0.1"), replace=replace)
+
+if __name__ == "__main__":
+    print(eval(" ".join(sys.argv[1:])) if sys.argv[1:] else deploy()(1))
+"""
+
+
+class Project:
+    """A project of somebody, with a program."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+        (folder / "pyproject.toml").touch()
+        (folder / "train.py").write_text(PROGRAM.replace("PROJECT", folder.name))
+
+    def run(self, *arguments, code=0, **environ):
+        """Run a command in it; its standard output and its standard error."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**os.environ, "KT_QUIET": "true", **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout.strip(), done.stderr
+
+    def does(self, *expression, **environ):
+        """What the program prints."""
+        return self.run("train.py", *expression, **environ)[0].splitlines()[-1]
+
+    def refused(self, *arguments, **environ):
+        """The error of a program, or command, that is refused."""
+        errors = self.run(*arguments, code=1, **environ)[1]
+        assert "Traceback" not in errors or "ServiceTakenError" in errors
+        return errors
+
+    def kt(self, *arguments, code=0, **environ):
+        """Run the command line."""
+        return self.run("-m", "kubetorch", *arguments, code=code, **environ)
+
+
+@pytest.fixture(autouse=True)
+def service(service_home):
+    return service_home
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return Project(tmp_path / "shop")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Project(tmp_path / "lab")
+
+
+def view(name):
+    return kt.globals.controller_client().get_workload("default", name)
+
+
+def names():
+    return sorted(view.spec.name for view in kt.globals.controller_client().list_workloads())
+
+
+# ------------------------------------------------------------------------- 1: whose code answers
+
+
+def test_trust_1_another_project_is_refused_and_each_way_out_works(shop, lab):
+    assert shop.does() == "shop 1"
+    error = lab.refused("train.py")
+    assert "ServiceTakenError: train in namespace default runs train.py:train of project" in error
+    assert "/shop; this deploy is train.py:train of project" in error
+    assert shop.does("kt.fn(train)(2)") == "shop 2"
+
+    assert lab.does("deploy(name='mine')(1)") == "lab 1"
+    assert lab.does(KT_USERNAME="bob") == "lab 1"
+    assert names() == ["bob-train", "mine", "train"]
+    out, _ = lab.run("train.py", "deploy(replace=True)(1)")
+    assert "train in namespace default ran train.py:train of project" in out
+    # It is theirs now, and the one who had it has the ways out.
+    assert lab.does() == "lab 1"
+    assert "ServiceTakenError" in shop.refused("train.py")
+    assert shop.does(KT_REPLACE="1") == "shop 1"
+    lab.kt("teardown", "train", "-y")
+    assert lab.does() == "lab 1"
+
+
+MANIFEST = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: c, image: x, command: [sleep, inf]}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "known_as"),
+    [
+        (("deploy", "train.py:train", "-c", '{"cpus": "0.1"}'), "train", "train.py:train"),
+        (("run", "--async", "python", "app.py"), "app", "app.py"),
+        (("apply", "web.yaml"), "web", "web"),
+    ],
+    ids=["deploy", "run", "apply"],
+)
+def test_trust_1_the_commands_refuse_too_and_replace_when_they_are_told(
+    shop, lab, command, name, known_as
+):
+    for project in (shop, lab):
+        app = "import kubetorch as kt\nkt.app(cpus='0.1')\nprint('done')\n"
+        (project.folder / "app.py").write_text(app)
+        (project.folder / "web.yaml").write_text(MANIFEST)
+    shop.kt(*command)
+    shop.kt(*command)
+    assert "--replace" in lab.kt(*command, code=1)[1]
+    verb, *rest = command
+    lab.kt(verb, "--replace", *rest)
+    lab.kt(*command)
+    assert view(name).spec.origin.callable == known_as
+
+
+def test_trust_1_a_callable_is_the_same_run_deployed_or_imported_and_after_edits(shop):
+    assert shop.does() == "shop 1"
+    shop.kt("deploy", "train.py:train", "-c", '{"cpus": "0.1"}')
+    file = shop.folder / "train.py"
+    file.write_text(file.read_text().replace('f"shop', 'f"edited'))
+    imported = "import train; print(train.deploy()(3))"
+    assert shop.run("-c", imported)[0] == "edited 3"
+    # A program below the project's folder, by a link to it.
+    (shop.folder.parent / "link").symlink_to(shop.folder)
+    assert shop.run(str(shop.folder.parent / "link/train.py"))[0] == "edited 1"
+
+
+def test_trust_1_another_callable_needs_the_name_to_be_chosen(shop):
+    assert shop.does() == "shop 1"
+    (shop.folder / "serve.py").write_text("import kubetorch as kt\ndef train(x): return x\n")
+    deploy = "import kubetorch as kt, serve; print(kt.fn(serve.train{}).to(kt.Compute(cpus=.1))(1))"
+    error = shop.refused("-c", deploy.format(""))
+    assert "runs train.py:train" in error and "this deploy is serve.py:train" in error
+    out, _ = shop.run("-c", deploy.format(", name='train'"))
+    assert "ran train.py:train of project" in out and out.endswith("\n1")
+
+
+def test_trust_1_other_machines_of_a_repository_deploy_over_each_other(shop, lab):
+    for project, url in ((shop, "git@git.co:a/b.git"), (lab, "https://me:pw@git.co/a/b")):
+        project.run("-c", f"import os; os.system('git init -q && git remote add origin {url}')")
+    assert shop.does() == "shop 1"
+    assert lab.does() == "lab 1"
+    assert view("train").spec.origin.name == "git.co/a/b"
+    assert "pw" not in json.dumps(vars(view("train").spec.origin))
+
+
+def test_trust_1_of_two_deploys_at_once_one_has_the_service(shop, lab):
+    ends = {}
+
+    def deploy(project):
+        try:
+            ends[project] = project.does()
+        except AssertionError as error:
+            ends[project] = str(error)
+
+    shop.does("deploy(other)(1)")  # the local service is there
+    threads = [threading.Thread(target=deploy, args=(project,)) for project in (shop, lab)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = [project for project, end in ends.items() if end == f"{project.folder.name} 1"]
+    lost = [project for project, end in ends.items() if "ServiceTakenError" in end]
+    assert len(won) == len(lost) == 1
+    assert won[0].does("kt.fn(train)(2)") == f"{won[0].folder.name} 2"
+
+
+def test_trust_1_a_second_module_of_one_compute_is_a_second_service_and_says_so(shop):
+    program = """
+    from train import *
+    compute = kt.Compute(cpus="0.1")
+    one = kt.fn(train).to(compute)
+    two = kt.fn(other).to(compute)
+    two = kt.fn(other).to(compute)
+    print(one(1), two(2))
+    named = kt.Compute(cpus="0.1")
+    named.service_name = "one-name"
+    kt.fn(train).to(named)
+    print(kt.fn(other).to(named)(3))
+    """
+    out, err = shop.run("-c", textwrap.dedent(program))
+    assert "shop 1 other of shop 2" in out
+    assert err.count("kubetorch: other is a second service, with pods of its own") == 1
+    assert "one-name in namespace default ran train.py:train" in out
+    assert out.endswith("other of shop 3")
+    assert names() == ["one-name", "other", "train"]
+
+
+def test_trust_1_a_handle_says_once_that_its_service_runs_other_code(shop, lab):
+    program = """
+    from train import *
+    import subprocess, sys
+    remote = deploy()
+    print(remote(1), flush=True)
+    lab = [sys.executable, sys.argv[1], sys.argv[2]]
+    subprocess.run(lab, check=True, stdout=subprocess.DEVNULL)
+    print(remote(2), remote(3), list(remote.map([4])), remote.spawn(5).result())
+    """
+    file = str(lab.folder / "train.py")
+    out, err = shop.run("-c", textwrap.dedent(program), file, "deploy(replace=True)")
+    assert out.splitlines() == ["shop 1", "lab 2 lab 3 ['lab 4'] lab 5"]
+    assert err.count("kubetorch: train now runs train.py:train of project") == 1
+    assert err.count("/lab, which is not what this program deployed or found") == 1
+
+    # A callable of another name answers nothing: the error is said, and so is whose code it is.
+    replaced = "deploy(other, name='train', replace=True)"
+    end = shop.run(
+        "-c",
+        textwrap.dedent(program).replace("deploy()", "deploy(replace=True)"),
+        file,
+        replaced,
+        code=1,
+    )[1]
+    assert "CallableNotFoundError" in end
+    assert end.count("kubetorch: train now runs train.py:other of project") == 1
+
+
+def test_trust_1_an_edit_or_a_deploy_of_ones_own_is_no_news(shop):
+    program = """
+    from train import *
+    import subprocess, sys
+    remote = deploy()
+    subprocess.run([sys.executable, "train.py"], check=True)
+    remote(1)
+    """
+    assert "kubetorch:" not in shop.run("-c", textwrap.dedent(program))[1]
+
+
+def test_trust_1_a_handle_that_found_a_bare_name_says_whose_it_calls(shop, lab):
+    shop.does()
+    runs = "runs train.py:train of project"
+    for call in (
+        "kt.fn(train)(1)",
+        "kt.fn(name='train')(1)",
+        "kt.fn(train).to(kt.Compute(), get_if_exists=True)(1)",
+    ):
+        out, err = lab.run("train.py", call)
+        assert out == "shop 1"
+        assert err.count(f"kubetorch: train in namespace default is your service, and {runs}") == 1
+    _, err = lab.run("train.py", "kt.fn(train)(1)", KT_USERNAME="bob")
+    assert "is a service of somebody without a user name, and " in err
+    # One's own prefix says whose it is.
+    shop.does(KT_USERNAME="bob")
+    assert "kubetorch:" not in lab.run("train.py", "kt.fn(train)(1)", KT_USERNAME="bob")[1]
+
+
+# --------------------------------------------------------------------------- 2: pods know the user
+
+NESTED = """
+import os
+import kubetorch as kt
+
+def embed(x):
+    return os.environ["KT_SERVICE_NAME"], os.environ.get("KT_USERNAME")
+
+def outer(x):
+    remote = kt.fn(embed).to(kt.Compute(cpus="0.1"))
+    return remote(x), kt.config.username, kt.config.namespace, kt.config.backend
+
+if __name__ == "__main__":
+    print(kt.fn(outer).to(kt.Compute(cpus="0.1", namespace="team"))(1))
+    print(kt.fn(embed).to(kt.Compute(cpus="0.1", namespace="team"))(1))
+"""
+
+
+def test_trust_2_what_a_pod_deploys_is_its_deployers(shop):
+    (shop.folder / "nested.py").write_text(NESTED)
+    shop.run("nested.py", KT_USERNAME="alice")
+    found = kt.globals.controller_client().list_workloads()
+    assert [one.spec.name for one in found] == ["alice-embed", "alice-outer"]
+    embed, outer = (one for one in found)
+    assert embed.creator == outer.creator == Creator("", "alice")
+    assert embed.spec.origin.project == outer.spec.origin.project
+    assert embed.spec.origin.callable == "nested.py:embed"
+    out, _ = shop.run("nested.py", KT_USERNAME="alice")  # the pod's deploy is one from here
+    said = "[['alice-embed', 'alice'], 'alice', 'team', 'local']"
+    assert said in out and out.endswith("['alice-embed', 'alice']")
+    shop.kt("teardown", "-a", "-y", "-n", "team", KT_USERNAME="alice")
+    assert kt.globals.controller_client().list_workloads() == []
+
+
+def test_trust_2_who_has_no_name_has_pods_without_one_and_the_user_may_give_another(shop):
+    (shop.folder / "nested.py").write_text(NESTED)
+    # The local service was started by somebody who has a name.
+    shop.does("deploy()(1)", KT_USERNAME="alice")
+    assert "[['embed', None], None, 'team'," in shop.run("nested.py")[0]
+    shop.kt("teardown", "--namespace-wide", "-y", "--count", "2", "-n", "team")
+    given = NESTED.replace('cpus="0.1", namespace', 'env_vars={"KT_USERNAME": "bot"}, namespace')
+    (shop.folder / "nested.py").write_text(given)
+    assert "[['bot-embed', 'bot'], 'bot'," in shop.run("nested.py", KT_USERNAME="alice")[0]
+
+
+# ------------------------------------------------------------------------------------ 3: teardown
+
+
+def test_trust_3_teardown_all_deletes_what_its_caller_deployed(shop):
+    shop.does("deploy()(1)")
+    for user in ("alice", "bob"):
+        shop.does("deploy()(1)", KT_USERNAME=user)
+    out, err = shop.kt("teardown", "-a", "-y")
+    assert "Deleting all services of yours in default namespace..." in out
+    assert "Not yours in default namespace: alice-train (of alice), bob-train (of bob)" in err
+    assert names() == ["alice-train", "bob-train"]
+    shop.kt("teardown", "--all", "-y", KT_USERNAME="bob")
+    assert names() == ["alice-train"]
+    # Its own file means its own services.
+    assert "No services found" in shop.kt("teardown", "-a", "-y")[0]
+    shop.kt("teardown", "train.py", "-y")
+    assert names() == ["alice-train"]
+
+
+def test_trust_3_a_whole_namespace_takes_its_number(shop):
+    for user in ("alice", "bob"):
+        shop.does("deploy()(1)", KT_USERNAME=user)
+    for arguments in (["-y"], ["-y", "--count", "1"], ["-y", "--count", "3"]):
+        _, err = shop.kt("teardown", "--namespace-wide", *arguments, code=1)
+        assert "nothing was deleted" in err and "namespace default has 2" in err
+    assert "--count is for" in shop.kt("teardown", "-a", "--count", "2", code=1)[1]
+    for typed, code in (("y\n", 1), ("3\n", 1), ("", 1), ("2\n", 0)):
+        assert names() == ["alice-train", "bob-train"]
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetorch", "teardown", "-a", "--namespace-wide"],
+            input=typed, text=True, capture_output=True, cwd=shop.folder, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "• deployment alice-train (of alice)" in done.stdout
+        assert "Type the number of services" in done.stderr
+    assert names() == []
+
+
+# --------------------------------------------------------------------------- 5: unpickled handles
+
+
+def test_trust_5_an_unpickled_handle_is_deployed_again_where_its_code_can_be_imported(shop, lab):
+    make = """
+    from train import *
+    import pickle, sys
+    model = kt.cls(Model, name="model").to(kt.Compute(cpus="0.1"))
+    function = deploy()
+    pickle.dump((model, function), open("handles", "wb"))
+    """
+    shop.run("-c", textwrap.dedent(make))
+    again = """
+    import pickle
+    import kubetorch as kt
+    model, again = pickle.load(open({file!r}, "rb"))
+    again.compute.image.set_env_vars({{"STAGE": "two"}})
+    again.to(again.compute)
+    print(again(1), again.to(kt.Compute(cpus="0.1"), sync_dir=".")(2))
+    model.to(model.compute, init_args={{}})
+    print(model.where(), len(again.compute.image.to_spec().steps))
+    """
+    file = shop.folder / "handles"
+    out, err = shop.run("-c", textwrap.dedent(again.format(file=str(file))))
+    assert out.splitlines()[-2:] == ["shop 1 shop 2", "shop 0"]
+    assert "kubetorch:" not in err
+    # Elsewhere another module may have the name: it is not the same code.
+    assert "ServiceTakenError" in lab.refused("-c", textwrap.dedent(again.format(file=str(file))))
+    (lab.folder / "train.py").unlink()
+    error = lab.run("-c", textwrap.dedent(again.format(file=str(file))), code=1)[1]
+    assert "the code of train, train:train, cannot be imported here: No module named" in error
+
+
+def test_trust_5_a_handle_is_deployed_again_in_a_pod_that_has_its_code(shop):
+    (shop.folder / "pyproject.toml").unlink()
+    (shop.folder / ".git").mkdir()  # the marker, which does not travel
+    (shop.folder / "helper.py").write_text("def double(x): return 2 * x\n")
+    (shop.folder / "jobs.py").write_text(
+        textwrap.dedent("""
+        import kubetorch as kt
+        import helper
+
+        def work(x):
+            return helper.double(x)
+
+        def redeploy(handle):
+            handle.compute.image.set_env_vars({"A": "1"})
+            return handle.to(handle.compute)(4)
+
+        if __name__ == "__main__":
+            handle = kt.fn(work).to(kt.Compute(cpus="0.1"))
+            remote = kt.fn(redeploy)
+            remote.serialization = "pickle"
+            remote.to(kt.Compute(cpus="0.1", allowed_serialization=["pickle"]))
+            print(remote(handle))
+        """)
+    )
+    assert shop.run("jobs.py")[0].endswith("8")
+
+
+def test_trust_5_an_app_is_deployed_again(shop):
+    (shop.folder / "app.py").write_text(
+        "import kubetorch as kt\nweb = kt.app('echo one; echo two')\n"
+    )
+    make = "import app, kubetorch as kt, pickle; app.web.to(kt.Compute(cpus='0.1')); "
+    shop.run("-c", make + "pickle.dump(app.web, open('app.pickle', 'wb'))")
+    again = (
+        "import pickle; a = pickle.load(open('app.pickle', 'rb')); print(a.to(a.compute).follow())"
+    )
+    assert shop.run("-c", again)[0].endswith("0")
+
+
+def test_trust_5_the_image_of_a_compute_is_empty_where_none_was_given(tmp_path):
+    compute = kt.Compute(cpus="0.1")
+    assert compute == kt.Compute(cpus="0.1", image=kt.Image())
+    assert compute.image.to_spec().steps == ()
+    copied = pickle.loads(pickle.dumps(compute))
+    (tmp_path / "data").mkdir()
+    copied.image.copy(str(tmp_path / "data"))
+    assert len(copied.to_spec().image.steps) == 1
+    assert compute.to_spec().image is None
+    assert "image" not in repr(compute)
