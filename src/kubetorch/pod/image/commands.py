@@ -16,7 +16,7 @@ from pathlib import Path
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import deadlines, process_watch
 from kubetorch.lib.asgi import NDJSON, Request, Responder
-from kubetorch.pod.environment import Prepared
+from kubetorch.pod.environment import NAMES, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.image_steps import Copier, Place
@@ -35,9 +35,15 @@ if [ "$1" = install ]; then shift; exec {install} "$@"; fi
 exec {python} -m pip "$@"
 """
 _UV = """#!/bin/sh
-if [ "$1 $2" = "pip install" ]; then shift 2; exec {install} "$@"; fi
-exec {uv} "$@"
+flags=
+for word; do
+  case "$word" in -*) flags="$flags $word"; shift ;; *) break ;; esac
+done
+if [ "$1 $2" = "pip install" ]; then shift 2; exec {install} $flags "$@"; fi
+exec {uv} $flags "$@"
 """
+#: The names of pip, for each Python that workers run on.
+_PIPS = ("pip", *(name.replace("python", "pip") for name in NAMES if name != "python"))
 #: Bytes of a request.
 BODY_LIMIT = 1024 * 1024
 #: Lines that wait for a slow client; further ones are dropped, and counted.
@@ -135,19 +141,18 @@ class CommandRunner:
         # User code may have removed them.
         for folder in (self._working_dir, self._programs, self.packages):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, text in (("pip", _PIP), ("pip3", _PIP), ("uv", _UV)):
+        for name in (*_PIPS, "uv"):
             program = self._programs / name
-            program.write_text(text.format(**words))
+            program.write_text((_UV if name == "uv" else _PIP).format(**words))
             program.chmod(0o755)
         path = [str(self._programs), str(Path(python).parent), prepared.env.get("PATH", os.defpath)]
         found = {
-            **prepared.env,
+            **image_steps.installing(prepared.env, python=python),
             "PATH": os.pathsep.join(path),
             "PYTHONPATH": os.pathsep.join(prepared.path),
             "PIP_TARGET": str(self.packages),
         }
         found.setdefault("UV_CACHE_DIR", str(self._downloads))
-        found.pop("UV_SYSTEM_PYTHON", None)
         found.update(image_steps.QUIET)
         return found
 

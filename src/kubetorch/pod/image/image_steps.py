@@ -48,6 +48,16 @@ PACKAGE_MANAGERS = frozenset(
 )
 #: Variables that change what an installer does.
 _INSTALLER = ("PIP_", "UV_")
+#: Those that say where it installs. Where packages come from (indexes, links, files of settings),
+#: and which are taken, is the user's to say.
+_PLACES = frozenset(
+    {
+        *("PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_SRC"),
+        *("PIP_TARGET", "PIP_USER", "PYTHONUSERBASE", "UV_PREFIX", "UV_PROJECT"),
+        *("UV_PROJECT_ENVIRONMENT", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET"),
+        *("UV_WORKING_DIR", "UV_WORKING_DIRECTORY", "VIRTUAL_ENV"),
+    }
+)
 #: What a shell would make something of.
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
 _SHELL = re.compile(r"[$`;|&<>()\n]")
@@ -157,7 +167,11 @@ def _has_no_flags(step: PipStep) -> bool:
 
 def digest(above: str, requirement: str, variables: Mapping[str, str]) -> str:
     """Identity of the environment `above` with one more requirement."""
-    relevant = {name: value for name, value in variables.items() if name.startswith(_INSTALLER)}
+    relevant = {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(_INSTALLER) and name not in _PLACES
+    }
     # Where it keeps its downloads makes no difference.
     relevant.pop("UV_CACHE_DIR", None)
     return digest_of(json.dumps([above, requirement, sorted(relevant.items())]).encode())
@@ -213,9 +227,28 @@ def variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dic
         INSTALL_VARIABLE: "uv pip install",
     }
     found.setdefault("UV_CACHE_DIR", str(downloads))
-    # It would install into the machine's own interpreter.
-    found.pop("UV_SYSTEM_PYTHON", None)
     return found
+
+
+def without_places(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that say where something is installed."""
+    return {name: value for name, value in environ.items() if name not in _PLACES}
+
+
+def installing(environ: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """The variables of a command, whose installers take the environment of an interpreter."""
+    found = without_places(environ)
+    for name in environ:
+        if name.startswith("CONDA_"):
+            del found[name]
+    venv = environ.get("VIRTUAL_ENV")
+    if venv and python.startswith(f"{venv}/"):
+        found["VIRTUAL_ENV"] = venv
+    prefix = Path(python).resolve().parents[1]
+    if (prefix / "conda-meta").is_dir():
+        found["CONDA_PREFIX"] = str(prefix)
+    # uv goes by the first even with `--system`; settings of pip's own may say the second.
+    return {**found, "UV_PYTHON": python, "PIP_USER": "0"}
 
 
 def background(command: str) -> str:

@@ -231,12 +231,20 @@ class Preparation:
     def environ(self, count: int, venv: Path | None) -> dict[str, str]:
         """The variables after so many steps."""
         before = self._images.records.environ(self._environ, self._image.steps)
+        if venv is not None:
+            before = image_steps.without_places(before)
         said = [step for step in self._image.steps[:count] if isinstance(step, EnvStep)]
         found = worker_environ(before, self._images.pod, self._spec, said)
         if venv is not None:
             downloads = self._images.shared.downloads
             found = image_steps.variables(found, venv=venv, downloads=downloads)
         return found
+
+    def _place(self, number: int, venv: Path) -> Place:
+        """Where a step runs that may install something."""
+        environ = self.environ(number, venv)
+        python = venvs.python_of(venv)
+        return Place(image_steps.installing(environ, python=python), self._folder)
 
     # ------------------------------------------------------------------------------------ walking
 
@@ -319,7 +327,7 @@ class Preparation:
         made = shared.new()
         try:
             await self._copy(venv, made)
-            await self._install(step, Place(self.environ(number, made), self._folder), made)
+            await self._install(step, self._place(number, made), made)
             found = await asyncio.to_thread(shared.publish, made, digest)
         finally:
             await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
@@ -335,7 +343,7 @@ class Preparation:
         made = self._images.records.own(own)
         try:
             await self._copy(venv, made)
-            await self._install(step, Place(self.environ(number, made), self._folder), made)
+            await self._install(step, self._place(number, made), made)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
             raise

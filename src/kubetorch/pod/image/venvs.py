@@ -84,7 +84,8 @@ def create_command(uv: str, python: str, folder: Path) -> list[str]:
 def finish_creation(folder: Path, site: Sequence[str], uv: str) -> None:
     """Make installers, and the packages of the interpreter, visible in a new environment."""
     (folder / "bin" / "uv").symlink_to(uv)
-    for name in ("pip", "pip3"):
+    version = site_packages(folder).parent.name.removeprefix("python")
+    for name in ("pip", "pip3", f"pip{version}"):
         # The interpreter's own program would install into the interpreter.
         (folder / "bin" / name).write_text(_PIP)
         (folder / "bin" / name).chmod(0o755)

@@ -106,6 +106,24 @@ def test_an_environment_is_named_by_all_that_makes_it():
     assert len(names) == 5
     same = image_steps.digest("base", "a", {"HOME": "/h", "UV_CACHE_DIR": "/c"})
     assert same == image_steps.digest("base", "a", {})
+    assert same == image_steps.digest("base", "a", {"UV_PYTHON": "/p", "PIP_TARGET": "/t"})
+
+
+def test_trust_13_installers_see_where_packages_come_from_and_not_where_else_to_put_them(tmp_path):
+    python = tmp_path / "venv" / "bin" / "python"
+    sources = {"UV_INDEX_URL": "x", "PIP_EXTRA_INDEX_URL": "y", "PIP_CONFIG_FILE": "/pip.conf"}
+    outside = {"UV_PYTHON": "/p", "PIP_TARGET": "/t", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1"}
+    environ = {**sources, **outside, "VIRTUAL_ENV": "/mine", "HOME": "/h"}
+
+    found = image_steps.installing(environ, python=str(python))
+    own = {"UV_PYTHON": str(python), "PIP_USER": "0"}
+    assert found == {**sources, **own, "HOME": "/h"}
+
+    # An interpreter of conda's: `conda install` finds its environment.
+    (tmp_path / "venv" / "conda-meta").mkdir(parents=True)
+    environ["VIRTUAL_ENV"] = str(tmp_path / "venv")
+    found = image_steps.installing(environ, python=str(python))
+    assert found["CONDA_PREFIX"] == found["VIRTUAL_ENV"] == str(tmp_path / "venv")
 
 
 @pytest.mark.parametrize(
