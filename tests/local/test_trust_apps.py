@@ -92,7 +92,9 @@ def test_a_script_of_kt_run_deploys_and_calls(project, guard):
     assert "found 0.1 job\n" in done.stdout
 
 
-def test_apps_of_one_file_deploy_each_other_and_not_themselves(project):
+@pytest.mark.parametrize("username", ["", "ann"])
+def test_apps_of_one_file_deploy_each_other_and_not_themselves(project, username, monkeypatch):
+    monkeypatch.setenv("KT_USERNAME", username)
     first, second = sockets.choose(()), sockets.choose(())
     project.write("web.py", WEB)
     done = project.run("web.py", str(first), str(second), timeout=120)
@@ -102,7 +104,9 @@ def test_apps_of_one_file_deploy_each_other_and_not_themselves(project):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/abc", timeout=30) as answer:
             assert json.load(answer) == [[3, "abc"], "ABC"]
     found = kt.globals.controller_client().list_workloads("default")
-    generations = {view.spec.name: view.generation for view in found}
+    prefix = f"{username}-" if username else ""
+    assert all(view.spec.name.startswith(prefix) for view in found)
+    generations = {view.spec.name.removeprefix(prefix): view.generation for view in found}
     assert generations.keys() == {f"web{first}", f"web{second}", "embedder", "upper"}
     # Each was deployed by the program, and once by the other.
     assert generations[f"web{first}"] <= 2
