@@ -84,6 +84,17 @@ def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
     assert _loaded_by(program) & (SERVERS | {"asyncio", "msgspec", "http.client"}) == set()
 
 
+def test_trust_24_only_a_terminal_has_rich_imported() -> None:
+    table = "from kubetorch.cli.output import Output\nOutput().table(['A'], [['1']])"
+    program = "import contextlib, io, sys\nwith contextlib.redirect_stdout({}): \n    {}"
+    piped, terminal = (
+        _loaded_by(program.format(stream, table.replace("\n", "; ")))
+        for stream in ("io.StringIO()", "type('', (io.StringIO,), {'isatty': lambda _: True})()")
+    )
+    assert "rich" not in piped
+    assert "rich" in terminal
+
+
 def test_a_worker_runs_without_any_installed_distribution() -> None:
     worker = ROOT / "src" / "kubetorch" / "pod" / "user_process"
     names = sorted(f"kubetorch.pod.user_process.{path.stem}" for path in worker.glob("[!_]*.py"))

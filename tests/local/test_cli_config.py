@@ -29,7 +29,7 @@ def kt(tmp_path):
 def test_it_lists_all_settings_when_nothing_else_is_said(kt):
     listed = kt()
     assert listed.returncode == 0
-    assert listed.stdout.startswith("{'username': None")
+    assert listed.stdout.splitlines()[0].split() == ["SETTING", "VALUE", "FROM"]
     assert kt("list").stdout == listed.stdout
     assert json.loads(kt("list", "--json").stdout)["namespace"] == "default"
 
@@ -55,6 +55,32 @@ def test_the_environment_goes_before_the_file(kt):
     kt("set", "namespace", "research")
     assert kt("get", "namespace").stdout == "research\n"
     assert kt("get", "namespace", KT_NAMESPACE="staging").stdout == "staging\n"
+
+
+def rows(listed):
+    return [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+
+
+def test_trust_24_the_list_says_where_each_value_is_from(kt):
+    kt("set", "username", "alice")
+    found = rows(kt("list", KT_NAMESPACE="staging", HOME="/elsewhere"))
+    assert ["username", "alice", str(kt.file)] in found
+    assert ["namespace", "staging", "KT_NAMESPACE"] in found
+    assert ["queue", "-", "default"] in found
+    assert ["namespace", "away", "install_namespace"] in rows(
+        kt("list", KT_NAMESPACE="staging", KT_INSTALL_NAMESPACE="away")
+    )
+
+
+def test_trust_24_setting_a_value_says_what_goes_before_it(kt):
+    done = kt("set", "namespace", "research", KT_NAMESPACE="staging")
+    assert done.stdout == "namespace set to: research\n"
+    assert done.stderr == (
+        "namespace is staging all the same: KT_NAMESPACE says so, and goes before the file\n"
+    )
+    assert kt("set", "namespace", "research").stderr == ""
+    assert "KT_NAMESPACE" in kt("unset", "namespace", KT_NAMESPACE="staging").stderr
+    assert kt("unset", "namespace").stderr == ""
 
 
 def test_dashes_in_names_are_understood(kt):

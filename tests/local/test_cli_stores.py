@@ -57,16 +57,16 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["create", "x", "-v", "NO_SUCH_VARIABLE"], 0, "NO_SUCH_VARIABLE"),
-        (["create", "x"], 0, "--env-vars"),
-        (["create", "x", "-c", "opnai"], 0, "is not a supported provider"),
-        (["describe", "nowhere"], 0, "nowhere"),
-        (["update", "nowhere", "-v", "HOME"], 0, "kt secrets create"),
-        (["delete", "nowhere", "-y"], 0, "nowhere"),
+        (["create", "x", "-v", "NO_SUCH_VARIABLE"], 1, "NO_SUCH_VARIABLE"),
+        (["create", "x"], 1, "--env-vars"),
+        (["create", "x", "-c", "opnai"], 1, "is not a supported provider"),
+        (["describe", "nowhere"], 1, "nowhere"),
+        (["update", "nowhere", "-v", "HOME"], 1, "kt secrets create"),
+        (["delete", "nowhere", "-y"], 1, "nowhere"),
         (["burn", "nowhere"], 2, "list, create, update, delete, describe"),
     ],
 )
-def test_what_cannot_be_done_with_secrets_is_said(
+def test_trust_24_what_cannot_be_done_with_secrets_is_said_and_is_exit_status_1(
     run: Run, arguments: list[str], status: int, message: str
 ) -> None:
     done = run("secrets", *arguments)

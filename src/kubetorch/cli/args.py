@@ -35,6 +35,9 @@ Namespace = Annotated[
     str | None,
     typer.Option("-n", "--namespace", help="Namespace; the configured one by default."),
 ]
+AllNamespaces = Annotated[
+    bool, typer.Option("-A", "--all-namespaces", help="Those of all namespaces.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, remarks on stderr.")]
 
 Replace = Annotated[

@@ -129,9 +129,10 @@ def calls(context: typer.Context) -> None:
     """List, inspect, cancel and await spawned calls.
 
     `fn.spawn(...)` starts a call that goes on when its program ends. Its result is kept for a day.
+    Without a command the calls are listed.
     """
     if context.invoked_subcommand is None:
-        Output().text(context.get_help())
+        list_calls()
 
 
 @calls_app.command("list")
@@ -153,7 +154,8 @@ def list_calls(
     if as_json:
         output.value([views.call_json(call) for call in found])
     elif found:
-        output.table(views.CALL_LIST_COLUMNS, [views.call_list_row(call) for call in found])
+        rows = [views.call_list_row(call) for call in found]
+        output.table(views.CALL_LIST_COLUMNS, rows, spare=views.SPARE_CALL_COLUMNS)
     else:
         output.report(f"No spawned calls found in {services.namespace} namespace")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,8 +54,24 @@ def _list(output: Output) -> None:
     settings = dict(config)
     if output.as_json:
         output.value(settings)
-    else:
-        output.report(str(settings))
+        return
+    rows = [(key, _shown(value), _origin(key)) for key, value in settings.items()]
+    output.table(("SETTING", "VALUE", "FROM"), rows)
+
+
+def _shown(value: object) -> str:
+    """A value as `kt config set` takes it; `-` where there is none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return json.dumps(value) if value else "-"
+    return ",".join(value) if isinstance(value, list) else str(value or "-")
+
+
+def _origin(key: str) -> str:
+    found = config.origin(key)
+    home = str(Path.home())
+    return f"~{found[len(home) :]}" if found.startswith(f"{home}/") else found
 
 
 def _get(key: str, output: Output) -> None:
@@ -69,6 +87,7 @@ def _get(key: str, output: Output) -> None:
 def _unset(key: str, output: Output) -> None:
     config.write({key: None})
     output.report(f"{key} unset", "green")
+    _warn_of_others(key, output)
     if output.as_json:
         output.value({key: None})
 
@@ -79,9 +98,19 @@ def _set(key: str, value: str, output: Output) -> None:
     except KubetorchError as error:
         raise ConfigError(f"Error setting {key}: {error.message}", hint=error.hint) from error
     config.write({key: stored})
+    config.unset(key)
     output.report(f"{key} set to: {stored}", "green")
+    _warn_of_others(key, output)
     if output.as_json:
         output.value({key: stored})
+
+
+def _warn_of_others(key: str, output: Output) -> None:
+    """Say that something else decides on a setting, whatever the file says."""
+    origin = config.origin(key)
+    if origin in (SETTINGS[key].variable, "install_namespace"):
+        shown = _shown(config.get(key))
+        output.warn(f"{key} is {shown} all the same: {origin} says so, and goes before the file")
 
 
 def _known(key: str | None, missing: str, action: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, Namespace, ServiceName
+from kubetorch.cli.args import AllNamespaces, AsJson, Namespace, ServiceName
 from kubetorch.cli.output import Output, Style
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
@@ -31,6 +31,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command("list")
 def list_services(
     namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
     sort: Annotated[
         bool, typer.Option("-s", "--sort", help="Latest status change first, not by name.")
     ] = False,
@@ -45,25 +46,31 @@ def list_services(
     """List the services of a namespace."""
     output = Output(as_json=as_json)
     services = Services(namespace, output)
-    found = [service for service in services.all() if tag is None or tag in service.spec.name]
+    everything = services.all(all_namespaces=all_namespaces)
+    found = [service for service in everything if tag is None or tag in service.spec.name]
     if sort:
         found.sort(key=lambda service: service.updated, reverse=True)
     else:
-        found.sort(key=lambda service: service.spec.name)
+        found.sort(key=lambda service: (service.spec.namespace, service.spec.name))
     if as_json:
         output.value([views.service_json(service) for service in found])
         return
     if not found:
-        output.report(f"No services found in {services.namespace} namespace")
+        where = "any" if all_namespaces else services.namespace
+        output.report(f"No services found in {where} namespace")
         return
     columns = list(views.SERVICE_COLUMNS)
     rows = [views.service_row(service) for service in found]
+    if all_namespaces:
+        columns.insert(0, "NAMESPACE")
+        for row, service in zip(rows, found, strict=True):
+            row.insert(0, service.spec.namespace)
     if pods:
         at = columns.index("# OF PODS") + 1
         columns.insert(at, "POD NAMES")
         for row, service in zip(rows, found, strict=True):
             row.insert(at, _pod_names(service))
-    output.table(columns, rows, spare=("LAST STATUS CHANGE", "CPUs", "VOLUMES"))
+    output.table(columns, rows, spare=views.SPARE_SERVICE_COLUMNS)
 
 
 def _pod_names(service: WorkloadView) -> str:
@@ -228,7 +235,7 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
         "TTL": compute.inactivity_ttl,
         "Creator": views.creator(service),
         "Project": None if spec.origin is None else spec.origin,
-        "Created": views.moment(service.created),
+        "Created": f"{views.moment(service.created)} ({views.age(service.created)} ago)",
         "URL": service.url,
     }
     for key, value in facts.items():

@@ -8,6 +8,7 @@ terminal is made visible there.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -36,6 +37,12 @@ _CODES: Mapping[Style, str] = {
     "cyan": "36",
 }
 
+#: Words of a table that are seen at a glance.
+_STATUSES = {
+    **dict.fromkeys(("Ready", "Running", "Succeeded", "succeeded", "running"), "green"),
+    **dict.fromkeys(("Failed", "failed"), "red"),
+    **dict.fromkeys(("Creating", "Pending", "Scaling", "Terminating", "Waiting"), "yellow"),
+}
 #: What an error says that writing to stdout has raised.
 _STDOUT = "<stdout>"
 
@@ -83,12 +90,15 @@ class Output:
         """A table on stdout, whose cells are never cut; one may have several lines.
 
         On a terminal that is too narrow, columns in which there is nothing (`-`) are left out, then
-        those of `spare`, one after the other, until the table fits.
+        those of `spare`, one after the other, until the table fits; if it never does, cells go on
+        in the next line. In a pipe the table is whole.
         """
-        width = shutil.get_terminal_size().columns if self._stdout.isatty() else None
-        header, *lines = layout(columns, rows, width, spare)
-        _write(self._stdout, header, "bold")
-        for line in lines:
+        table = [[column, *cells] for column, *cells in zip(columns, *rows, strict=True)]
+        if self._stdout.isatty():
+            width = shutil.get_terminal_size().columns
+            _write(self._stdout, _drawn(narrowed(table, width, spare), width), "plain")
+            return
+        for line in layout(table):
             _write(self._stdout, line, "plain")
 
     def confirm(self, question: str) -> None:
@@ -143,19 +153,12 @@ def _interrupted() -> Iterator[None]:
         raise
 
 
-def layout(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int | None,
-    spare: Sequence[str] = (),
-) -> list[str]:
+#: A column: its header, and its cells.
+Column = Sequence[str]
+
+
+def layout(table: Sequence[Column]) -> list[str]:
     """The lines of a table: a header, and one for each line of the tallest cell of a row."""
-    table = [list(column) for column in zip(columns, *rows, strict=True)]
-    if width is not None and not _fits(table, width):
-        table = [column for column in table if any(cell != "-" for cell in column[1:])] or table
-        for name in spare:
-            if not _fits(table, width):
-                table = [column for column in table if column[0] != name]
     widths = [_width(column) for column in table]
     lines = []
     for row in zip(*table, strict=True):
@@ -165,12 +168,45 @@ def layout(
     return lines
 
 
-def _fits(table: Sequence[Sequence[str]], width: int) -> bool:
+def narrowed(table: Sequence[Column], width: int, spare: Sequence[str] = ()) -> list[Column]:
+    """The columns that are shown on so narrow a terminal."""
+    shown = list(table)
+    if not _fits(shown, width):
+        shown = [column for column in shown if any(cell != "-" for cell in column[1:])] or shown
+        for name in spare:
+            if not _fits(shown, width):
+                shown = [column for column in shown if column[0] != name]
+    return shown
+
+
+def _fits(table: Sequence[Column], width: int) -> bool:
     return sum(_width(column) + 2 for column in table) - 2 <= width
 
 
-def _width(column: Sequence[str]) -> int:
+def _width(column: Column) -> int:
     return max(len(line) for cell in column for line in cell.split("\n"))
+
+
+def _drawn(table: Sequence[Column], width: int) -> str:
+    """A table for a terminal: long cells go on in the next line, between words where they can."""
+    from rich.console import Console  # noqa: PLC0415  # 50 ms, on terminals alone
+    from rich.table import Table  # noqa: PLC0415  # as above
+    from rich.text import Text  # noqa: PLC0415  # as above
+
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system="standard" if _has_colour(sys.stdout) else None,
+    )
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for header, *_ in table:
+        drawn.add_column(Text(header), overflow="fold")
+    for row in zip(*(column[1:] for column in table), strict=True):
+        drawn.add_row(*(Text(cell, _STATUSES.get(cell, "")) for cell in map(terminal.visible, row)))
+    with console.capture() as captured:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def _where(error: BaseException) -> str:

@@ -92,9 +92,10 @@ class Services:
 
     # ----------------------------------------------------------------------------------- finding
 
-    def all(self) -> list[WorkloadView]:
-        """All of them."""
-        return self.session.ask(lambda controller: controller.list_workloads(self.namespace))
+    def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
+        """All of them, or those of all namespaces."""
+        where = None if all_namespaces else self.namespace
+        return self.session.ask(lambda controller: controller.list_workloads(where))
 
     def get(self, name: str) -> WorkloadView | None:
         """The service of exactly this name, if there is one."""

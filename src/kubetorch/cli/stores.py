@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.args import AllNamespaces, AsJson, Namespace
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import open_session
 from kubetorch.config.settings import config
-from kubetorch.errors import KubetorchError, SecretNotFound, SpecError, VolumeInUseError
+from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume, missing
@@ -20,10 +20,6 @@ from kubetorch.specs import names
 from kubetorch.specs.volume import default_mount_path
 from kubetorch.wire.secrets import Collision, SecretView, StoredSecret
 from kubetorch.wire.volumes import VolumeView
-
-AllNamespaces = Annotated[
-    bool, typer.Option("-A", "--all-namespaces", help="Those of all namespaces.")
-]
 
 
 class _Keeper:
@@ -181,10 +177,7 @@ def secrets(  # noqa: PLR0913  # the documented options
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List, create, update, delete or describe secrets.
-
-    An error is printed, and the exit status is 0 all the same, as programs expect.
-    """
+    """List, create, update, delete or describe secrets."""
     output = Output(as_json=as_json)
     if action not in _SECRET_ACTIONS:
         raise typer.BadParameter(
@@ -193,10 +186,7 @@ def secrets(  # noqa: PLR0913  # the documented options
     source = {"provider": provider, "path": path, "env_vars": env_vars or None}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
-    try:
-        _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))
-    except KubetorchError as error:
-        output.error(error.message, error.hint)
+    _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))
 
 
 def _list_secrets(asked: _SecretRequest) -> None:

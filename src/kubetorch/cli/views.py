@@ -9,10 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from kubetorch.sdk import logs
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire.messages import (
     AppView,
+    CallProgress,
     CallView,
     DeployLog,
     PodView,
@@ -200,6 +203,7 @@ def call_json(call: CallView) -> Json:
         "ended": call.ended,
         "result_bytes": call.result_bytes,
         "expires": call.expires,
+        "progress": None if call.progress is None else asdict(call.progress),
     }
 
 
@@ -227,6 +231,7 @@ SERVICE_COLUMNS = (
     "TYPE",
     "STATUS",
     "# OF PODS",
+    "AGE",
     "VOLUMES",
     "LAST STATUS CHANGE",
     "TTL",
@@ -234,6 +239,13 @@ SERVICE_COLUMNS = (
     "CPUs",
     "MEMORY",
     "GPUs",
+)
+
+
+#: Columns that a narrow terminal can do without, the first to go first.
+SPARE_SERVICE_COLUMNS = (
+    *("LAST STATUS CHANGE", "VOLUMES", "TTL", "MEMORY", "CPUs", "GPUs", "TYPE", "CREATOR"),
+    *("# OF PODS", "AGE", "NAMESPACE"),
 )
 
 
@@ -245,6 +257,7 @@ def service_row(service: WorkloadView) -> list[str]:
         mode(service),
         service.status,
         str(len(service.pods)),
+        age(service.created),
         ", ".join(volume.name for volume in spec.compute.volumes),
         moment(service.updated),
         spec.compute.inactivity_ttl,
@@ -257,7 +270,7 @@ def service_row(service: WorkloadView) -> list[str]:
 
 
 #: Columns that a narrow terminal can do without, and the first to go.
-SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY")
+SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY", "CALLS", "AGE")
 
 
 def pod_columns(service: WorkloadView) -> list[str]:
@@ -297,7 +310,7 @@ def app_words(app: AppView | None) -> str:
     return f"its app is {app.state}"
 
 
-CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "STARTED", "TOOK", "RESULT")
+CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "PROGRESS", "STARTED", "TOOK", "RESULT")
 
 
 def call_row(call: CallView) -> list[str]:
@@ -309,20 +322,33 @@ def call_row(call: CallView) -> list[str]:
         call.workload,
         call.callable,
         call.state,
+        progress_words(call.progress),
         moment(call.started),
         took,
         result,
     ]
 
 
-#: Those of a list, which fits on a terminal of 80 columns.
-CALL_LIST_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "AGE", "TOOK")
+#: Those of a list, and what a narrow terminal can do without, the first to go first.
+CALL_LIST_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "PROGRESS", "AGE", "TOOK")
+SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE")
 
 
 def call_list_row(call: CallView) -> list[str]:
     """A spawned call under `CALL_LIST_COLUMNS`."""
-    *found, _, took, _ = call_row(call)
-    return [*found, age(call.started), took]
+    *found, _, _, took, _ = call_row(call)
+    return [*found, progress_words(call.progress, brief=True), age(call.started), took]
+
+
+def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str:
+    """How far a call has come: `40% 4/10 epoch 4`, in brief `40%`; `-` where it does not say."""
+    if progress is None:
+        return "-"
+    words = f"{progress.current:g}"
+    if progress.total:
+        share = f"{progress.current / progress.total:.0%}"
+        words = share if brief else f"{share} {words}/{progress.total:g}"
+    return words if brief else f"{words} {progress.message or ''}".rstrip()
 
 
 def ready_pods(service: WorkloadView) -> int:
@@ -356,5 +382,5 @@ def age(since: float, *, now: float | None = None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A time of the clock here, to the second; `-` for never."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "-"
+    """A time of the clock here with its time zone, to the second; `-` for never."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)) if at else "-"

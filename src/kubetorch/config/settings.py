@@ -186,6 +186,10 @@ class Setting(Generic[T]):
         found = config._find(self.name, self.variable)
         return copy(self.default) if found is None else self._parsed(*found)
 
+    def _origin(self, config: KubetorchConfig) -> str:
+        found = config._find(self.name, self.variable)
+        return "default" if found is None else found[1]
+
     def __set__(self, config: KubetorchConfig, value: object) -> None:
         config._keep(self.name, None if is_nothing(value) else self._parsed(value))
 
@@ -207,6 +211,13 @@ class _Namespace(Setting[str]):
         if found is not None:
             return self._parsed(*found)
         return config._suggested_namespace() or self.default
+
+    def _origin(self, config: KubetorchConfig) -> str:
+        if config.install_namespace != INSTALL_NAMESPACE:
+            return "install_namespace"
+        found = super()._origin(config)
+        is_suggested = found == "default" and config._suggested_namespace() is not None
+        return "the cluster's context" if is_suggested else found
 
 
 class KubetorchConfig:
@@ -290,6 +301,14 @@ class KubetorchConfig:
             ConfigError: There is no such setting.
         """
         self._keep(_known(key), None)
+
+    def origin(self, key: str) -> str:
+        """Where the value of a setting comes from: `this program`, a variable, a file, `default`.
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        return SETTINGS[_known(key)]._origin(self)
 
     def write(self, values: Mapping[str, object] | None = None) -> None:
         """Write settings into the file; others in it stay.

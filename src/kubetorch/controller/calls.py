@@ -26,7 +26,7 @@ from kubetorch.lib import deadlines
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import Raised, pack_outcome
-from kubetorch.wire.messages import CallReport, CallView, Ending
+from kubetorch.wire.messages import CallProgress, CallReport, CallView, Ending
 
 #: Seconds until what could not be written is tried again.
 RETRY = 5.0
@@ -147,6 +147,8 @@ class Calls:
         self._blob_stores = blob_stores
         self._clock = clock
         self._first_news = first_news
+        # Of calls that run; their pods repeat it to the next controller.
+        self._progress: dict[str, CallProgress] = {}
         # Calls that are asked for before anybody spoke of them.
         self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
@@ -164,9 +166,14 @@ class Calls:
         is_news = report.state == "running" or is_result
         if known is not None and known.pod != pod and not is_news:
             return
-        self._book.put(
-            CallRecord(namespace=namespace, workload=workload, pod=pod, **asdict(report))
-        )
+        fields = asdict(report)
+        progress = fields.pop("progress")
+        record = CallRecord(namespace=namespace, workload=workload, pod=pod, **fields)
+        self._progress.pop(report.id, None)
+        if progress is not None and report.ended is None:
+            self._progress[report.id] = progress
+        if record != known:
+            self._book.put(record)
         expected = self._expected.get(report.id)
         if expected is not None:
             expected.set()
@@ -275,11 +282,11 @@ class Calls:
             result_bytes=len(outcome),
         )
         self._book.put(ended)
+        self._progress.pop(call.id, None)
 
-    @staticmethod
-    def _view(call: CallRecord) -> CallView:
+    def _view(self, call: CallRecord) -> CallView:
         expires = None if call.result is None or call.ended is None else call.ended + KEEP_SECONDS
-        return CallView(**asdict(call), expires=expires)
+        return CallView(**asdict(call), expires=expires, progress=self._progress.get(call.id))
 
 
 def unknown(call_id: str) -> ResultExpiredError:

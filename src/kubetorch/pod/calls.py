@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from kubetorch.errors import (
     CallableNotFoundError,
     CallCancelledError,
@@ -42,12 +44,14 @@ from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import Open, Progress
-from kubetorch.wire.messages import CallReport, Ending
+from kubetorch.wire.messages import CallProgress, CallReport, Ending
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
 #: Seconds that a call without a timeout waits for a worker to be there.
 WORKER_TIMEOUT = 30.0
+#: Seconds between two reports of how far a spawned call has come, and characters of its message.
+PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 #: Failures that the agent itself makes and that are an answer all the same: the call ran.
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
@@ -81,6 +85,9 @@ class Call:
         self._calls = calls
         self._timer: asyncio.TimerHandle | None = None
         self._worker_timer: asyncio.TimerHandle | None = None
+        # Until the controller may be told again how far it has come, and what is to be told then.
+        self._progress_timer: asyncio.TimerHandle | None = None
+        self._progress: Progress | None = None
         self._payload: Payload | None = None
         self._has_yielded = False
         self.request = request
@@ -238,6 +245,18 @@ class Call:
     def on_progress(self, report: Progress) -> None:  # CallSink's
         for caller in self.callers:
             caller.on_progress(report)
+        if self.spawned:
+            self._progress = report
+            if self._progress_timer is None:
+                self._report_progress()
+
+    def _report_progress(self) -> None:
+        self._progress_timer = None
+        report, self._progress = self._progress, None
+        if report is not None and not self.is_ended:
+            self._calls.report_progress(self, report)
+            loop = asyncio.get_running_loop()
+            self._progress_timer = loop.call_later(PROGRESS_INTERVAL, self._report_progress)
 
     def on_yield(  # CallSink's
         self, codec: str, sizes: Sequence[int], payload: Payload
@@ -320,7 +339,7 @@ class Call:
         if self.is_ended:
             return
         self.is_ended = True
-        for timer in (self._timer, self._worker_timer):
+        for timer in (self._timer, self._worker_timer, self._progress_timer):
             if timer is not None:
                 timer.cancel()
         if self._payload is not None:
@@ -648,6 +667,14 @@ class Calls:
         if state == "failed" and cancelled is not None:
             state = "cancelled"
         self._results.end(_report(request, state, started, ended=time.time()), outcome)
+
+    def report_progress(self, call: Call, report: Progress) -> None:
+        """Tell the controller how far a spawned call has come."""
+        message = report.message and report.message[:PROGRESS_CHARACTERS]
+        progress = CallProgress(report.current, report.total, message)
+        for spawned in call.spawned:
+            news = _report(spawned, "running", call.opened)
+            self._results.progress(replace(news, progress=progress))
 
     def on_lost(self, call: Call) -> None:
         """The worker of a call ended before the call did."""

@@ -393,6 +393,10 @@ class Results:
         finally:
             self._report(report)
 
+    def progress(self, report: CallReport) -> None:
+        """A spawned call has come further."""
+        self._report(report)
+
     def end(self, report: CallReport, outcome: Outcome) -> None:
         """A spawned call ended; `report` does not name the outcome yet."""
         ended = _Ended(report, outcome, None)

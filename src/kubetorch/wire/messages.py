@@ -135,6 +135,14 @@ class Activity(Message, tag="activity", frozen=True):
     app: AppView | None = None
 
 
+class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a call has come, as it says by `kt.progress`."""
+
+    current: float
+    total: float | None = None
+    message: str | None = None
+
+
 class CallReport(Message, tag="call", frozen=True):
     """State of a spawned call.
 
@@ -145,6 +153,7 @@ class CallReport(Message, tag="call", frozen=True):
         started, ended: Seconds since the epoch.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
         result_bytes: Its size.
+        progress: How far it has come, while it runs.
     """
 
     id: str
@@ -154,6 +163,7 @@ class CallReport(Message, tag="call", frozen=True):
     ended: float | None = None
     result: str | None = None
     result_bytes: int = 0
+    progress: CallProgress | None = None
 
 
 class Regroup(Message, tag="regroup", frozen=True):
@@ -574,6 +584,7 @@ class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     result: str | None = None
     result_bytes: int = 0
     expires: float | None = None
+    progress: CallProgress | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kubetorch.cli.output import Output, layout, tolerate_narrow_encodings
+from kubetorch.cli.output import Output, layout, narrowed, tolerate_narrow_encodings
 
 
 class Terminal(io.StringIO):
@@ -64,7 +64,7 @@ def test_a_table_in_a_pipe_has_every_cell_whole(capsys):
 
 
 def test_cells_stand_below_their_headers_and_may_have_several_lines():
-    assert layout(["A", "LONG NAME", "C"], [["1", "one\ntwo", "x"], ["2", "-", "y"]], None) == [
+    assert layout([["A", "1", "2"], ["LONG NAME", "one\ntwo", "-"], ["C", "x", "y"]]) == [
         "A  LONG NAME  C",
         "1  one        x",
         "   two",
@@ -73,14 +73,54 @@ def test_cells_stand_below_their_headers_and_may_have_several_lines():
 
 
 @pytest.mark.parametrize(
-    ("width", "header"), [(None, "A  NONE  B"), (10, "A  NONE  B"), (9, "A  B"), (1, "A  B")]
+    ("width", "kept"), [(10, ["A", "NONE", "B"]), (9, ["A", "B"]), (1, ["A", "B"])]
 )
-def test_only_where_it_is_too_wide_columns_without_values_are_left_out(width, header):
-    assert layout(["A", "NONE", "B"], [["1", "-", "2"]], width)[0] == header
+def test_only_where_it_is_too_wide_columns_without_values_are_left_out(width, kept):
+    table = [["A", "1"], ["NONE", "-"], ["B", "2"]]
+    assert [header for header, _ in narrowed(table, width)] == kept
 
 
 def test_a_table_of_nothing_but_gaps_keeps_its_columns():
-    assert layout(["A", "B"], [["-", "-"]], 1) == ["A  B", "-  -"]
+    table = [["A", "-"], ["B", "-"]]
+    assert narrowed(table, 1) == table
+
+
+WIDE = (["NAME", "SPARE", "REASON"], [["train", "x" * 30, "it waits for a node with a GPU"]])
+
+
+def shown_on_a_terminal(monkeypatch, columns, rows, *, width, **environ):
+    for name, value in {"TERM": "xterm", "NO_COLOR": "", "COLUMNS": str(width), **environ}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    Output().table(columns, rows, spare=["SPARE"])
+    return terminal.getvalue()
+
+
+def test_on_a_narrow_terminal_columns_go_before_cells_are_broken_between_words(monkeypatch):
+    text = shown_on_a_terminal(monkeypatch, *WIDE, width=20, NO_COLOR="1")
+    assert text.splitlines() == [
+        "NAME   REASON",
+        "train  it waits for",
+        "       a node with a",
+        "       GPU",
+    ]
+    text = shown_on_a_terminal(monkeypatch, *WIDE, width=40, NO_COLOR="1")
+    assert text.splitlines()[1] == "train  it waits for a node with a GPU"
+    text = shown_on_a_terminal(monkeypatch, *WIDE, width=80, NO_COLOR="1")
+    assert "x" * 30 in text
+
+
+def test_states_have_a_colour_where_there_are_colours(monkeypatch):
+    table = (["NAME", "STATUS"], [["train", "Failed"]])
+    assert "\x1b[31mFailed" in shown_on_a_terminal(monkeypatch, *table, width=80)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        text = shown_on_a_terminal(monkeypatch, *table, width=80, **{name: value})
+        assert text == "NAME   STATUS\ntrain  Failed\n"
+
+
+def test_what_would_steer_a_terminal_is_shown_in_a_table(monkeypatch):
+    text = shown_on_a_terminal(monkeypatch, ["NAME"], [["a\x1b]0;title\x07"]], width=80)
+    assert "a\\x1b]0;title\\x07" in text
 
 
 def test_the_lines_of_a_panel_can_be_copied_as_they_stand(capsys):

@@ -13,6 +13,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
+    CallProgress,
     CallView,
     DeployLog,
     LostMember,
@@ -90,9 +91,10 @@ def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
 
 def test_a_table_on_a_narrow_terminal_does_without_spare_columns():
     columns, rows = ["POD", "PHASE", "CALLS"], [["train-0", "Running", "3"]]
-    assert output.layout(columns, rows, 80, ["PHASE"])[0].split() == columns
-    assert output.layout(columns, rows, 16, ["PHASE", "CALLS"])[0].split() == ["POD", "CALLS"]
-    assert output.layout(columns, rows, None, ["PHASE"])[0].split() == columns
+    table = list(zip(columns, *rows, strict=True))
+    assert [column[0] for column in output.narrowed(table, 80, ["PHASE"])] == columns
+    narrow = output.narrowed(table, 16, ["PHASE", "CALLS"])
+    assert [column[0] for column in narrow] == ["POD", "CALLS"]
 
 
 def test_a_call_that_runs_has_no_result_yet():
@@ -121,8 +123,32 @@ def test_a_list_of_calls_fits_on_80_columns():
         started=time.time() - 86399,
         ended=time.time() - 80000,
     )
-    lines = output.layout(views.CALL_LIST_COLUMNS, [views.call_list_row(call)], None)
-    assert max(map(len, lines)) <= 80, lines
+    table = list(zip(views.CALL_LIST_COLUMNS, views.call_list_row(call), strict=True))
+    shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
+    assert [column[0] for column in shown] == ["ID", "SERVICE", "CALLABLE", "STATE", "AGE", "TOOK"]
+    assert max(map(len, output.layout(shown))) <= 80
+
+
+def test_the_list_of_a_call_that_says_how_far_it_has_come_fits_too():
+    call = CallView(
+        id="0" * 32,
+        namespace="default",
+        workload="somebody-long-training",
+        pod="counter-0",
+        callable="Counter.add",
+        state="running",
+        started=time.time() - 86399,
+        progress=CallProgress(4, 10, "epoch 4"),
+    )
+    table = list(zip(views.CALL_LIST_COLUMNS, views.call_list_row(call), strict=True))
+    shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
+    assert [column[1] for column in shown][1:] == [
+        *("somebody-long-training", "running", "40%", "23h")
+    ]
+    assert dict(zip(views.CALL_COLUMNS, views.call_row(call), strict=True))["PROGRESS"] == (
+        "40% 4/10 epoch 4"
+    )
+    assert views.call_json(call)["progress"] == {"current": 4, "total": 10, "message": "epoch 4"}
 
 
 @pytest.mark.parametrize(
