@@ -421,8 +421,8 @@ def test_calls_reach_every_pod_through_a_narrow_tree(alone):
     assert remote("sleep", 0, restart_procs=True)[:4] == [0, 1, 2, 3]
 
 
-def test_a_new_world_that_lacks_its_quorum_says_who_is_missing(alone):
-    remote = alone(processes=1, quorum_timeout=4)
+def test_a_new_world_that_lacks_its_quorum_says_who_is_missing(alone, capsys):
+    remote = alone(processes=1, quorum_timeout=9)
     pod = pods(remote)[1]
     os.kill(pod["pid"], signal.SIGSTOP)
     try:
@@ -432,8 +432,15 @@ def test_a_new_world_that_lacks_its_quorum_says_who_is_missing(alone):
             remote("sleep", 0, restart_procs=True)
         assert "QuorumError" in type(caught.value).__name__
         assert pod["name"] in str(caught.value)
+        waits = f"1 of 2 pods are there (pod {pod['name']}: unreachable)"
+        assert f"waiting for pods to start the ranks again: {waits}" in capsys.readouterr().out
     finally:
         os.kill(pod["pid"], signal.SIGCONT)
+
+
+def test_more_ranks_than_the_machine_has_memory_for_are_refused_at_once(alone):
+    with pytest.raises(kt.ResourceNotAvailableError, match="9000 pods with 2 processes each"):
+        alone(workers=9000, processes=2)
 
 
 def test_a_reload_in_the_middle_of_a_call_lets_it_end(alone):
@@ -453,6 +460,8 @@ def test_a_deploy_that_replaces_the_pods_ends_a_call_with_the_reason(alone):
     with pytest.raises(kt.WorkerMembershipChanged) as caught:
         handle.get(timeout=20)
     assert set(caught.value.reasons.values()) == {"Deleted"}
+    assert "newer pods took its place" in str(caught.value)
+    assert "call again" in str(caught.value)
 
 
 # ----------------------------------------------------------------------------------------- HTTP

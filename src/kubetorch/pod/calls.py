@@ -52,6 +52,8 @@ CALL_LIMIT = 10_000
 WORKER_TIMEOUT = 30.0
 #: Seconds between two reports of how far a spawned call has come, and characters of its message.
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
+#: Seconds until a call that waits for new processes says what these wait for; doubled each time.
+TELLING = 5.0
 #: Failures that the agent itself makes and that are an answer all the same: the call ran.
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
@@ -203,12 +205,13 @@ class Call:
             return
         self.worker = worker
 
-    def wait_until(self, seconds: float, on_timeout: Callable[[Call], None]) -> None:
-        """Call back if no worker has it by then; the first deadline counts."""
+    def wait_until(self, seconds: float, on_timeout: Callable[[Call], None]) -> bool:
+        """Call back if no worker has it by then; false if it waits already."""
         if self._worker_timer is not None:
-            return
+            return False
         loop = asyncio.get_running_loop()
         self._worker_timer = loop.call_later(seconds, on_timeout, self)
+        return True
 
     def limit(self, seconds: float) -> None:
         """Interrupt it after so many seconds."""
@@ -710,7 +713,25 @@ class Calls:
         if not self._record(call):  # it may be asked for by its id already
             return
         self._waiting.append(call)
-        call.wait_until(self._patience(call.request), self._give_up)
+        is_first = call.wait_until(self._patience(call.request), self._give_up)
+        if is_first and call.request.restart_procs:
+            self._tell_later(call, TELLING)
+
+    def _tell_later(self, call: Call, seconds: float) -> None:
+        """Say, after a while, what new processes wait for."""
+        asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, 2 * seconds)
+
+    def _tell_waiting(self, call: Call, again: float) -> None:
+        if call not in self._waiting:
+            return
+        waits_for = self._worker.waits_for if isinstance(self._worker, RankGroup) else None
+        if waits_for is not None:
+            text = (
+                f"waiting for pods to start the ranks again: {waits_for}; with "
+                'workers="ready" those that are there begin'
+            )
+            call.on_log(Line(text, "logger", "WARNING", time.time(), None))
+        self._tell_later(call, again)
 
     def _patience(self, request: Open) -> float:
         """Seconds that a call waits for a worker: longer where it is for those of a new world."""

@@ -112,6 +112,7 @@ class RankGroup:
         self._framework = distribution.distribution_type
         self._fanout = int(options.get("tree_fanout", 50))
         self._quorum_timeout = float(distribution.quorum_timeout or REGROUPING)
+        self._quorum = distribution.quorum_workers or distribution.workers or len(world.members)
         self._membership = membership
         self._numbers = itertools.count(1)
         self._runs: dict[int, Run] = {}
@@ -163,6 +164,18 @@ class RankGroup:
             request.id, self._quorum_timeout, is_quorum_awaited=request.workers != "ready"
         )
         return epoch < self.world.epoch
+
+    @property
+    def waits_for(self) -> str | None:
+        """What a newer world waits for, in words; `None` once it is formed."""
+        newest = self._membership.world_of(self.generation)
+        if newest is not None and newest.epoch > self.world.epoch:
+            return None
+        gone = {(one.member.pod, one.member.url) for one in self.world.lost}
+        members = self._membership.members
+        here = [one for one in members if one.url and (one.pod, one.url) not in gone]
+        lost = "; ".join(f"pod {one.member.pod}: {one.reason}" for one in self.world.lost)
+        return f"{len(here)} of {self._quorum} pods are there" + (f" ({lost})" if lost else "")
 
     def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
         """Have all ranks run a call, or those that it selects."""
@@ -281,6 +294,11 @@ class RankGroup:
             for pod, reason in short.items()
         }
         removed = [member.host for member in members if member.pod in why]
+        hint = (
+            "restart_procs=True runs a call on a world of the pods that are there; so does a deploy"
+        )
+        if len(removed) == len(members):
+            hint = "call again: the pods that take their place serve, or will"
         error = WorkerMembershipChanged(
             added_ips=(),
             removed_ips=removed,
@@ -292,8 +310,7 @@ class RankGroup:
                 + ")"
             ),
             reasons=short,
-            hint="restart_procs=True runs a call on a world of the pods that are there; so does "
-            "a deploy",
+            hint=hint,
         )
         error.pod_name = next(iter(why), None)
         return error

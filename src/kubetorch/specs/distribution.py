@@ -74,8 +74,7 @@ class DistributionSpec:
             number, port = self.processes("1"), self.port
         except (AttributeError, TypeError, ValueError) as error:
             raise SpecError(f"the options of the distribution are {self.options}") from error
-        if not 1 <= number <= MOST_PROCESSES:
-            raise SpecError(f"num_proc is {number}; it must be between 1 and {MOST_PROCESSES}")
+        _whole_number("num_proc", number, MOST_PROCESSES)
         if not 1 <= port <= LAST_PORT:
             raise SpecError(f"port is {port}; it must be between 1 and {LAST_PORT}")
 
@@ -173,6 +172,12 @@ def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
     for name in _WITHOUT_EFFECT:
         if name in given:
             warnings.append(f"distribute() ignores {name}: {_WITHOUT_EFFECT[name]}")
+    unknown = sorted(given.keys() - {*KNOWN, "num_processes"})
+    if unknown:
+        warnings.append(
+            f"distribute() does not know {', '.join(unknown)}: kept in distributed_config, without "
+            "effect on the pods; env_vars= sets variables that a framework reads"
+        )
     spec = DistributionSpec(
         distribution_type=kind,
         monitor_members=monitor,
@@ -198,13 +203,15 @@ def _framework(given: dict[str, Any]) -> str:
     return str(known)
 
 
-def _whole_number(name: str, value: object) -> int | None:
+def _whole_number(name: str, value: object, most: int | None = None) -> int | None:
     if value is None:
         return None
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (most or value):
+        allowed = "1 or more" if most is None else f"from 1 to {most}"
+        hint = 'num_proc="auto" is one for each GPU of the pod' if name == "num_proc" else None
+        raise SpecError(f"{name} is {value!r}; it must be a whole number, {allowed}", hint=hint)
     return value
 
 
@@ -222,8 +229,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     if broken:
         raise SpecError(f"distribute() takes values that JSON can carry, not {', '.join(broken)}")
     number = options.get("num_proc", options.get("num_processes"))
-    if number is not None and number != "auto":
-        _whole_number("num_proc", number)
+    if number != "auto":
+        _whole_number("num_proc", number, MOST_PROCESSES)
     for name in ("tree_fanout", "max_threads_per_proc"):
         _whole_number(name, options.get(name))
     port = _whole_number("port", options.get("port"))

@@ -72,6 +72,13 @@ def test_the_frameworks_own_options_pass_through():
     assert (config["num_proc"], config["nccl_flag"], config["port"]) == (4, "x", 9)
 
 
+def test_what_nothing_here_knows_is_kept_with_a_warning():
+    spec, warnings = parse({"num_proc": 4, "nccl_flag": "x", "zeta": 1})
+    assert spec.config(replicas=1, launch_timeout=1)["nccl_flag"] == "x"
+    [warning] = warnings
+    assert "does not know nccl_flag, zeta" in warning
+
+
 def test_a_digit_string_is_a_number_of_workers():
     assert parse({"workers": "4"})[0].workers == 4
 
@@ -98,6 +105,12 @@ def test_a_scale_to_zero_time_is_ignored_with_a_warning():
         ({"worker": 3}, "did you mean workers"),
         ({"num_procs": 3}, "did you mean num_proc"),
         ({"num_proc": 0}, "num_proc is 0"),
+        ({"num_proc": -2}, "num_proc is -2"),
+        ({"num_proc": 2.5}, "num_proc is 2.5"),
+        ({"num_proc": True}, "num_proc is True"),
+        ({"num_proc": "many"}, "num_proc is 'many'.*\n.*\"auto\" is one for each GPU"),
+        ({"num_proc": 1025}, "num_proc is 1025; it must be a whole number, from 1 to 1024"),
+        ({"num_processes": "5000"}, "num_proc is 5000"),
         ({"callback": print}, "takes values that JSON can carry"),
         ({"distribution_args": [1]}, "distribution_args is"),
         ({"distribution_type": "ray", "framework": "jax"}, "two frameworks"),

@@ -43,7 +43,7 @@ from kubetorch.controller.backends.process.pods import Pod, PodHome
 from kubetorch.controller.backends.process.spares import SpareAgents
 from kubetorch.controller.state import PodRecord, SqliteState
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, SpecError
-from kubetorch.lib import sockets
+from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
@@ -58,6 +58,8 @@ from kubetorch.wire.podenv import MARK, MEMORY_LIMIT
 REPLACE_GRACE = 30.0
 #: The same when the service stops.
 STOP_GRACE = 5.0
+#: Bytes of its own that an agent has at the least, and a worker, which shares more with others.
+LEAST_OF_AGENT, LEAST_OF_WORKER = 20 * 2**20, 5 * 2**20
 
 # What a spare says before it is a pod goes where the controller's own lines go.
 _STANDARD_ERROR = 2
@@ -236,6 +238,7 @@ class ProcessBackend:
                 "services start",
                 hint="say what new pods are to have, such as kt.Compute(cpus=1)",
             )
+        check_room(spec)
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return unsupported_warnings(manifest)
@@ -568,6 +571,21 @@ def check_supported(manifest: Manifest) -> None:
             f"the kind {manifest.get('kind')!r} of {manifest.get('apiVersion')!r} cannot be run on "
             "this machine, which has no operator for it",
             hint=f"a cluster can; {', '.join(SUPPORTED_KINDS)} run here",
+        )
+
+
+def check_room(spec: WorkloadSpec) -> None:
+    """Refuse so many processes that this machine has no memory for them, before they begin."""
+    compute = spec.compute
+    each = 1 if compute.distribution is None else compute.distribution.processes(compute.gpus)
+    needed = compute.pods * (LEAST_OF_AGENT + each * LEAST_OF_WORKER)
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > has:
+        raise ResourceNotAvailableError(
+            f"{spec.name} asks for {compute.pods} pods with {each} processes each, which need "
+            f"{processes.written(needed)} of memory or more; this machine has "
+            f"{processes.written(has)}",
+            hint="ask for fewer, or deploy to a cluster",
         )
 
 
