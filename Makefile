@@ -1,5 +1,5 @@
 # `make check` is what has to be green before a commit; `.ci/run` runs it all on a clean machine.
-.PHONY: check format lint types layers fast test bench
+.PHONY: check format lint types layers fast test bench site
 
 check: lint types layers fast
 
@@ -25,3 +25,6 @@ test:
 
 bench:
 	python -m benchmarks all --check
+
+site:
+	sphinx-build -q -W --keep-going -c docs . site

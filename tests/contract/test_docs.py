@@ -1,6 +1,7 @@
 """The documents say what is so: code compiles, links lead somewhere, references are complete."""
 
-import os
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -8,24 +9,24 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
+import documents
+import kubetorch
+from documents import DOCUMENTS, PAGES, ROOT
 from kubetorch import errors
 from kubetorch.cli.main import COMMANDS, app, load
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted({ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")})
 CLI_PAGE = ROOT / "docs/cli.md"
-#: The pages, and those that only people read.
-DOCUMENTS = sorted({*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"})
 WIDEST = 140
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+#: What a block may be; one without a language is a drawing.
+LANGUAGES = {"", "python", "shell", "text", "yaml", "json", "toml"}
 
 
-def blocks(page, language):
-    """The code blocks of a language, each with the number of its first line."""
-    text = page.read_text(encoding="utf-8")
-    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
+def code(page, language):
+    """The blocks of a language."""
+    return [block for block in documents.blocks(page) if block.language == language]
 
 
 def test_no_line_of_a_document_is_too_long():
@@ -39,18 +40,31 @@ def test_no_line_of_a_document_is_too_long():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
-def test_python_blocks_compile(page):
-    for line, code in blocks(page, "python"):
-        compile("\n" * (line - 1) + code, page.name, "exec")
+def test_a_block_is_of_a_language_that_is_checked(page):
+    for block in documents.blocks(page):
+        is_of_the_site = block.language.startswith("{")
+        assert block.language in LANGUAGES or is_of_the_site, block
+        assert block.language in documents.COMMANDS or not block.needs, f"{block} does not run"
+        if block.language == "python":
+            compile("\n" * (block.line - 1) + block.code, page.name, "exec")
+        elif block.language == "shell":
+            subprocess.run(["bash", "-n", "-c", block.code], check=True)
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.code))
+        elif block.language == "json":
+            json.loads(block.code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
-def test_python_blocks_use_only_what_kubetorch_has(page):
-    import kubetorch
-
-    for line, code in blocks(page, "python"):
-        for name in set(re.findall(r"\bkt\.([A-Za-z_]+)", code)):
-            assert hasattr(kubetorch, name), f"{page.name}:{line}: there is no kt.{name}"
+def test_python_blocks_use_only_names_that_are_there(tmp_path):
+    for number, page in enumerate(PAGES):
+        for block in code(page, "python"):
+            for name in set(re.findall(r"\bkt\.([A-Za-z_]+)", block.code)):
+                assert hasattr(kubetorch, name), f"{block}: there is no kt.{name}"
+            place = tmp_path / f"{number}-{page.stem}-{block.line}.py"
+            place.write_text(block.code, encoding="utf-8")
+    command = [Path(sys.executable).with_name("ruff"), "check", "--isolated", "--select=F", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
@@ -63,59 +77,22 @@ def test_relative_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
 def test_shell_blocks_use_commands_and_options_that_kt_has(page):
-    for line, code in blocks(page, "shell"):
-        joined = code.replace("\\\n", " ")
+    for block in code(page, "shell"):
+        joined = block.code.replace("\\\n", " ")
         for words in re.findall(r"(?:^|[(|&;])[ ]*kt ([^|&;)#\n]*)", joined, re.MULTILINE):
             command, *rest = words.split()
             if command.startswith("-"):
                 continue
-            assert command in COMMANDS, f"{page.name}:{line}: there is no kt {command}"
+            assert command in COMMANDS, f"{block}: there is no kt {command}"
             known = set().union(*(options(found) for found in family(load(command))))
             used = {word for word in rest if re.fullmatch(r"--?[a-z][a-z-]*", word)}
-            assert used <= known, f"{page.name}:{line}: kt {command} has no {used - known}"
-
-
-RUN = re.compile(
-    r"^<!-- run -->\n```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?",
-    re.MULTILINE | re.DOTALL,
-)
-MARKED = [
-    pytest.param(match["code"], match["output"], id=f"{name}-{number}")
-    for page, name in zip(PAGES, PAGE_IDS, strict=True)
-    for number, match in enumerate(RUN.finditer(page.read_text(encoding="utf-8")))
-]
-
-
-@pytest.mark.parametrize(("code", "expected"), MARKED)
-def test_marked_blocks_run_and_print_what_the_page_says(code, expected, service_home, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(code)
-    done = subprocess.run(
-        [sys.executable, program.name],
-        cwd=tmp_path,
-        env={**os.environ, "KT_QUIET": "true"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    if expected is not None:
-        assert without_pod_names(done.stdout) == without_pod_names(expected)
-
-
-def without_pod_names(output):
-    """Names of pods are made anew each time."""
-    return re.sub(r"\((\w+)-\w{5}-\w{5}\)", r"(\1)", output)
+            assert used <= known, f"{block}: kt {command} has no {used - known}"
 
 
 # ------------------------------------------------------------------------------------ references
 
 
 def test_the_page_of_computes_has_all_parameters_and_properties():
-    import inspect
-
-    import kubetorch
-
     text = (ROOT / "docs/compute.md").read_text(encoding="utf-8")
     public = [name for name in dir(kubetorch.Compute) if name[0] != "_"]
     attributes = [
@@ -124,6 +101,20 @@ def test_the_page_of_computes_has_all_parameters_and_properties():
     documented = set(re.findall(r"`([a-z_]+)(?:\([^`]*)?`", text))
     missing = {*inspect.signature(kubetorch.Compute).parameters, *attributes} - documented
     assert missing == {"chosen_name", "unknown"}
+
+
+def test_the_index_of_examples_has_each_of_them_once_with_a_sentence():
+    text = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^- \[(.*)\]\(\.\./examples/\1\): .+\.$", text, re.MULTILINE)
+    files = [path.name for path in (ROOT / "examples").iterdir() if path.is_file()]
+    assert sorted(rows) == sorted(files)
+
+
+def test_the_pages_of_the_api_have_every_public_name():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/api").glob("*.md")]
+    found = set(re.findall(r"^\.\. auto\w+:: kubetorch\.(\w+)", "\n".join(texts), re.MULTILINE))
+    missing = set(kubetorch.__all__) - found - {"EXCEPTION_REGISTRY", "__version__"}
+    assert not missing, "add it to a page of docs/api"
 
 
 def options(command):
@@ -205,7 +196,6 @@ PACKAGES = {path.parent.name for path in SOURCES.glob("*/__init__.py")}
 FOLDERS = PACKAGES | {"benchmarks", "deploy", "docs", "examples", "src", "tests", "tools"}
 #: Looks like a module of the package `pod`, and is a field of Kubernetes.
 FIELDS = {"pod.metadata.name"}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: In the runtime's folder, not in the repository.
 BUILT = {"lib/loader"}
 OF_CODE = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
@@ -214,7 +204,7 @@ OF_CODE = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
 @pytest.mark.parametrize("page", OF_CODE, ids=[str(page.relative_to(ROOT)) for page in OF_CODE])
 def test_a_module_or_file_that_a_page_names_exists(page):
     text = page.read_text(encoding="utf-8")
-    drawn = [code for language, code in FENCE.findall(text) if not language]
+    drawn = [block.code for block in code(page, "")]
     drawn += re.findall(r"^ {4}\S.*$", text, re.MULTILINE)
     words = {*re.findall(r"`([^`\s]+)`", text), *re.findall(r"[a-z_.]+\w", " ".join(drawn))}
     words -= FIELDS | BUILT
