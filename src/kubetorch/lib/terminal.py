@@ -7,6 +7,7 @@ are there. So of control sequences only colours and those within lines that prog
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from typing import TextIO
@@ -38,6 +39,12 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed file
         if sys.stderr is not None:
             sys.stderr.write(visible(f"kubetorch: {text}\n"))
+
+
+@functools.lru_cache(maxsize=1000)
+def say_once(text: str) -> None:
+    """As `say`, unless this process has written the line before."""
+    say(text)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

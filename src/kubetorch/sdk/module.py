@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
+from kubetorch.lib import terminal
 from kubetorch.sdk import inpod, parameters, services
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
@@ -478,7 +479,7 @@ class Module(Generic[HandleT]):
         session = self._session()
         session.warm()
         if self._compute._beside is not None:
-            services.say_once(
+            terminal.say_once(
                 f"{self.service_name} is a second service, with pods of its own, beside "
                 f"{self._compute._beside}, which has the same kt.Compute; with "
                 "compute.service_name set there is one, and each deploy replaces its code"

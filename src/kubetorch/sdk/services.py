@@ -40,12 +40,11 @@ PATIENCE = 1.5
 
 
 class _Choices:
-    """What `auto` came to, and what was said of it."""
+    """What `auto` came to."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.is_quiet = False
-        self.said: set[str] = set()
         self.found: dict[ClusterSettings, Choice] = {}
 
 
@@ -97,14 +96,7 @@ def _say(opened: Session) -> None:
     if children is not None and children.parent_process() is not None:
         return  # the program itself has said it
     where = f"on {opened.place}" if opened.is_local else f"in Kubernetes: {opened.place}"
-    say_once(f"pods run {where} ({opened.choice.why})")
-
-
-def say_once(text: str) -> None:
-    """Write a line on standard error, unless this process has."""
-    if text not in choices.said:
-        choices.said.add(text)
-        terminal.say(text)
+    terminal.say_once(f"pods run {where} ({opened.choice.why})")
 
 
 def choose_anew() -> None:
@@ -288,7 +280,7 @@ def say_whose(opened: Session, view: WorkloadView) -> None:
     by = str(creator or "") or spec.username or "somebody without a user name"
     whose = "your service" if is_own else f"a service of {by}"
     runs = f"runs {spec.origin}" if spec.origin is not None else "does not say whose code it runs"
-    say_once(f"{spec.name} in namespace {spec.namespace} is {whose}, and {runs}")
+    terminal.say_once(f"{spec.name} in namespace {spec.namespace} is {whose}, and {runs}")
 
 
 def near_services(opened: Session, namespace: str, name: str) -> str:

@@ -40,9 +40,8 @@ from kubetorch.errors import (
     UnauthorizedError,
     VersionMismatchError,
 )
-from kubetorch.lib import processes, websocket_protocol
+from kubetorch.lib import processes, terminal, websocket_protocol
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
-from kubetorch.sdk import services
 from kubetorch.sdk.calls.stream import PING_AFTER, Stream
 from kubetorch.sdk.logs import CallLines, Screen
 from kubetorch.sdk.transport import connection
@@ -670,7 +669,7 @@ class Route:
     def log(self, line: frames.Log, lines: CallLines) -> None:
         """A call wrote a line, or the line says of its instance what the program may know."""
         if line.origin is not None:
-            services.say_once(f"{self.service} {line.text}")
+            terminal.say_once(f"{self.service} {line.text}")
             return
         instance = line.instance
         if instance is None or instance != self.instance:
