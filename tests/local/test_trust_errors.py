@@ -234,7 +234,8 @@ def interrupted(words, *shown):
     output, errors = running.communicate(timeout=60)
     assert running.returncode == (130 if shown else -signal.SIGINT)
     assert "Traceback" not in (errors or output)
-    return [line for line in (errors or output).splitlines() if line]
+    lines = (errors or output).splitlines()
+    return [line for line in lines if line and not line.startswith("kubetorch: pods run ")]
 
 
 def kt_status(name):
