@@ -89,6 +89,13 @@ if TYPE_CHECKING:
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
     from kubetorch.sdk.compute import Compute as Compute
+    from kubetorch.sdk.data_store import BroadcastWindow as BroadcastWindow
+    from kubetorch.sdk.data_store import get as get
+    from kubetorch.sdk.data_store import ls as ls
+    from kubetorch.sdk.data_store import put as put
+    from kubetorch.sdk.data_store import rm as rm
+    from kubetorch.sdk.debugger import DebugConfig as DebugConfig
+    from kubetorch.sdk.debugger import deep_breakpoint as deep_breakpoint
     from kubetorch.sdk.decorators import async_ as async_
     from kubetorch.sdk.decorators import autoscale as autoscale
     from kubetorch.sdk.decorators import compute as compute
@@ -104,12 +111,14 @@ if TYPE_CHECKING:
     from kubetorch.sdk.volume import Volume as Volume
     from kubetorch.specs.endpoint import Endpoint as Endpoint
     from kubetorch.specs.logging import LoggingConfig as LoggingConfig
+    from kubetorch.specs.metrics import MetricsConfig as MetricsConfig
 
 __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "AdmissionError",
     "AgentDiedError",
     "App",
     "AutoScalingError",
+    "BroadcastWindow",
     "CallCancelledError",
     "CallError",
     "CallHandle",
@@ -124,6 +133,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ControllerRequestError",
     "ControllerUnavailableError",
     "DataStoreError",
+    "DebugConfig",
     "EXCEPTION_REGISTRY",
     "Endpoint",
     "Fn",
@@ -145,6 +155,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "KubernetesUnavailableError",
     "KubetorchError",
     "LoggingConfig",
+    "MetricsConfig",
     "MissingObjectError",
     "Module",
     "NotebookError",
@@ -192,26 +203,34 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "cls",
     "compute",
     "config",
+    "deep_breakpoint",
     "distribute",
     "distributed",
     "fn",
+    "get",
     "globals",
     "images",
+    "ls",
     "on_preempt",
     "progress",
+    "put",
+    "rm",
     "secret",
 ]
 
 #: Where each name is defined, but for the errors.
 _MODULES = {
     "App": "kubetorch.sdk.app",
+    "BroadcastWindow": "kubetorch.sdk.data_store",
     "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
+    "DebugConfig": "kubetorch.sdk.debugger",
     "Endpoint": "kubetorch.specs.endpoint",
     "Fn": "kubetorch.sdk.fn",
     "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
+    "MetricsConfig": "kubetorch.specs.metrics",
     "Module": "kubetorch.sdk.module",
     "Secret": "kubetorch.sdk.secret",
     "Volume": "kubetorch.sdk.volume",
@@ -221,13 +240,18 @@ _MODULES = {
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
+    "deep_breakpoint": "kubetorch.sdk.debugger",
     "distribute": "kubetorch.sdk.decorators",
     "distributed": "kubetorch.sdk.distributed",
     "fn": "kubetorch.sdk.fn",
+    "get": "kubetorch.sdk.data_store",
     "globals": "kubetorch.sdk.services",
     "images": "kubetorch.sdk.images",
+    "ls": "kubetorch.sdk.data_store",
     "on_preempt": "kubetorch.sdk.preemption",
     "progress": "kubetorch.sdk.progress",
+    "put": "kubetorch.sdk.data_store",
+    "rm": "kubetorch.sdk.data_store",
     "secret": "kubetorch.sdk.secret",
 }
 
@@ -259,13 +283,13 @@ if not TYPE_CHECKING:
     sys.modules[__name__].__class__ = _Package
 
     class _EarlierModules:
-        """Finds what only pickles of an earlier version name; see `kubetorch._moved`."""
+        """Finds what only earlier versions and their pickles name; see `kubetorch._moved`."""
 
         @staticmethod
         def find_spec(name, _path=None, _target=None):
             if not name.startswith("kubetorch."):
                 return None
-            from kubetorch import _moved  # noqa: PLC0415  # for such a pickle alone
+            from kubetorch import _moved  # noqa: PLC0415  # for such a name alone
 
             return _moved.find_spec(name)
 

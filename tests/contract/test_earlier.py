@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 import json
 import pickle
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from kubetorch.controller.cluster import resource
 from kubetorch.controller.state import SqliteState
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
+from kubetorch.sdk import services
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import calls, codecs
 
@@ -167,3 +170,29 @@ def test_resources_of_a_cluster_are_the_workloads_of_the_database(state: SqliteS
         assert content.generations == generations[key]
         assert resource.manifest(content)["spec"] == one["spec"]
     assert len(found) == len(WORKLOADS)
+
+
+@pytest.mark.parametrize("module", sorted(_moved._EARLIER))
+def test_trust_a_module_of_0_5_has_the_names_that_there_are(module: str) -> None:
+    sys.modules.pop(module, None)
+    with pytest.warns(DeprecationWarning, match=rf"{module} is a module of kubetorch 0\.5") as said:
+        found = importlib.import_module(module)
+    assert said[0].filename != _moved.__file__
+    for name in _moved._EARLIER[module].keys() - {"*"}:
+        assert getattr(found, name) is not None
+    with pytest.raises(ImportError):
+        exec(f"from {module} import never_there", {})
+
+
+def test_trust_what_is_set_in_a_module_of_0_5_is_set() -> None:
+    with pytest.warns(DeprecationWarning):
+        sys.modules.pop("kubetorch.globals", None)
+        globals_ = importlib.import_module("kubetorch.globals")
+    assert globals_.config is kt.config
+    assert globals_.controller_client is services.controller_client
+    try:
+        globals_.disable_decorators = True
+        assert services.disable_decorators is True
+    finally:
+        globals_.disable_decorators = False
+    assert services.disable_decorators is False

@@ -42,7 +42,7 @@ NAMES = {
     "progress",
     "secret",
 }
-#: Names of the contract that later releases bring.
+#: Names of what later releases bring; they can be imported.
 LATER = {
     "BroadcastWindow",
     "DebugConfig",
@@ -56,13 +56,33 @@ LATER = {
 
 
 def test_the_public_names_are_these():
-    assert set(kt.__all__) == NAMES | set(errors.EXCEPTION_REGISTRY)
+    assert set(kt.__all__) == NAMES | LATER | set(errors.EXCEPTION_REGISTRY)
     assert dir(kt) == kt.__all__
 
 
-@pytest.mark.parametrize("name", sorted(LATER))
-def test_a_name_that_is_not_there_yet_is_not_exported(name):
-    assert not hasattr(kt, name)
+@pytest.mark.parametrize("name", ["put", "get", "ls", "rm"])
+def test_trust_the_data_store_says_that_it_is_not_there_yet(name):
+    with pytest.raises(kt.DataStoreError, match=rf"kt\.{name} belongs to the data store"):
+        getattr(kt, name)("key")
+    with pytest.raises(kt.DataStoreError, match="BroadcastWindow"):
+        kt.BroadcastWindow(world_size=2)
+
+
+def test_trust_the_debugger_says_that_it_is_not_there_yet():
+    assert kt.DebugConfig().to_dict() == {"mode": "pdb", "port": 5678}
+    assert kt.DebugConfig("pdb-ui", 6000).port == 6000
+    for wrong in ({"mode": "gdb"}, {"port": 0}, {"port": "5678"}):
+        with pytest.raises(kt.SpecError):
+            kt.DebugConfig(**wrong)
+    with pytest.raises(kt.SpecError, match="needs the debugger"):
+        kt.deep_breakpoint()
+
+
+def test_trust_metrics_can_be_asked_for():
+    assert (kt.MetricsConfig().interval, kt.MetricsConfig(scope="pod").scope) == (30, "pod")
+    for wrong in ({"interval": 0}, {"scope": "node"}):
+        with pytest.raises(kt.SpecError):
+            kt.MetricsConfig(**wrong)
 
 
 def test_a_name_that_nobody_knows_is_an_attribute_error():

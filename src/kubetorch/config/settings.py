@@ -62,12 +62,12 @@ class SettingsFile:
             self._stamp = stamp
         return self._values
 
-    def merge(self, values: Mapping[str, object]) -> None:
-        """Write these values into the file; `None` removes one."""
+    def merge(self, values: Mapping[str, object], *, replaces: bool = False) -> None:
+        """Write these values into the file, or instead of what it has; `None` removes one."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._alone():
-                merged = {**self._read(), **values}
+                merged = {**({} if replaces else self._read()), **values}
                 self._write({key: value for key, value in merged.items() if value is not None})
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -315,7 +315,7 @@ class KubetorchConfig:
 
         Args:
             values: What to write; `None` as a value removes it. Without it, what was set in this
-                process.
+                process. An empty dictionary empties the file.
 
         Raises:
             ConfigError: There is no such setting, its value cannot be used, or the file cannot be
@@ -328,7 +328,7 @@ class KubetorchConfig:
             else SETTINGS[_known(key)]._parsed(value, "to be written")
             for key, value in given.items()
         }
-        self._settings_file().merge(checked)
+        self._settings_file().merge(checked, replaces=values is not None and not values)
 
     def keys(self) -> Iterator[str]:
         """The names of all settings."""

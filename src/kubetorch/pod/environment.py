@@ -28,6 +28,7 @@ from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.lib import runtime as own_runtime
 from kubetorch.lib.process_watch import Output
 from kubetorch.pod.apps.process import AppRun
+from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
@@ -232,6 +233,7 @@ def app_run(
     if app is None:
         raise SpecError(f"{spec.name} is no app")
     env = shell_environ(prepared, spec, pod, code)
+    env.setdefault(*protocol.BREAKPOINT)
     if app.port is not None:
         env["KT_APP_PORT"] = str(app.port)
     if app.health_check is not None:

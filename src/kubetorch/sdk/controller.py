@@ -12,7 +12,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.config import environment
@@ -108,6 +108,16 @@ class Controller:
         """Close its idle connections."""
         self._http.close()
 
+    if not TYPE_CHECKING:  # which would believe that it has every name
+
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(name)
+            # What programs of 0.5 ask, and nothing else.
+            from kubetorch.sdk import cluster_objects, services  # noqa: PLC0415
+
+            return cluster_objects.method_of(self, services.session, name)
+
     def get_status(self) -> StatusView:
         """The controller itself."""
         return self._get(StatusView, routes.STATUS)
@@ -162,7 +172,9 @@ class Controller:
 
     # ------------------------------------------------------------------------------------ deploy
 
-    def deploy(self, deploy: Deploy, packed: Iterable[bytes], *, silence: float) -> EventStream:
+    def begin_deploy(
+        self, deploy: Deploy, packed: Iterable[bytes], *, silence: float
+    ) -> EventStream:
         """Deploy a workload."""
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
         body = itertools.chain((messages.encode(deploy) + b"\n",), packed)

@@ -78,15 +78,30 @@ class Image:
         """The name for people."""
         return self._spec.name
 
+    @name.setter
+    def name(self, value: str | None) -> None:
+        _check_text("name", value)
+        self._spec = replace(self._spec, name=value)
+
     @property
     def image_id(self) -> str | None:
         """Reference of the container image; `None` is the default one."""
         return self._spec.image_id
 
+    @image_id.setter
+    def image_id(self, value: str | None) -> None:
+        checked = None if value is None else specs.check_reference(value)
+        self._spec = replace(self._spec, image_id=checked)
+
     @property
     def python_path(self) -> str | None:
         """Interpreter in the container, or its folder."""
         return self._spec.python_path
+
+    @python_path.setter
+    def python_path(self, value: str | None) -> None:
+        _check_text("python_path", value)
+        self._spec = replace(self._spec, python_path=value)
 
     @property
     def install_cmd(self) -> str | None:
@@ -252,17 +267,28 @@ class Image:
     # ------------------------------------------------------------------------------ Dockerfiles
 
     @classmethod
-    def from_dockerfile(cls, path: str | Path, name: str | None = None) -> Self:
+    def from_dockerfile(
+        cls,
+        path: str | Path | None = None,
+        name: str | None = None,
+        *,
+        dockerfile_path: str | Path | None = None,
+    ) -> Self:
         """The image that a Dockerfile describes; paths in it are relative to its folder.
 
         Args:
             path: The Dockerfile.
             name: A name for people.
+            dockerfile_path: The same as `path`.
 
         Raises:
             FileNotFoundError: There is no such file.
             SpecError: An instruction cannot be followed by a live image; file and line are named.
         """
+        if path is None:
+            path = dockerfile_path
+        if path is None:
+            raise TypeError("from_dockerfile() needs the path of a Dockerfile")
         if _is_elsewhere(path):
             return cls(name)
         path = Path(path)

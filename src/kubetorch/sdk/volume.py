@@ -147,8 +147,15 @@ class Volume:
 
     @property
     def mount_path(self) -> str:
-        """Absolute path in the pods."""
+        """Absolute path in the pods; a compute has that of the moment when it was given it."""
         return self._spec.mount_path
+
+    @mount_path.setter
+    def mount_path(self, value: str) -> None:
+        path = specs.check_mount_path(value)
+        self._spec = replace(self._spec, mount_path=path)
+        if self._reference is not None:
+            self._reference = replace(self._reference, mount_path=path)
 
     @property
     def access_mode(self) -> str:

@@ -78,8 +78,16 @@ class Endpoint:
             return {"type": "selector", "selector": dict(self._selector)}
         return None
 
-    def get_proxied_url(self, port: int) -> str:
-        """The URL through a proxy on this port of the machine, for a host inside a cluster."""
+    def get_proxied_url(self, port: int | None = None, *, proxy_port: int | None = None) -> str:
+        """The URL through a proxy on this port of the machine, for a host inside a cluster.
+
+        Args:
+            port: The port.
+            proxy_port: The same.
+        """
+        port = proxy_port if port is None else port
+        if port is None:
+            raise TypeError("get_proxied_url() needs the port of the proxy")
         match = _CLUSTER_HOST.match(self.url or "")
         if match is None:
             return self.url or ""

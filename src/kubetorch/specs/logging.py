@@ -19,9 +19,9 @@ def _default_level() -> Level:
     return level
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class LoggingConfig:
-    """What of a service's logs reaches the caller.
+    """What of a service's logs reaches the caller. Its fields can be set, also once it is in use.
 
     Attributes:
         stream_logs: Whether calls and deploys stream logs; `None` leaves it to `kt.config`.
@@ -46,18 +46,26 @@ class LoggingConfig:
     grace_poll_timeout: float = 0.5
     shutdown_grace_period: float = 0
 
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise SpecError(
-                f"level is {self.level!r}; it must be one of {', '.join(LEVELS)}",
-                hint='for example kt.LoggingConfig(level="info")',
-            )
-        for name in ("stream_logs", "include_system_logs", "include_events", "include_name"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and (name != "stream_logs" or value is not None):
-                raise SpecError(f"{name} is {value!r}; it must be True or False")
-        for name in ("grace_period", "poll_timeout", "grace_poll_timeout", "shutdown_grace_period"):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < float("inf"):
-                raise SpecError(f"{name} is {value!r}; it must be a number of seconds, 0 or more")
+    def __setattr__(self, name: str, value: object) -> None:
+        _check(name, value)
+        super().__setattr__(name, value)
+
+
+_FLAGS = ("stream_logs", "include_system_logs", "include_events", "include_name")
+_TIMES = ("grace_period", "poll_timeout", "grace_poll_timeout", "shutdown_grace_period")
+
+
+def _check(name: str, value: object) -> None:
+    """Refuse what a field cannot be."""
+    if name == "level" and value not in LEVELS:
+        raise SpecError(
+            f"level is {value!r}; it must be one of {', '.join(LEVELS)}",
+            hint='for example kt.LoggingConfig(level="info")',
+        )
+    is_unsaid = name == "stream_logs" and value is None
+    if name in _FLAGS and not isinstance(value, bool) and not is_unsaid:
+        raise SpecError(f"{name} is {value!r}; it must be True or False")
+    if name in _TIMES:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < float("inf"):  # type: ignore[operator]  # a number
+            raise SpecError(f"{name} is {value!r}; it must be a number of seconds, 0 or more")

@@ -184,6 +184,7 @@ def _take_output(output: int, nonce: bytes) -> OutputPipe:
 def _set_environment(spec: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(dict(spec["env"]))
+    os.environ.setdefault(*protocol.BREAKPOINT)
     if hasattr(time, "tzset"):
         time.tzset()
     sys.argv = [spec["source_file"] or ""]

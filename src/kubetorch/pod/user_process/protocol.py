@@ -89,6 +89,8 @@ YIELD: Final = 20
 PROGRESS: Final = 21
 PREEMPTED: Final = 22
 
+#: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.
+BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
 #: The signal at which a worker that does not read writes down what its threads do: one that nobody
 #: else uses. On Linux
 #: it is near the end of the real-time signals, on macOS the one that asks for a status.

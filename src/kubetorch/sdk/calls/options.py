@@ -15,6 +15,8 @@ from types import FunctionType
 from typing import Any
 
 from kubetorch.errors import SpecError, did_you_mean
+from kubetorch.sdk import parameters
+from kubetorch.specs.metrics import MetricsConfig
 from kubetorch.wire import routes
 from kubetorch.wire.codecs import CODECS
 
@@ -24,10 +26,11 @@ BARE = frozenset({"stream_logs", "serialization", "async_", "workers", "restart_
 REFUSED = {
     "debug": "the debugger",
     "pdb": "the debugger",
-    "stream_metrics": "metrics",
 }
+#: Accepted, and has no effect yet: whether the pods' use of resources is shown.
+METRICS = "stream_metrics"
 #: All keywords that mean something other than an argument, unless the signature declares them.
-RESERVED = BARE.union(REFUSED)
+RESERVED = BARE.union(REFUSED, (METRICS,))
 
 #: Nodes of a distributed service: `"any"`, `"ready"`, a part of addresses, or a list of node ranks,
 #: addresses and names of pods.
@@ -112,11 +115,12 @@ class CallOptions:
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
         """These options, with those of a caller."""
         for name in changes:
-            if name not in _NAMES and name not in REFUSED:
+            if name not in _NAMES and name not in REFUSED and name != METRICS:
                 meant = did_you_mean(name, _NAMES, likeness=0.6)
                 options = f"there are {', '.join(sorted(_NAMES))}"
                 raise TypeError(f"there is no call option {name!r}\nhint: {meant or options}")
         _refuse(changes)
+        _tell_of_metrics(changes.get(METRICS))
         return replace(self, **{name: changes[name] for name in changes if name in _NAMES})
 
     def take_from(
@@ -140,6 +144,16 @@ def _refuse(given: Mapping[str, object]) -> None:
                 f"{name}= belongs to {what}, which this release does not have",
                 hint=f"a function that has a parameter {name!r} of its own gets it",
             )
+
+
+def _tell_of_metrics(value: object) -> None:
+    if value is None or value is False:
+        return
+    if value is not True and not isinstance(value, MetricsConfig):
+        raise SpecError(
+            f"stream_metrics is {value!r}; it must be True, False or a kt.MetricsConfig"
+        )
+    parameters.warn("stream_metrics= has no effect yet: this release streams no metrics of pods")
 
 
 _NAMES = frozenset(item.name for item in fields(CallOptions))

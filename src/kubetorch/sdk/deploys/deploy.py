@@ -325,7 +325,7 @@ class Deployment:
             is_named=self._order.is_named,
         )
         silence = max(deadline - time.monotonic(), 1.0)
-        with controller.deploy(head, bundle.packed(fresh), silence=silence) as events:
+        with controller.begin_deploy(head, bundle.packed(fresh), silence=silence) as events:
             services.note_deploy(self._session)
             with self._lock:
                 self._events = events

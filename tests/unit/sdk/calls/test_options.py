@@ -82,7 +82,7 @@ def test_a_keyword_that_the_user_declares_is_the_users() -> None:
     assert options == CallOptions()
 
 
-@pytest.mark.parametrize("name", ["debug", "pdb", "stream_metrics"])
+@pytest.mark.parametrize("name", ["debug", "pdb"])
 def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str) -> None:
     with pytest.raises(SpecError, match=f"{name}= belongs to"):
         CallOptions().take_from({name: True}, frozenset())
@@ -90,7 +90,7 @@ def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str)
         CallOptions().with_changes({name: True})
 
 
-@pytest.mark.parametrize("name", ["debug", "pdb", "stream_metrics"])
+@pytest.mark.parametrize("name", ["debug", "pdb"])
 @pytest.mark.parametrize("off", [None, False])
 def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
     name: str, off: bool | None

@@ -1,0 +1,315 @@
+"""Objects of the cluster as dictionaries: what programs of 0.5 ask `kt.globals` for.
+
+Where there is a cluster its API server is asked, with the rights of whoever asks; of this machine
+the same objects are told as a cluster would have them. Nothing is changed this way: `REPLACED` says
+what does instead of the methods that changed something.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from kubetorch.errors import ControllerRequestError, KubernetesNotFoundError, SpecError
+from kubetorch.k8s import kubeconfig, podlogs
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.podlogs import LogOptions
+from kubetorch.k8s.resources import PODS, Ref, Selection
+from kubetorch.manifests import rendering, secrets, storage
+from kubetorch.manifests.services import KubernetesServices
+from kubetorch.sdk import logs
+from kubetorch.sdk.compute_pods import of_pod
+from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.transport.tunnel import Tunnel
+from kubetorch.specs.secret import SecretRef
+from kubetorch.wire.messages import WorkloadView
+
+Object = dict[str, Any]
+
+#: Methods that changed something, and what does it now.
+REPLACED = {
+    "apply": "kt.Compute.from_manifest(manifest) and .to(), or kt apply",
+    "create_pvc": "kt.Volume(...).create(), or kt volumes create",
+    "create_secret": "kt.Secret(...) in kt.Compute(secrets=[...]), or kt secrets create",
+    "create_service": "kt.fn(f).to(kt.Compute(...)) makes its own; kt.Endpoint names one of yours",
+    "delete": "handle.teardown(), or kt teardown",
+    "delete_pvc": "kt.Volume.from_name(name).delete(), or kt volumes delete",
+    "delete_secret": "kt secrets delete",
+    "delete_services": "handle.teardown(), or kt teardown",
+    "deploy": "kt.fn(f).to(kt.Compute(...)), or kt deploy",
+    "get": "the methods that are named after what they read",
+    "patch": "kt.Secret(..., override=True) and a deploy, or kt secrets update",
+    "patch_secret": "kt.Secret(..., override=True) and a deploy, or kt secrets update",
+    "post": "kt.fn(f).to(kt.Compute(...)), or kt deploy",
+    "register_workload": "kt.fn(f).to(kt.Compute(selector={...}))",
+}
+
+
+def method_of(controller: Controller, session: Callable[[], Session], name: str) -> Any:  # noqa: ANN401  # a method of any type
+    """The method of this name that reads; one that changed something cannot be called."""
+    if name in REPLACED:
+
+        def refuse(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # whatever it took
+            raise SpecError(
+                f"controller_client().{name}() changed the cluster past Kubetorch, and is gone",
+                hint=f"instead: {REPLACED[name]}",
+            )
+
+        return refuse
+    if not name.startswith("_") and hasattr(ClusterObjects, name):
+        return getattr(ClusterObjects(controller, session()), name)
+    raise AttributeError(f"{type(controller).__name__!r} object has no attribute {name!r}")
+
+
+class ClusterObjects:
+    """Reads the objects of a cluster, or of this machine as if it were one.
+
+    A list is a dictionary with `items`. What is not there is a `ControllerRequestError` with status
+    404, or `None` with `ignore_not_found=True`.
+    """
+
+    def __init__(self, controller: Controller, session: Session) -> None:
+        self._controller = controller
+        self._session = session
+
+    def list_pods(self, namespace: str, label_selector: str | None = None) -> Object:
+        """The pods of a namespace."""
+        return self._list("v1", "Pod", namespace, label_selector)
+
+    def get_pod(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
+        """One pod."""
+        return self._get("v1", "Pod", namespace, name, ignore_not_found)
+
+    def get_pod_logs(
+        self,
+        namespace: str,
+        name: str,
+        container: str | None = None,
+        tail_lines: int | None = None,
+    ) -> str:
+        """What a pod has written."""
+        if not self._session.is_local:
+            options = LogOptions(container=container, tail=tail_lines)
+            ref = Ref(PODS, name, namespace)
+            found: bytes = self._ask(lambda client: podlogs.read(client, ref, options))
+            return found.decode("utf-8", "replace")
+        for view in self._controller.list_workloads(namespace):
+            if any(pod.name == name for pod in view.pods):
+                lines = self._controller.stream_logs(
+                    namespace, view.spec.name, tail=tail_lines, pod=name
+                )
+                return "".join(f"{logs.text(line)}\n" for line in lines)
+        raise _missing("Pod", namespace, name)
+
+    def list_pvcs(self, namespace: str, label_selector: str | None = None) -> Object:
+        """The claims of a namespace."""
+        return self._list("v1", "PersistentVolumeClaim", namespace, label_selector)
+
+    def list_pvcs_all_namespaces(self, label_selector: str | None = None) -> Object:
+        """The claims of all namespaces."""
+        return self._list("v1", "PersistentVolumeClaim", None, label_selector)
+
+    def get_pvc(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
+        """One claim."""
+        return self._get("v1", "PersistentVolumeClaim", namespace, name, ignore_not_found)
+
+    def get_service(
+        self, namespace: str, name: str, ignore_not_found: bool = False
+    ) -> Object | None:
+        """One Service."""
+        return self._get("v1", "Service", namespace, name, ignore_not_found)
+
+    def get_deployment(
+        self, namespace: str, name: str, ignore_not_found: bool = False
+    ) -> Object | None:
+        """One Deployment."""
+        return self._get("apps/v1", "Deployment", namespace, name, ignore_not_found)
+
+    def get_secret(
+        self, namespace: str, name: str, ignore_not_found: bool = False
+    ) -> Object | None:
+        """One Secret, its values in base64."""
+        return self._get("v1", "Secret", namespace, name, ignore_not_found)
+
+    def list_secrets(self, namespace: str, label_selector: str | None = None) -> Object:
+        """The Secrets of a namespace."""
+        return self._list("v1", "Secret", namespace, label_selector)
+
+    def list_secrets_all_namespaces(self, label_selector: str | None = None) -> Object:
+        """The Secrets of all namespaces."""
+        return self._list("v1", "Secret", None, label_selector)
+
+    def list_config_maps(self, namespace: str, label_selector: str | None = None) -> Object:
+        """The ConfigMaps of a namespace."""
+        return self._list("v1", "ConfigMap", namespace, label_selector)
+
+    def list_ingresses(self, namespace: str, label_selector: str | None = None) -> Object:
+        """The Ingresses of a namespace."""
+        return self._list("networking.k8s.io/v1", "Ingress", namespace, label_selector)
+
+    def list_storage_classes(self) -> Object:
+        """The storage classes."""
+        return self._list("storage.k8s.io/v1", "StorageClass", None, None)
+
+    def list_nodes(self, label_selector: str | None = None) -> Object:
+        """The nodes."""
+        return self._list("v1", "Node", None, label_selector)
+
+    def discover_resources(
+        self,
+        namespace: str,
+        label_selector: str | None = None,
+        name_filter: str | None = None,
+        prefix_filter: str | None = None,
+        include_pods: bool = False,
+    ) -> dict[str, list[Object]]:
+        """The services of a namespace: `workloads`, each with name, kind and object."""
+        found = []
+        for view in self._controller.list_workloads(namespace):
+            name, manifest = view.spec.name, rendering.of_workload(view.spec)
+            is_meant = (name_filter or "") in name and name.startswith(prefix_filter or "")
+            if is_meant and _is_selected(manifest, label_selector):
+                row = {
+                    "name": name,
+                    "namespace": namespace,
+                    "kind": view.kind,
+                    "status": view.status,
+                    "resource": manifest,
+                }
+                found.append({**row, **({"pods": _pods(view)} if include_pods else {})})
+        return {"workloads": found}
+
+    def fetch_services_for_teardown(
+        self,
+        namespace: str,
+        services: str | Sequence[str] | None = None,
+        prefix: str | None = None,
+        teardown_all: bool = False,
+        username: str | None = None,
+        exact_match: bool = False,
+    ) -> dict[str, list[Object]]:
+        """What a teardown would delete: `resources`, each with name, kind and API version."""
+        wanted = [services] if isinstance(services, str) else list(services or ())
+        prefixed = [f"{username}-{name}" for name in wanted if username and not exact_match]
+        found = []
+        for view in self._controller.list_workloads(namespace):
+            name = view.spec.name
+            is_own = teardown_all and username in (None, view.spec.username)
+            begins = prefix is not None and name.startswith(prefix)
+            if is_own or begins or name in wanted or name in prefixed:
+                found += [
+                    {
+                        "name": one["metadata"]["name"],
+                        "kind": one["kind"],
+                        "api_version": one["apiVersion"],
+                    }
+                    for one in _objects(view)
+                ]
+        return {"resources": found}
+
+    def get_connections(self) -> dict[str, dict[str, list[str]]]:
+        """The pods whose agents are connected, by service: `workloads`."""
+        views = self._controller.list_workloads()
+        return {
+            "workloads": {
+                f"{view.spec.namespace}/{view.spec.name}": [
+                    pod.name for pod in view.pods if pod.url
+                ]
+                for view in views
+            }
+        }
+
+    # ------------------------------------------------------------------------------- how it is read
+
+    def _list(
+        self, api_version: str, kind: str, namespace: str | None, labels: str | None
+    ) -> Object:
+        if self._session.is_local:
+            found = self._of_this_machine(kind, namespace)
+            return {"items": [one for one in found if _is_selected(one, labels)]}
+
+        async def read(client: Client) -> list[Object]:
+            resource = await client.discovery.find(api_version, kind)
+            selection = Selection(resource, namespace, labels=labels or "")
+            return list((await client.list(selection)).items)
+
+        return {"items": self._ask(read)}
+
+    def _get(
+        self, api_version: str, kind: str, namespace: str, name: str, ignore_not_found: bool
+    ) -> Object | None:
+        async def read(client: Client) -> Object:
+            resource = await client.discovery.find(api_version, kind)
+            return await client.get(Ref(resource, name, namespace))
+
+        try:
+            if not self._session.is_local:
+                found: Object = self._ask(read)
+                return found
+            for one in self._of_this_machine(kind, namespace):
+                if one["metadata"]["name"] == name:
+                    return one
+            raise _missing(kind, namespace, name)
+        except (KubernetesNotFoundError, ControllerRequestError) as error:
+            if error.status_code != 404:
+                raise
+            if ignore_not_found:
+                return None
+            raise _missing(kind, namespace, name) from error
+
+    def _ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:  # noqa: ANN401  # as the question has it
+        """Ask the API server."""
+        tunnel = getattr(self._session.transport, "tunnel", None)
+        if tunnel is not None:
+            return tunnel.ask(question, timeout=None)
+        own = Tunnel(kubeconfig.find())
+        try:
+            return own.ask(question, timeout=None)
+        finally:
+            own.close()
+
+    def _of_this_machine(self, kind: str, namespace: str | None) -> Iterable[Object]:
+        if kind == "Secret":
+            for secret in self._controller.secrets.list(namespace):
+                ref = SecretRef(secret.name, secret.object_name, secret.mount_type)
+                where = secret.namespace
+                values = self._controller.secrets.values(where, secret.object_name)
+                data = {key: base64.b64encode(one).decode() for key, one in values.items()}
+                yield {**secrets.shell(ref, namespace=where), "data": data}
+        elif kind == "PersistentVolumeClaim":
+            for volume in self._controller.volumes.list(namespace):
+                yield storage.claim_of(
+                    volume.spec,
+                    namespace=volume.namespace,
+                    claim=volume.claim,
+                    storage_class=volume.storage_class,
+                    phase=volume.phase,
+                )
+        elif kind in ("Pod", "Service", "Deployment"):
+            for view in self._controller.list_workloads(namespace):
+                found = _pods(view) if kind == "Pod" else _objects(view)
+                yield from (one for one in found if one["kind"] == kind)
+
+
+def _pods(view: WorkloadView) -> list[Object]:
+    return [of_pod(view, pod) for pod in view.pods]
+
+
+def _objects(view: WorkloadView) -> list[Object]:
+    """What a cluster has of a service: its object and its Services."""
+    manifest = rendering.of_workload(view.spec)
+    return [manifest, *KubernetesServices.of(view.spec, manifest).render()]
+
+
+def _is_selected(one: Object, labels: str | None) -> bool:
+    """Whether an object has these labels, `name=value` with commas."""
+    own = one["metadata"].get("labels") or {}
+    pairs = (pair.partition("=") for pair in (labels or "").split(",") if pair)
+    return all(own.get(name) == text.lstrip("=") for name, _, text in pairs)
+
+
+def _missing(kind: str, namespace: str, name: str) -> ControllerRequestError:
+    url = f"{kind}/{namespace}/{name}"
+    return ControllerRequestError("GET", url, 404, f"there is no {kind} {name!r} in {namespace!r}")
