@@ -67,6 +67,7 @@ class MadeUp:
         )
         self.named: dict[tuple[str, str], list[PodStatus]] = {}
         self.logs: dict[tuple[str, str], list[bytes]] = {}
+        self.objects: dict[tuple[str, str], list[Manifest]] = {}
         self._listener: Listener = lambda namespace, name: None
 
     def watch(self, listener: Listener) -> None:
@@ -87,6 +88,9 @@ class MadeUp:
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         return self.named.get((namespace, name), [])
+
+    def described(self, namespace: str, name: str) -> list[Manifest]:
+        return self.objects.get((namespace, name), [])
 
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()

@@ -85,6 +85,9 @@ class SimulatedBackend:
         """The pods of a workload."""
         return self._pods.get((namespace, name), [])
 
+    def described(self, namespace: str, name: str) -> list[Manifest]:
+        return []
+
     def trouble(self, namespace: str, name: str) -> Trouble:
         """None."""
         return Trouble()

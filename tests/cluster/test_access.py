@@ -194,6 +194,33 @@ def test_a_pod_is_known_by_its_own_token_until_it_is_gone(world: World) -> None:
     until(lambda: open_session(world.url, token) == 401, seconds=15)
 
 
+def test_trust_values_of_variables_are_for_who_may_get_pods(world: World) -> None:
+    token, path = world.token(world.a, "kubetorch"), routes.workload(world.a, "h", "pods")
+    own, foreign = (
+        {
+            "metadata": {"name": name, "namespace": world.a},
+            "spec": {"containers": [{"name": "c", "env": [{"name": "A", "value": "quince"}]}]},
+        }
+        for name in ("h-0", "foreign")
+    )
+    world.backend.objects[world.a, "h"] = [own, foreign]
+    world.backend.named[world.a, "h"] = [
+        PodStatus("h-0", 0, "Running", ""),
+        PodStatus("foreign", 1, "Running", "", is_ours=False),
+    ]
+    assert world.deploy(token, world.a, "h")[0] == 200
+    status, found = world.request("GET", path, token)
+    assert (status, [one["metadata"]["name"] for one in found]) == (200, ["h-0"])
+    assert "quince" not in json.dumps(found)
+    assert world.request("GET", path, world.token(world.b, "kubetorch"))[0] == 403
+    world.run(world.client.create(_binding(world.a, "ClusterRole", "edit")))
+    try:
+        until(lambda: len(world.request("GET", path, token)[1]) == 2, seconds=15)
+        assert world.request("GET", path, token)[1] == [own, foreign]
+    finally:
+        world.run(world.client.delete(Ref(BINDINGS, "user-edit", world.a)))
+
+
 def test_an_object_of_ones_own_needs_the_right_to_make_it(world: World) -> None:
     token = world.token(world.a, "kubetorch")
     more: tuple[dict[str, Any], ...] = (

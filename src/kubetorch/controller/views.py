@@ -10,6 +10,7 @@ from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.controller.state import Summary
 from kubetorch.errors import ServiceTimeoutError
+from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import (
@@ -46,10 +47,15 @@ def pod_view(
     activity = None if report is None else report.activity
     is_cut_off = pod.is_ours and report is None
     is_over = pod.is_down or (is_cut_off and pod.phase == "Terminating")
+    phase: str = pod.phase
+    if is_cut_off and phase == "Running":
+        phase = "Unknown"
+    elif report is not None and phase == "Pending":
+        phase = "Running"  # its agent runs, though its kubelet has not said so yet
     return PodView(
         name=pod.name,
         ordinal=pod.ordinal,
-        phase="Unknown" if is_cut_off and pod.phase == "Running" else pod.phase,
+        phase=phase,
         is_ready=is_ready,
         url=url(pod, report),
         generation=state.serving(pod.name) or 0,
@@ -77,6 +83,27 @@ def pod_views(
     return tuple(
         pod_view(pod, reports.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
     )
+
+
+def without_values(pod: Manifest) -> Manifest:
+    """A pod as its cluster describes it, without the values of its containers' variables."""
+    metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
+    annotations = metadata.get("annotations") or {}
+    if labels.LAST_APPLIED in annotations:  # they stand there, too
+        metadata["annotations"] = {
+            key: text for key, text in annotations.items() if key != labels.LAST_APPLIED
+        }
+    for kind in ("initContainers", "containers", "ephemeralContainers"):
+        if kind in spec:
+            spec[kind] = [
+                {**one, "env": [_unvalued(each) for each in one.get("env") or ()]}
+                for one in spec[kind]
+            ]
+    return {**pod, "metadata": metadata, "spec": spec}
+
+
+def _unvalued(variable: Manifest) -> Manifest:
+    return {key: text for key, text in variable.items() if key != "value"}
 
 
 def status(

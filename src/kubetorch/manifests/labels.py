@@ -27,6 +27,7 @@ MANAGED = {
     f"{PREFIX}made-by": "controller",
 }
 #: Of other projects.
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 KUEUE = "kueue.x-k8s.io/queue-name"
 #: Pods with the same name of a group, label, are admitted together once so many are there,

@@ -15,6 +15,7 @@ from kubetorch.manifests import (
     agent_container,
     kinds,
     knative,
+    labels,
     metadata,
     replicas,
     scheduling,
@@ -54,7 +55,7 @@ _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersi
 _SERVER_IDENTITY = "uid"
 _SERVER_ANNOTATIONS = (
     "deployment.kubernetes.io/revision",
-    "kubectl.kubernetes.io/last-applied-configuration",
+    labels.LAST_APPLIED,
 )
 
 

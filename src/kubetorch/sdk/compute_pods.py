@@ -85,13 +85,20 @@ class ComputePods:
         """All pods; none if the service is gone."""
         try:
             view = self._view()
+            described = self._session.ask(
+                lambda controller: controller.describe_pods(self._namespace, self._service)
+            )
         except ServiceNotFoundError:
             return []
-        return [of_pod(view, pod) for pod in view.pods]
+        by_name = {one["metadata"]["name"]: one for one in described}
+        return [of_pod(view, pod, by_name.get(pod.name)) for pod in view.pods]
 
     def running_names(self) -> list[str]:
         """Names of the pods that run, but for those that are about to end."""
-        return [pod.metadata.name for pod in self.found() if is_running(pod)]
+        try:
+            return [pod.name for pod in self._view().pods if pod.phase == "Running"]
+        except ServiceNotFoundError:
+            return []
 
     def show_logs(self, *, follow: bool, tail: int, pod: str | None) -> None:
         """Print the last lines of the logs, and new ones while they come."""
@@ -245,8 +252,20 @@ class Attributes(dict[str, Any]):
         raise AttributeError(f"there is no {name!r}; there are {', '.join(self)}")
 
 
-def of_pod(view: WorkloadView, pod: PodView) -> Attributes:
-    """One pod of a workload, as Kubernetes describes pods, whatever backend runs it."""
+def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:
+    """One pod of a workload, as its cluster describes it; without a cluster in the same form."""
+    if described is None:
+        found = _attributes(_described(view, pod))
+    else:
+        status: dict[str, Any] = described.get("status") or {}
+        if pod.phase == "Running":  # it has answered, which the cluster may not know yet
+            status = {**status, "phase": "Running"}
+        found = _attributes({**described, "status": status})
+    assert isinstance(found, Attributes)
+    return found
+
+
+def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
     spec = view.spec
     started = _moment(pod.started)
     is_ending = pod.phase == "Terminating"
@@ -257,6 +276,7 @@ def of_pod(view: WorkloadView, pod: PodView) -> Attributes:
             **dict(spec.compute.labels),
             **labels.of_pods(name=spec.name, username=spec.username),
         },
+        "annotations": dict(spec.compute.annotations) or None,
         "creationTimestamp": started,
         "deletionTimestamp": _moment(view.updated) if is_ending else None,
     }
@@ -269,14 +289,7 @@ def of_pod(view: WorkloadView, pod: PodView) -> Attributes:
             {"name": "kubetorch", "ready": pod.is_ready, "restartCount": pod.restarts}
         ],
     }
-    found = _attributes({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
-    assert isinstance(found, Attributes)
-    return found
-
-
-def is_running(pod: Attributes) -> bool:
-    """Whether it runs, and is not about to end."""
-    return bool(pod.status.phase == "Running" and "deletionTimestamp" not in pod.metadata)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
 
 
 def _moment(seconds: float) -> str | None:

@@ -12,7 +12,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from kubetorch.config import environment
@@ -22,6 +22,7 @@ from kubetorch.errors import (
     ControllerRequestError,
     KubernetesUnavailableError,
     KubetorchError,
+    ProtocolError,
     SecretNotFound,
     did_you_mean,
 )
@@ -132,6 +133,15 @@ class Controller:
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
         """One workload."""
         return self._get(WorkloadView, routes.workload(namespace, name))
+
+    def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        """The pods of a workload as their cluster describes them; none if it does not."""
+        try:
+            answer = self.ask("GET", routes.workload(namespace, name, "pods"))
+        except ProtocolError:  # a controller of an earlier version has no such route
+            return []
+        found: list[dict[str, Any]] = json.loads(answer)
+        return found
 
     def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> None:
         """Stop a workload and forget it."""

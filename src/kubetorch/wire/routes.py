@@ -62,7 +62,7 @@ def workloads(namespace: str) -> str:
 
 
 def workload(namespace: str, name: str, verb: str = "") -> str:
-    """One workload, or a verb on it: `deploy`, `token`, `logs`, `events`."""
+    """One workload, or a verb on it: `deploy`, `token`, `pods`, `logs`, `events`."""
     base = f"{workloads(namespace)}/{quote(name, safe='')}"
     return f"{base}/{verb}" if verb else base
 

@@ -4,6 +4,7 @@ import pytest
 from kubetorch.controller import rollout, views
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.views import PodReport
+from kubetorch.manifests import labels
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.exceptions import Failure
@@ -43,6 +44,37 @@ def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
         state.handle(rollout.Connected(pod.name, 1))
     found = views.pod_views(PODS, {}, state, frozenset({"web-1"}))
     assert [pod.is_ready for pod in found] == [True, False]
+
+
+def test_trust_a_pod_that_has_answered_runs_whatever_its_kubelet_has_said_so_far():
+    state = rollout.Rollout(wanted=1)
+    pending = msgspec.structs.replace(PODS[0], phase="Pending", url="")
+    for report, phase in ((None, "Pending"), (PodReport(url="http://here"), "Running")):
+        assert views.pod_view(pending, report, state, is_ready=True).phase == phase
+
+
+def test_trust_a_description_has_values_of_variables_for_nobody_who_may_not_get_pods():
+    secret = {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    env = [{"name": "A", "value": "hush"}, secret]
+    pod = {
+        "metadata": {
+            "name": "p",
+            "uid": "5",
+            "annotations": {"x": "y", labels.LAST_APPLIED: "hush"},
+        },
+        "spec": {
+            "nodeName": "n",
+            "containers": [{"name": "c", "env": env}],
+            "initContainers": [{"name": "i", "env": env}, {"name": "j"}],
+        },
+        "status": {"phase": "Running"},
+    }
+    found = views.without_values(pod)
+    assert "hush" not in str(found)
+    assert found["spec"]["containers"][0]["env"] == [{"name": "A"}, secret]
+    assert (found["spec"]["nodeName"], found["metadata"]["uid"]) == ("n", "5")
+    assert found["metadata"]["annotations"] == {"x": "y"}
+    assert "hush" in str(pod)
 
 
 def test_a_service_that_lacks_pods_is_scaling():

@@ -11,7 +11,10 @@ from kubetorch.wire.messages import PodView, WorkloadView
 
 def view(*pods):
     spec = WorkloadSpec(
-        "ns", "mine", CallableRef("fn", "f", "m", "f"), ComputeSpec(labels=(("team", "ml"),))
+        "ns",
+        "mine",
+        CallableRef("fn", "f", "m", "f"),
+        ComputeSpec(labels=(("team", "ml"),), annotations=(("owner", "ann"),)),
     )
     return WorkloadView(spec=spec, generation=1, status="Ready", pods=pods, updated=1e9)
 
@@ -44,17 +47,36 @@ def test_what_is_not_said_is_not_there():
 
 
 @pytest.mark.parametrize(
-    ("phase", "shown", "is_running"),
+    ("phase", "shown"),
     [
-        ("Running", "Running", True),
-        ("Pending", "Pending", False),
-        ("Failed", "Failed", False),
-        ("Terminating", "Running", False),
+        ("Running", "Running"),
+        ("Pending", "Pending"),
+        ("Failed", "Failed"),
+        ("Terminating", "Running"),
     ],
 )
-def test_a_pod_that_ends_has_the_phase_and_the_mark_of_kubernetes(phase, shown, is_running):
+def test_a_pod_that_ends_has_the_phase_and_the_mark_of_kubernetes(phase, shown):
     found = pod(phase)
 
     assert found.status.phase == shown
     assert ("deletionTimestamp" in found.metadata) == (phase == "Terminating")
-    assert compute_pods.is_running(found) == is_running
+
+
+def test_a_pod_has_its_annotations_without_a_cluster_too():
+    assert pod().metadata.annotations == {"owner": "ann"}
+
+
+DESCRIBED = {
+    "metadata": {"name": "mine-0", "uid": "5", "annotations": {"a": "b"}},
+    "spec": {"nodeName": "node2", "containers": [{"name": "c"}]},
+    "status": {"phase": "Pending", "podIP": None},
+}
+
+
+@pytest.mark.parametrize(("phase", "shown"), [("Running", "Running"), ("Unknown", "Pending")])
+def test_trust_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
+    found = PodView(name="mine-0", ordinal=0, phase=phase)
+    described = compute_pods.of_pod(view(found), found, DESCRIBED)
+    assert described.spec.node_name == "node2"
+    assert (described.metadata.uid, described.metadata.annotations.a) == ("5", "b")
+    assert described.status.phase == shown

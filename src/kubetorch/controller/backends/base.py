@@ -259,6 +259,9 @@ class Backend(Protocol):
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
 
+    def described(self, namespace: str, name: str) -> list[Manifest]:
+        """The pods of a workload as their cluster describes them; none without a cluster."""
+
     def trouble(self, namespace: str, name: str) -> Trouble:
         """The reason why a workload does not have its pods, if there is one."""
 

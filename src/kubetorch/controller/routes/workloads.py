@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 from msgspec.structs import replace
 
+from kubetorch.controller import views
 from kubetorch.controller.access import Asker, Need
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.logs import TAIL, PodLogs, check_pod, encode
@@ -61,6 +62,7 @@ class WorkloadRoutes:
             Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),
             Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list, (Permission("list"),)),
             Route("GET", one, self.get, (Permission("get"),)),
+            Route("GET", f"{one}/pods", self.pods, (Permission("get"),)),
             Route("DELETE", one, self.delete, (Permission("delete"),), is_audited=True),
             Route("POST", f"{one}/deploy", self.deploy, _DEPLOY, is_audited=True),
             Route("POST", f"{one}/token", self.token, tuple(_VERBS.values()), is_audited=True),
@@ -82,6 +84,19 @@ class WorkloadRoutes:
             view = workload.view()
         user = exchange.asker.creator(None).user
         await exchange.respond_message(_owned(self._with_host(view), user))
+
+    async def pods(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """The pods of a workload as their cluster describes them.
+
+        Who may not `get pods` sees no values of variables, and no pods that somebody else made.
+        """
+        workload = self._workloads.get(namespace, name)
+        found = self._workloads.backend.described(namespace, name)
+        if not await exchange.asker.may(Need("get", namespace, group="", resource="pods")):
+            own = {pod.name for pod in workload.pods if pod.is_ours}
+            ours = (pod for pod in found if pod["metadata"]["name"] in own)
+            found = [views.without_values(pod) for pod in ours]
+        await exchange.respond_message(found)
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""

@@ -405,6 +405,9 @@ class KubernetesBackend:
             found.append(self._judged(key, pod, status))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
+    def described(self, namespace: str, name: str) -> list[Manifest]:
+        return [*self._members((namespace, name)).values()]
+
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
         if is_leaving(pod):
             return status

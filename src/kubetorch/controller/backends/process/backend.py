@@ -200,6 +200,9 @@ class ProcessBackend:
         found = [] if workload is None else [pod.status() for pod in workload.pods]
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
+    def described(self, namespace: str, name: str) -> list[Manifest]:
+        return []
+
     def trouble(self, namespace: str, name: str) -> Trouble:
         return Trouble()
 
