@@ -104,7 +104,7 @@ class CodeSlots:
                 wanted[slot.path.name] = str(current)
                 return _link(folder, wanted, f"{self._root}{os.sep}")
         except OSError as error:
-            raise _failure(error, folder) from error
+            raise DataStoreError(f"it cannot be linked in {folder}: {error.strerror}") from error
 
     def _merged(self, slot: Slot, entries: Sequence[str]) -> Path:
         """The folder of a slot; of a project with a folder of its own name at its top, both.

@@ -4,6 +4,7 @@
 processes in that namespace, also by those that run already, and by nobody else:
 
     add       a folder, or files that lie in memory only, at an absolute path
+    cover     a folder of the machine, with what is written to it from now on
     shield    whatever is written from now on, at any path, stays in this view
 
 A path that does not exist is made in a mirror of the nearest folder that does: a folder of the
@@ -290,6 +291,10 @@ class View:
             self._frozen.add(place)
         else:
             self._own.append(place)
+
+    def cover(self, target: str, keep: Iterable[str] = ()) -> None:
+        """Keep what is written to a folder of the machine in this view, but not to what is kept."""
+        self._cover(Path(os.path.realpath(target)), _real(keep), set(mounted_places()))
 
     def add_files(self, target: str, files: Mapping[str, bytes]) -> None:
         """Show files at a path, which lie in memory only and nobody can change.

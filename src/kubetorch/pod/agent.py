@@ -103,6 +103,7 @@ def main(
         if not is_local:
             Path(pod.working_dir).mkdir(parents=True, exist_ok=True)
         filesystem = PodFilesystem(pod, refusal)
+        pod = filesystem.place_working_dir(pod)
         filesystem.attach(pod.attachments_file)
         # A container is reached at its address, by probes, and through port-forwards at loopback.
         everywhere = EVERYWHERE[":" in pod.host]
@@ -257,6 +258,7 @@ class Agent:
             calls=self._calls,
             session=self._session,
             membership=self._members,
+            filesystem=filesystem,
         )
         audience = tokens.audience(pod.namespace, pod.workload)
         guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)

@@ -11,12 +11,13 @@ import asyncio
 import errno
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from kubetorch.config import environment
 from kubetorch.errors import ResourceNotAvailableError, SecretNotFound
 from kubetorch.lib import mounts
-from kubetorch.wire import messages
+from kubetorch.wire import messages, podenv
 from kubetorch.wire.podenv import Attachments, FilesAt, FolderAt, PodEnv
 from kubetorch.wire.secrets import SecretFile
 
@@ -30,6 +31,8 @@ class PodFilesystem:
     def __init__(self, pod: PodEnv, refusal: str | None) -> None:
         #: Whether that is a container's, whose files are the pod's own.
         self.is_container = pod.backend != "local"
+        #: What who deploys should know of it.
+        self.warning = ""
         self._refusal = refusal
         self._home = Path(pod.controller_file).parent
         folder = Path(pod.root) / "view"
@@ -52,6 +55,29 @@ class PodFilesystem:
             except OSError as error:
                 raise _failed(error, f"{one.target}: ") from error
 
+    def place_working_dir(self, pod: PodEnv) -> PodEnv:
+        """The pod, whose working directory is at the path that it is declared to be, if it can be.
+
+        It is the pod's own folder there. Where the machine has a folder with something in it, the
+        program sees that, and what it writes stays in the pod.
+        """
+        own, path = podenv.own_work(Path(pod.root)), Path(pod.working_dir)
+        if self.is_container or path == own:
+            return pod
+        try:
+            self._check()
+            if path == Path("/"):
+                raise _refused("it has the files of the machine")
+            if path.is_dir() and any(path.iterdir()):
+                self._view.cover(str(path), self._shared)
+            else:
+                self._view.add(mounts.Mount(str(own), str(path)))
+        except (OSError, ResourceNotAvailableError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.message
+            self.warning = f"the working directory of a pod is {own}, and not {path}: {reason}"
+            return replace(pod, working_dir=str(own))
+        return pod
+
     def _show(self, one: FolderAt | FilesAt) -> None:
         if isinstance(one, FolderAt):
             Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,11 +94,15 @@ class PodFilesystem:
         if self.is_container:
             return
         self._check()
-        shared = [str(self._home), str(environment.cache_dir())]
         try:
-            await asyncio.to_thread(self._view.shield, shared, tuple(frozen))
+            await asyncio.to_thread(self._view.shield, self._shared, tuple(frozen))
         except OSError as error:
             raise _failed(error) from error
+
+    @property
+    def _shared(self) -> list[str]:
+        """What the pods of the machine share: the installation and its caches."""
+        return [str(self._home), str(environment.cache_dir())]
 
     def _check(self) -> None:
         if self._refusal is not None:

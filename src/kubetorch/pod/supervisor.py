@@ -27,6 +27,7 @@ from kubetorch.pod import environment, frameworks, ray_node, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.environment import Interpreters, Prepared
+from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image.images import Images
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.monarch_node import MonarchNode
@@ -479,8 +480,10 @@ class Supervisor:
         calls: Calls,
         session: Session,
         membership: Membership,
+        filesystem: PodFilesystem,
     ) -> None:
         self._pod = pod
+        self._filesystem = filesystem
         self._membership = membership
         self._interpreters = interpreters
         self._loader = loader
@@ -714,7 +717,7 @@ class Supervisor:
     async def _load(self, generation: int) -> None:
         try:
             await asyncio.to_thread(self._make_working_dir)
-            if self._pod.backend != "local" and not self._machine.serving:
+            if not self._machine.serving:
                 await self._report_denials(generation)
             spec = await self._interpreters.choose(self._specs[generation])
             loaded = await self._load_process(generation, spec)
@@ -732,8 +735,12 @@ class Supervisor:
         self._handle(reload.Failed(generation))
 
     async def _report_denials(self, generation: int) -> None:
-        spec = self._specs[generation]
-        for text in await asyncio.to_thread(environment.denials, spec, self._pod):
+        """Report which paths the pod does not have, or cannot use."""
+        found = [self._filesystem.warning] if self._filesystem.warning else []
+        if self._filesystem.is_container:
+            spec = self._specs[generation]
+            found += await asyncio.to_thread(environment.denials, spec, self._pod)
+        for text in found:
             self._session.report_stage(StageReport(generation, "starting", text, warning=True))
 
     def _make_working_dir(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -59,6 +60,11 @@ _NEEDED = {
     "local": ("KT_POD_CONTROLLER_FILE", "KT_POD_CREDENTIALS_FILE"),
     "kubernetes": (CONTROLLER_URL,),
 }
+
+
+def own_work(root: Path) -> Path:
+    """The folder that is the working directory of a pod that is a process, wherever it is seen."""
+    return root / "work"
 
 
 @dataclass(frozen=True)

@@ -473,7 +473,7 @@ def test_what_somebody_else_has_there_stays(code: CodeSlots, blobs: Blobs, tmp_p
     assert (folder / "a").read_text() == "own"
     assert (folder / "c").read_text() == "1"
     assert not (folder / "old").is_symlink()
-    with pytest.raises(DataStoreError, match="cannot be written"):
+    with pytest.raises(DataStoreError, match="cannot be linked"):
         code.show(slot, tmp_path / "nowhere")
 
 

@@ -30,10 +30,11 @@ PROBE_TIMEOUT = 20.0
 
 
 class PodInputs(NamedTuple):
-    """The variables and the paths that a pod gets."""
+    """The variables, the paths, and the working directory if one is declared, that a pod gets."""
 
     variables: dict[str, str]
     paths: Attachments
+    working_dir: str | None = None
 
 
 class PodAttachments:
@@ -76,7 +77,7 @@ class PodAttachments:
         namespace, attached = wanted.namespace, wanted.attached
         self._check(namespace, attached)
         variables = {**dict(wanted.environment), **dict(self._variables(namespace, attached))}
-        return PodInputs(variables, self._paths(namespace, attached, folder))
+        return PodInputs(variables, self._paths(namespace, attached, folder), wanted.working_dir)
 
     def _paths(self, namespace: str, attached: Attached, folder: Path) -> Attachments:
         home = str(Path.home())

@@ -633,8 +633,6 @@ def _resources(wanted: DesiredPods) -> Iterator[str]:
     if limits:
         allowed = ", ".join(f"{name} {amount}" for name, amount in limits)
         yield f"the limits ({allowed}) are not kept on this machine"
-    if wanted.working_dir is not None:
-        yield f"the working directory {wanted.working_dir} is a folder of each pod's own here"
 
 
 def _endpoint(compute: ComputeSpec) -> Iterator[str]:

@@ -34,7 +34,7 @@ from kubetorch.lib import backoff, deadlines, files, process_watch, processes, s
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions, tokens
 from kubetorch.wire.messages import Ending
-from kubetorch.wire.podenv import MARK, PodEnv
+from kubetorch.wire.podenv import MARK, PodEnv, own_work
 
 # 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
 _SESSION_LIFETIME = 10 * 365 * 86400.0
@@ -84,7 +84,7 @@ class PodHome(msgspec.Struct, frozen=True):
     def prepare(self, pod: PodRecord, given: PodInputs, *, now: float) -> dict[str, str]:
         """Make the folder of a pod and its credentials; the environment of its agent."""
         folder = self.folder(pod.namespace, pod.name)
-        work = folder / "work"
+        work = own_work(folder)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         audience = tokens.audience(pod.namespace, pod.workload)
         key = tokens.workload_key(self.secret, audience)
@@ -104,7 +104,7 @@ class PodHome(msgspec.Struct, frozen=True):
             host=sockets.LOOPBACK,
             port=pod.port,
             root=str(folder),
-            working_dir=str(work),
+            working_dir=given.working_dir or str(work),
             attachments_file=str(shown),
             environments=str(self.home / "environments"),
         )
