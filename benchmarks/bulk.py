@@ -1,17 +1,36 @@
-"""Large arguments and results: an array of 100 MB there and back."""
+"""Large arguments and results: arrays, frames and plain values there and back."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from benchmarks import ours, peers, processes
 from benchmarks.figures import Figure, Limit, Row
 from benchmarks.rounds import OURS, Measure, Side, compare
 
 TCP = "loopback TCP"
+PICKLE = "pickle 5"
+ARROW = "Arrow IPC"
+JSON = "strict JSON"
 SIZE = 100_000_000
+
+#: Bytes of arrays of numbers, and how often one travels for a measurement.
+ARRAYS = {
+    "1 KB": (1_000, 300),
+    "1 MB": (1_000_000, 30),
+    "100 MB": (SIZE, 3),
+    "1 GB": (1_000_000_000, 1),
+}
+#: Kinds of frames, and how often one travels.
+FRAMES = {"pandas": "frame of pandas", "polars": "frame of polars", "arrow": "table of Arrow"}
+FRAME_TIMES, PLAIN_TIMES, TENSOR_TIMES = 10, 3, 3
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+#: No slower than what it was before, but for what two measurements of the same differ; what Arrow
+#: says of its buffers is validated.
+_NO_SLOWER, _VALIDATED = Limit(1.1), Limit(1.25)
 
 FIGURES = (
     Figure(
@@ -21,24 +40,67 @@ FIGURES = (
         {TCP: Limit(0.8, at_least=True), peers.RAY: None, peers.EARLIER: None},
         scale=1e-6,
     ),
+    *(
+        Figure(f"array of {size}", size, "ms", {PICKLE: _NO_SLOWER, ARROW: None}, scale=1e3)
+        for size in ARRAYS
+    ),
+    *([Figure("tensor of 100 MB", "tensor", "ms", {PICKLE: _NO_SLOWER}, scale=1e3)] * HAS_TORCH),
+    *(
+        Figure(
+            f"{name}, 8 MB",
+            kind,
+            "ms",
+            {PICKLE: _VALIDATED if kind == "arrow" else _NO_SLOWER, ARROW: None},
+            scale=1e3,
+        )
+        for kind, name in FRAMES.items()
+    ),
+    Figure("plain values, 10 MB of JSON", "plain", "ms", {JSON: Limit(1.8)}, scale=1e3),
 )
 
 
 def run(rounds: int) -> list[Row]:
     """Measure."""
     sides = [
-        Side(OURS, "ours", _ours),
+        Side(OURS, "ours", _ours("json")),
         Side(TCP, "floor", _tcp),
+        Side(PICKLE, "peer", _ours("pickle")),
+        Side(ARROW, "peer", _ours("arrow")),
+        Side(JSON, "floor", _ours("strict")),
         Side(peers.RAY, "peer", _ray),
         Side(peers.EARLIER, "peer", _earlier),
     ]
     return compare(FIGURES, sides, rounds)
 
 
-@contextmanager
-def _ours() -> Iterator[Measure]:
-    with ours.program("kubetorch_bulk") as client:
-        yield _asking(client)
+def _ours(codec: str) -> Callable[[], AbstractContextManager[Measure]]:
+    """A program of its own for each codec: none finds memory that another one has used."""
+
+    @contextmanager
+    def start() -> Iterator[Measure]:
+        with ours.program("kubetorch_bulk") as client:
+            yield lambda: _measured(client, codec)
+
+    return start
+
+
+def _measured(client: processes.Program, codec: str) -> dict[str, float]:
+    def seconds(what: str, **parameters: object) -> float:
+        return client.ask(what, codec=codec, **parameters)["seconds"]
+
+    found: dict[str, float] = {}
+    if codec == "json":
+        found |= _asking(client)()
+    if codec in ("json", "strict"):
+        found["plain"] = seconds("plain", times=PLAIN_TIMES)
+    if codec != "strict":
+        for name, (size, times) in ARRAYS.items():
+            found[name] = seconds("array", size=size, times=times)
+        for kind in FRAMES:
+            found[kind] = seconds("frame", kind=kind, times=FRAME_TIMES)
+    if HAS_TORCH and codec in ("json", "pickle"):
+        found["tensor"] = seconds("tensor", size=SIZE, times=TENSOR_TIMES)
+    return found
 
 
 @contextmanager

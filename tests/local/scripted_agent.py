@@ -128,6 +128,7 @@ class Client:
             received=self.inbox.received,
             resumed=is_resumed,
             confirms=self.agent.confirms,
+            codecs=self.agent.codecs,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if is_resumed:
@@ -218,6 +219,7 @@ class ScriptedAgent:
         refusal: Answers every upgrade, if there is one.
         confirms: It says that it will say that it has a detached call, as older ones do not.
         accepts: It says so.
+        codecs: Codecs that it offers; older ones offer none.
     """
 
     pod = "fake-0"
@@ -234,6 +236,7 @@ class ScriptedAgent:
         self.tokens: set[str] | None = None
         self.refusal: KubetorchError | None = None
         self.confirms = self.accepts = True
+        self.codecs: tuple[str, ...] = ()
         self.incarnation = os.urandom(4).hex()
         self.clients: dict[str, Client] = {}
         self.port = port

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -225,7 +226,21 @@ def _where(error: BaseException) -> str:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return json.dumps(_jsonable(value), indent=indent, ensure_ascii=False, default=str)
+
+
+def _jsonable(value: object) -> object:
+    """A value for `json.dumps`, which writes numbers and refuses keys that JSON has not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {_json_key(key): _jsonable(item) for key, item in value.items()}
+    return [*map(_jsonable, value)] if isinstance(value, (list, tuple)) else value
+
+
+def _json_key(key: object) -> object:
+    is_plain = key is None or isinstance(key, (str, int, float))
+    return _jsonable(key) if is_plain else str(key)
 
 
 def _panel(stream: TextIO, title: str, lines: Iterable[str], style: Style) -> None:

@@ -509,7 +509,7 @@ class Calls:
         if self._spec is not None:
             check_name(name, self._spec)
             codecs.check_allowed(codec, self._spec.compute.allowed_serialization)
-        elif codec not in codecs.CODECS:
+        elif codec not in (*codecs.CODECS, *codecs.OFFERED):
             raise SerializationError(f"Serialization format {codec!r} is unknown")
 
     def open(self, request: Open, caller: Caller) -> Call:

@@ -20,12 +20,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
+from msgspec import structs
+
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    KubetorchError,
+    ProtocolError,
+    SerializationError,
+)
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError, WebSocketError
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
-from kubetorch.wire import frames, routes, versions
+from kubetorch.wire import codecs, frames, routes, versions
 from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox, Progress
 from kubetorch.wire.messages import Member
 
@@ -41,6 +49,7 @@ AHEAD = 16
 _LINES = frames.CHUNK
 #: A value from this size on lies in a memory file.
 _LARGE = 1024 * 1024
+_OLDER = f"{versions.FIX_PODS}, or call with values that JSON has"
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
 
 Buffer = bytes | bytearray | memoryview
@@ -83,6 +92,9 @@ class PeerCall:
         # Bytes of rounds that are credited once the caller has taken earlier ones.
         self._withheld: deque[int] = deque()
         self._lines = 0
+        # What it is opened with, until the sibling has said what it takes.
+        self._opening: tuple[Open, memoryview] | None = None
+        self._cancelled: str | None = None
         # Arguments that go out, as far as there is room for them.
         self._arguments: memoryview | None = None
         self._room = frames.WINDOW
@@ -98,7 +110,9 @@ class PeerCall:
 
     def cancel(self, reason: str) -> None:
         """Have it end; it says how it ended."""
-        if not self.is_over:
+        if self._opening is not None:
+            self._cancelled = reason
+        elif not self.is_over:
             self._arguments = None
             self._stream.send(frames.encode(Kind.CANCEL, self.number, frames.Cancel(reason)))
 
@@ -118,7 +132,31 @@ class PeerCall:
     # ------------------------------------------------------------------------------- arguments
 
     def begin(self, request: Open, arguments: memoryview) -> None:
-        """Open it."""
+        """Open it, now or when the sibling has said what it takes."""
+        self._opening = request, arguments
+        if self._stream.codecs is not None:
+            self.open(self._stream.codecs)
+
+    def open(self, offered: Sequence[str]) -> None:
+        """Open it on a sibling that takes these codecs."""
+        if self._opening is None:
+            return
+        (request, arguments), self._opening = self._opening, None
+        body = request.body
+        if body.codec in codecs.OFFERED and body.codec not in offered:
+            # An older one. Nothing is decoded here; text without tags is JSON as it is.
+            if not codecs.is_plain(body.codec, arguments):
+                pod = self._stream.member.pod
+                error = SerializationError(f"pod {pod} is older and takes JSON alone", hint=_OLDER)
+                # Not before whoever opens it has it.
+                asyncio.get_running_loop().call_soon(self.lose, error)
+                return
+            request = structs.replace(request, body=structs.replace(body, codec="json"))
+        self._send(request, arguments)
+        if self._cancelled is not None:
+            self.cancel(self._cancelled)
+
+    def _send(self, request: Open, arguments: memoryview) -> None:
         head = frames.encode(Kind.OPEN, self.number, request)
         if len(arguments) <= frames.CHUNK:
             self._stream.send(head + arguments)
@@ -213,7 +251,7 @@ class PeerCall:
     def drop(self) -> None:
         """Let go of memory."""
         self.is_over = True
-        self._arguments = None
+        self._arguments = self._opening = None
         if self._value is not None:
             self._value[2].release()
             self._value = None
@@ -234,6 +272,8 @@ class PeerStream(Endpoint):
         self._connection: Connection | None = None
         self._is_welcome = False
         self._incarnation = ""
+        #: Codecs that the sibling offers, once it has said so.
+        self.codecs: tuple[str, ...] | None = None
         self._outbox, self._inbox = Outbox(), Inbox()
         self._is_over = False
         self._idle: asyncio.TimerHandle | None = None
@@ -362,6 +402,9 @@ class PeerStream(Endpoint):
         self._is_welcome = True
         for frame in self._outbox.after(welcome.received):
             self._connection.send(*frame)
+        self.codecs = welcome.codecs
+        for call in list(self._calls.values()):
+            call.open(welcome.codecs)
         self.on_writable()
 
     # ---------------------------------------------------------------------------------- frames

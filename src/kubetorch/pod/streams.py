@@ -32,7 +32,7 @@ from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
-from kubetorch.wire import frames, routes, tokens, versions
+from kubetorch.wire import codecs, frames, routes, tokens, versions
 from kubetorch.wire.calls import ARGUMENTS_LIMIT, Returned
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
 
@@ -422,6 +422,7 @@ class ClientStream(Endpoint):
             resumed=resume_at is not None,
             max_payload=ARGUMENTS_LIMIT,
             confirms=True,
+            codecs=codecs.OFFERED,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if resume_at is not None:

@@ -14,6 +14,7 @@ a line that has its pod's name already.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -96,8 +97,9 @@ def of_event(service: str, reason: str, message: str, at: float) -> str:
 def of_progress(pod: str, report: frames.Progress, width: int) -> str:
     """How far a call has come, in one line of at most so many characters."""
     current, total = f"{report.current:g}", report.total
-    if total:
-        share = min(max(report.current / total, 0.0), 1.0)
+    share = report.current / total if total else math.nan
+    if total and not math.isnan(share):
+        share = min(max(share, 0.0), 1.0)
         full = round(share * _BAR_CELLS)
         bar = "█" * full + "░" * (_BAR_CELLS - full)
         current = f"{bar} {share:4.0%} {current}/{total:g}"

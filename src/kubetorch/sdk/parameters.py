@@ -9,7 +9,7 @@ import posixpath
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kubetorch.errors import SerializationError, SpecError
@@ -176,7 +176,19 @@ def init_args(value: object) -> dict[str, Any]:
         encode("json", dict(value))
     except SerializationError as error:
         raise SpecError(f"init_args: {error.message}") from error
+    for key in _other_keys(value):
+        warn(f"init_args: the key {key!r} arrives as text, because constructors get JSON")
+        break
     return dict(value)
+
+
+def _other_keys(value: object) -> Iterator[object]:
+    """Keys of dictionaries in a value that are no text."""
+    if isinstance(value, Mapping):
+        yield from (key for key in value if not isinstance(key, str))
+    if isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _other_keys(item)
 
 
 def expression(name: str, values: Mapping[str, Any], *, positional: str | None = None) -> str:

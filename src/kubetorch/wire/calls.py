@@ -106,8 +106,10 @@ def raised(payload: Buffer) -> Raised:
     return Raised(exceptions.parse_json(bytes(payload)))
 
 
-def value_of(outcome: Outcome, *, modules: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  # the user's own value
-    """The value that a call returned.
+def value_of(
+    outcome: Outcome, *, modules: Mapping[str, str] | None = None, asked: str = "pickle"
+) -> Any:  # noqa: ANN401  # the user's own value
+    """The value that a call returned, which was asked in a codec.
 
     Total: for every outcome this returns or raises what the call raised or, when the value cannot
     be rebuilt here, `SerializationError`.
@@ -117,7 +119,10 @@ def value_of(outcome: Outcome, *, modules: Mapping[str, str] | None = None) -> A
     segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
     if outcome.codec == ranks.CODEC:
         entries = ranks.unpack(segments)
+        for one in entries:
+            codecs.check_answer(one.codec, asked)
         return [codecs.decode(one.codec, one.segments, modules=modules) for one in entries]
+    codecs.check_answer(outcome.codec, asked)
     return codecs.decode(outcome.codec, segments, modules=modules)
 
 

@@ -1,12 +1,16 @@
-"""How arguments and results become bytes: `json` (default, strict), `pickle`, `none`.
+"""How arguments and results become bytes: `json` (the default), `pickle`, `none`.
 
 Standard library only: the worker, which runs in the user's interpreter, uses this module too.
 
-An encoded value is a list of *segments*. `json` has one, and so has `none`, except that a result
-which is text, bytes or a web response has two: the content, and its content type. `pickle`
-(protocol 5) has the pickle stream and then one segment per out-of-band buffer, so an array is
-neither copied into the stream nor out of it. In a payload each segment begins at a multiple of
-`ALIGNMENT`, since numeric libraries want aligned memory.
+Between a client and a worker that both have it, `json` is the codec `values` on the wire
+(`kubetorch.wire.values`): lossless, and safe. What an agent has stands in its WELCOME. Plain HTTP,
+older peers and the arguments of constructors have strict JSON, which is `json` on the wire.
+
+An encoded value is a list of *segments*. `json` has one, `values` one or two, and `none` one,
+except that a result which is text, bytes or a web response has two: the content, and its content
+type. `pickle` (protocol 5) has the pickle stream and then one segment per out-of-band buffer. In
+both of `values` and `pickle` an array is neither copied into the stream nor out of it. In a payload
+each segment begins at a multiple of `ALIGNMENT`, since numeric libraries want aligned memory.
 
 A workload says which codecs it allows; `check_allowed` is to be called before anything is decoded,
 because unpickling runs code.
@@ -26,18 +30,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, values
+from kubetorch.wire.values import Buffer, Gathered
 
 Codec = Literal["json", "pickle", "none"]
+#: What users name.
 CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
+#: What `json` is on a stream, if its agent offers it.
+VALUES = "values"
+OFFERED = (VALUES,)
 DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
 
 ALIGNMENT = 64
+Segment = Buffer | Gathered
 #: Values that are measured at most, and types of those that are small.
 _MEASURED = 1000
 _SMALL = frozenset({int, float, bool, type(None)})
-
-Segment = bytes | bytearray | memoryview
 
 
 def usual(allowed: Iterable[str] | None) -> str:
@@ -49,9 +57,11 @@ def usual(allowed: Iterable[str] | None) -> str:
 def check_allowed(codec: str, allowed: Iterable[str]) -> None:
     """Refuse a codec that the workload does not allow.
 
-    `none` is JSON for everything that is decoded, so it is allowed wherever `json` is.
+    `none` is JSON for everything that is decoded, so it is allowed wherever `json` is; and so is
+    `values`, which is what `json` means on a stream.
     """
     formats = list(allowed)
+    codec = "json" if codec == VALUES else codec
     if codec in formats or (codec == "none" and "json" in formats):
         return
     if codec not in CODECS:
@@ -64,8 +74,10 @@ def check_allowed(codec: str, allowed: Iterable[str]) -> None:
     )
 
 
-def encode(codec: str, value: object) -> list[Segment]:
-    """The segments of `value`."""
+def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
+    """The segments of `value`, which messages of `values` call `root`."""
+    if codec == VALUES:
+        return values.encode(value, root)
     if codec == "pickle":
         return _encode_pickle(value)
     try:
@@ -85,13 +97,41 @@ def encode(codec: str, value: object) -> list[Segment]:
     return [text.encode()]
 
 
-def buffer_bytes(values: Iterable[object]) -> int:
+def to_json(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments of `values`, made in this process, in strict JSON: for an older peer.
+
+    Raises:
+        SerializationError: JSON cannot carry the value.
+    """
+    buffers = [b"".join(join([one])) for one in segments]
+    return encode("json", values.decode(buffers, {}))
+
+
+def is_plain(codec: str, payload: Buffer) -> bool:
+    """Whether a payload is JSON without tags, which every end of a stream reads."""
+    return codec in ("json", "none") or (codec == VALUES and bytes(payload[:1]) != values.HEAD)
+
+
+def check_answer(codec: str, asked: str) -> None:
+    """Refuse a pickle from a pod that was asked in another codec: unpickling runs code.
+
+    Raises:
+        SerializationError: It is one.
+    """
+    if codec == "pickle" and asked != "pickle":
+        raise SerializationError(
+            "the pod answered with a pickle, which this program has not asked for",
+            hint='serialization="pickle" asks for it; unpickling runs code of the pod',
+        )
+
+
+def buffer_bytes(given: Iterable[object]) -> int:
     """Bytes of the texts and buffers among values that are not encoded yet: they take no less.
 
     Looks into lists, tuples and dictionaries, at so many values as cost little.
     """
     sizes: dict[int, int] = {}  # by identity: what is there twice is pickled once
-    found = [value for value in values if type(value) not in _SMALL]
+    found = [value for value in given if type(value) not in _SMALL]
     for value in found:
         if isinstance(value, (list, tuple, dict)):
             inner = value.values() if isinstance(value, dict) else value
@@ -106,7 +146,7 @@ def buffer_bytes(values: Iterable[object]) -> int:
 
 def decode(
     codec: str,
-    segments: Sequence[Segment],
+    segments: Sequence[Buffer],
     *,
     modules: Mapping[str, str] | None = None,
 ) -> Any:  # noqa: ANN401  # the user's own value
@@ -117,6 +157,13 @@ def decode(
         return decode_raw(bytes(segments[0]), bytes(segments[1]).decode("latin-1"))
     if not segments or not len(segments[0]):
         return None
+    if codec == VALUES:
+        return values.decode(segments, modules or {})
+    if codec not in CODECS:
+        raise SerializationError(
+            f"a value in the codec {codec[:80]!r} arrived, which is unknown here",
+            hint="the other end is newer: pip install -U kubetorch",
+        )
     try:
         return _json_decoder.decode(str(segments[0], "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -203,14 +250,17 @@ def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, position
 
 
-def join(segments: Sequence[Segment]) -> Iterable[Segment]:
+def join(segments: Sequence[Segment]) -> Iterable[Buffer]:
     """The pieces of a payload in order, padding included; nothing is copied."""
     position = 0
     for segment in segments:
         padding = -position % ALIGNMENT
         if padding:
             yield bytes(padding)
-        yield segment
+        if isinstance(segment, Gathered):
+            yield from segment.parts
+        else:
+            yield segment
         position += padding + len(segment)
 
 
@@ -301,7 +351,7 @@ def _encode_pickle(value: object) -> list[Segment]:
         ) from error
 
 
-def _decode_pickle(segments: Sequence[Segment], modules: Mapping[str, str]) -> object:
+def _decode_pickle(segments: Sequence[Buffer], modules: Mapping[str, str]) -> object:
     """The value of what `_encode_pickle` made, its buffers used in place."""
     if not segments:
         raise SerializationError("the body of a pickled value is empty")
@@ -321,7 +371,7 @@ def _decode_pickle(segments: Sequence[Segment], modules: Mapping[str, str]) -> o
 class _Unpickler(pickle.Unpickler):
     """Finds classes under the module names of this process."""
 
-    def __init__(self, stream: bytes, buffers: Sequence[Segment], modules: Mapping[str, str]):
+    def __init__(self, stream: bytes, buffers: Sequence[Buffer], modules: Mapping[str, str]):
         super().__init__(io.BytesIO(stream), buffers=iter(buffers))
         self._modules = modules
 

@@ -108,7 +108,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     """How a payload is made up.
 
     Attributes:
-        codec: `json`, `pickle` or `none`.
+        codec: `json`, `pickle`, `none` or one that the agent offers.
         sizes: Bytes of each segment; see `kubetorch.wire.codecs.layout` for where they lie.
         total: Bytes of the whole payload, padding included, over all frames.
     """
@@ -267,6 +267,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
         resumed: The agent remembers this client; frames that it has not acknowledged follow.
         max_payload: Largest payload that it takes, in bytes.
         confirms: It answers a detached call with ACCEPTED where OPEN asks for it.
+        codecs: Codecs that it takes beside those that every agent has.
     """
 
     incarnation: str
@@ -277,6 +278,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     resumed: bool = False
     max_payload: int = 0
     confirms: bool = False
+    codecs: tuple[str, ...] = ()
 
 
 class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):

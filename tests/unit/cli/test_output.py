@@ -138,3 +138,15 @@ def test_a_terminal_that_cannot_show_a_character_does_not_fail_the_command(monke
     tolerate_narrow_encodings()
     Output().report(text)
     assert b"?" in narrow.buffer.getvalue()
+
+
+def test_trust_what_json_has_not_stands_as_its_text(capsys):
+    value = {1: {2.5}, (1, 2): [float("nan"), (True, None)], None: float("-inf"), b"k": {"a": 1.5}}
+    Output(as_json=True).value(value)
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed == {
+        "1": "{2.5}",
+        "(1, 2)": ["nan", [True, None]],
+        "null": "-inf",
+        "b'k'": {"a": 1.5},
+    }

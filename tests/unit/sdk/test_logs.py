@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from contextlib import redirect_stdout
@@ -175,6 +176,8 @@ def test_progress_shows_nothing_where_lines_cannot_be_rewritten() -> None:
         (frames.Progress(0.5, 0, "odd"), "(p) 0.5 odd"),
         (frames.Progress(9, 3), "(p) ████████████████████ 100% 9/3"),
         (frames.Progress(-1, 3), "(p) ░░░░░░░░░░░░░░░░░░░░   0% -1/3"),
+        (frames.Progress(math.nan, 3), "(p) nan"),
+        (frames.Progress(3, math.inf), "(p) ░░░░░░░░░░░░░░░░░░░░   0% 3/inf"),
     ],
 )
 def test_progress_takes_any_numbers(report: frames.Progress, shown: str) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubetorch.errors import ProtocolError, did_you_mean
+from kubetorch.errors import ProtocolError, SerializationError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.streams import GRANT_COUNT
@@ -62,6 +62,10 @@ async def call(
 ) -> None:
     """Run the call that a request describes, and answer with what it comes to."""
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
+    if codec in codecs.OFFERED:
+        raise SerializationError(
+            f"Serialization format {codec!r} is for streams; there are {', '.join(codecs.CODECS)}"
+        )
     calls.check_target(name, codec)
     arguments = parse_arguments(await request.body(BODY_LIMIT), codec)
     opening = Open(
@@ -234,7 +238,18 @@ def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
         return json.dumps({"data": data}).encode()
     if codec == "none" and len(segments) == 2:
         return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
+    if codec in codecs.OFFERED:  # of a call on a stream that has the same idempotency key
+        _check_json(segments[0])
     return bytes(segments[0]) if segments and len(segments[0]) else b"null"
+
+
+def _check_json(text: Buffer) -> None:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.MsgspecError as error:
+        raise SerializationError(
+            "a program made the first call with this key, and its value is no JSON"
+        ) from error
 
 
 def in_band(segments: Sequence[Buffer]) -> bytes:

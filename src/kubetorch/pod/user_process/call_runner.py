@@ -198,7 +198,9 @@ class RunningCall:
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Tell the caller how far the call has come."""
-        report = json.dumps([current, total, message]).encode()
+        # Numbers of NumPy are numbers, too.
+        numbers = [float(current), None if total is None else float(total)]
+        report = json.dumps([*numbers, None if message is None else str(message)]).encode()
         now = time.monotonic()
         due = self._progress_sent + PROGRESS_INTERVAL
         if now >= due:

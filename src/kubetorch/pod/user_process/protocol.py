@@ -98,7 +98,7 @@ STACKS: Final[int | None] = (
     signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", None)
 )
 
-_CODECS: Final = ("json", "pickle", "none")
+_CODECS: Final = (*codecs.CODECS, *codecs.OFFERED)
 _CODEC_NUMBERS: Final = {codec: number for number, codec in enumerate(_CODECS)}
 _CODEC_BITS: Final = 0x03
 #: Meta begins with the sizes of the segments; else there is one segment.
@@ -444,7 +444,7 @@ class AgentSocket:
 
     def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
         """Encode a value and send it."""
-        segments = _encode(codec, value)
+        segments = _encode(codec, value, "result" if kind == RESULT else "yielded")
         sizes = [len(segment) for segment in segments]
         packed, meta = pack_sizes(codec, sizes)
         flags |= packed
@@ -463,7 +463,7 @@ class AgentSocket:
         self._write([head, *codecs.join(segments)])
 
     def _store(
-        self, segments: Sequence[Buffer], sizes: Sequence[int], length: int
+        self, segments: Sequence[codecs.Segment], sizes: Sequence[int], length: int
     ) -> Memory | None:
         """Put a payload into a memory file; `None` when there is no room for one."""
         try:
@@ -473,7 +473,9 @@ class AgentSocket:
         offsets, _ = codecs.layout(sizes)
         try:
             for offset, segment in zip(offsets, segments, strict=True):
-                stored.write(offset, segment)
+                for piece in codecs.join([segment]):
+                    stored.write(offset, piece)
+                    offset += len(piece)  # behind the piece
         except OSError:
             return None
         return stored
@@ -521,14 +523,14 @@ class AgentSocket:
         os._exit(1)
 
 
-def _encode(codec: str, value: object) -> list[codecs.Segment]:
+def _encode(codec: str, value: object, root: str) -> list[codecs.Segment]:
     """As `kubetorch.wire.codecs.encode`; in `none`, raw content keeps its type beside it.
 
     With `none`, bytes, text, and web responses (whatever has a `body` of bytes) travel as two
     segments: the content, and its content type. All else is JSON, one segment.
     """
     if codec != "none":
-        return codecs.encode(codec, value)
+        return codecs.encode(codec, value, root)
     if isinstance(value, str):
         return [value.encode(errors="surrogatepass"), b"text/plain; charset=utf-8"]
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -112,8 +112,10 @@ class RankValues(list[Any]):
         ended: Those that are what a generator returned, and not what it yielded.
     """
 
-    def __init__(self, segments: Sequence[Buffer], modules: Mapping[str, str]) -> None:
+    def __init__(self, segments: Sequence[Buffer], modules: Mapping[str, str], asked: str) -> None:
         entries = ranks.unpack(segments)
+        for one in entries:
+            codecs.check_answer(one.codec, asked)
         values = (codecs.decode(one.codec, one.segments, modules=modules) for one in entries)
         super().__init__(values)
         self.ranks = [one.rank for one in entries]
@@ -148,13 +150,9 @@ class Invocation:
         if target.allowed is not None:
             codecs.check_allowed(codec, target.allowed)
         calls.check_arguments(codecs.buffer_bytes((*args, *kwargs.values())))
-        self.segments = codecs.encode(codec, {"args": args, "kwargs": kwargs})
-        if len(self.segments) == 1:
-            size = len(self.segments[0])
-            self.body = frames.Body(codec, (size,), size)
-        else:
-            sizes = tuple(map(len, self.segments))
-            self.body = frames.Body(codec, sizes, codecs.layout(sizes)[1])
+        wire_codec = codecs.VALUES if codec == "json" else codec
+        self.segments = codecs.encode(wire_codec, {"args": args, "kwargs": kwargs}, "")
+        self.body = _body(wire_codec, self.segments)
         calls.check_arguments(self.body.total)
         self.target = target
         self.route = route
@@ -218,10 +216,14 @@ class Invocation:
         timeout = None
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
+        body, segments = self.body, self.segments
+        if body.codec == codecs.VALUES and body.codec not in stream.codecs:
+            segments = codecs.to_json(segments)
+            body = _body("json", segments)
         meta = frames.Open(
             self.id,
             target.callable,
-            self.body,
+            body,
             target.method,
             self.request_id,
             timeout,
@@ -237,7 +239,7 @@ class Invocation:
             None,
             target.origin,
         )
-        stream.start(call, meta, self.segments, reads=reads)
+        stream.start(call, meta, segments, reads=reads)
 
     # -------------------------------------------------------------------------------- events
 
@@ -316,9 +318,11 @@ class Invocation:
         sizes = body.sizes
         try:
             segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
+            asked = self.body.codec
             if body.codec == ranks.CODEC:
-                value: object = RankValues(segments, self.target.modules)
+                value: object = RankValues(segments, self.target.modules, asked)
             else:
+                codecs.check_answer(body.codec, asked)
                 value = codecs.decode(body.codec, segments, modules=self.target.modules)
         except (SerializationError, ProtocolError) as error:
             return Done(None, error)
@@ -358,6 +362,14 @@ class Invocation:
     def _again(self) -> Again:
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
+
+
+def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:
+    if len(segments) == 1:
+        size = len(segments[0])
+        return frames.Body(codec, (size,), size)
+    sizes = tuple(map(len, segments))
+    return frames.Body(codec, sizes, codecs.layout(sizes)[1])
 
 
 def membership_error(name: str, error: Exception) -> WorkerMembershipChanged:

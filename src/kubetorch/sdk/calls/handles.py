@@ -45,7 +45,7 @@ from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, exceptions, frames
+from kubetorch.wire import calls, codecs, exceptions, frames
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import CallView
 
@@ -103,6 +103,8 @@ class SpawnedCall:
         self._again: Again | None = None
         self._is_refused = False
         self._cancels = 0
+        #: The codec that it was asked in, if this program has spawned it.
+        self.asked: str | None = None
         #: The route of this program's calls of the same service, if this program has spawned it.
         self.origin: Route | None = None
         # Connected by this object for an ATTACH, and so to be closed by it.
@@ -161,6 +163,7 @@ class SpawnedCall:
         """
         self._options, self._logging = invocation.options, invocation.target.logging
         self._shows_logs, self.origin = invocation.shows_logs, invocation.route
+        self.asked = invocation.body.codec
         self.is_handed_over = False
         try:
             self._open(invocation)
@@ -591,26 +594,33 @@ class CallHandle:
         outcome = self._call.outcome
         assert outcome is not None
         self._call.is_told = True
-        is_plain = isinstance(outcome, calls.Returned) and outcome.codec in ("json", "none")
-        if self._modules is None and not is_plain:
-            self._modules = self._find_modules()
+        if (
+            self._modules is None
+            and isinstance(outcome, calls.Returned)
+            and not codecs.is_plain(outcome.codec, outcome.payload)
+        ):
+            self._find_workload()
         try:
-            return calls.value_of(outcome, modules=self._modules)
+            asked = self._call.asked or "pickle"
+            return calls.value_of(outcome, modules=self._modules, asked=asked)
         except InstanceReplacedError as error:
             if self._call.origin is not None:
                 self._call.origin.answered(error.instance)
             raise
 
-    def _find_modules(self) -> Mapping[str, str]:
-        """The modules of the workload that have another name here, if it still exists."""
+    def _find_workload(self) -> None:
+        """Learn of the workload, if it still exists, what a value of its calls needs and may be."""
+        self._modules = {}
         try:
             view = self._call.view()
             workload = self._session().ask(
                 lambda controller: controller.get_workload(view.namespace, view.workload)
             )
         except (ServiceNotFoundError, ResultExpiredError):
-            return {}
-        return local_modules(workload.spec.callable)
+            return
+        self._modules = local_modules(workload.spec.callable)
+        if self._call.asked is None and "pickle" not in workload.spec.compute.allowed_serialization:
+            self._call.asked = "json"
 
     # --------------------------------------------------------------------------------- its life
 

@@ -210,6 +210,8 @@ class Stream:
         self.incarnation = ""
         #: Whether the agent says of detached calls that it has them.
         self.confirms = False
+        #: Codecs that the agent has beside those that every agent has.
+        self.codecs: tuple[str, ...] = ()
         self._reconnect = reconnect
         self._ping_after = ping_after
         self._numbers = itertools.count(1)
@@ -237,7 +239,7 @@ class Stream:
         self,
         call: PendingCall,
         meta: frames.Open | frames.Attach,
-        segments: Sequence[Buffer] = (),
+        segments: Sequence[codecs.Segment] = (),
         *,
         reads: bool = False,
     ) -> None:
@@ -253,7 +255,7 @@ class Stream:
                 call.upload = Upload(number, segments, size)
                 size = 0
             else:
-                pieces = segments if len(segments) == 1 else list(codecs.join(segments))
+                pieces = list(codecs.join(segments))
         frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
         link = self._link
         if link is not None and not self._reading.locked() and link.has_ended():
@@ -358,7 +360,7 @@ class Stream:
             self._incoming.inbox = Inbox()
             self._sender.restart(self.calls)
         self.pod = welcome.pod
-        self.confirms = welcome.confirms
+        self.confirms, self.codecs = welcome.confirms, welcome.codecs
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
 
     def on_goaway(self) -> None:

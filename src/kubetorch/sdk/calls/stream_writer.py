@@ -77,7 +77,7 @@ class Upload:
     def __init__(
         self,
         number: int,
-        segments: Sequence[Buffer],
+        segments: Sequence[codecs.Segment],
         total: int,
     ) -> None:
         #: Frames of the stream up to the last chunk that was taken.

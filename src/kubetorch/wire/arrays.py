@@ -1,0 +1,857 @@
+"""Arrays, tensors and frames in `kubetorch.wire.values`: NumPy, torch, pandas, polars and Arrow.
+
+Standard library alone: a library is loaded already where one of its values is encoded, and it is
+imported where one arrives. Buffers are neither copied when they are encoded, if they lie in one
+piece, nor when they are decoded.
+
+- Arrays of NumPy are dtype, shape, order and bytes. Arrays of objects are lists of values, each of
+  which has to be able to travel by itself.
+- Tensors are the same, on the CPU, dense; as in a pickle, the graph of their gradients stays.
+- Frames of pandas are their columns: arrays, and what makes more of arrays (categories, masks, time
+  zones). Columns that Arrow keeps are streams of Arrow.
+- Tables of Arrow and frames of polars are streams of Arrow's IPC format, not compressed. What a
+  stream says is checked before a library reads it (`_check_stream`): nothing in it may be an
+  extension type, which runs code of whoever registered it, or be larger than it looks.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kubetorch.errors import SerializationError
+from kubetorch.wire import exceptions
+
+if TYPE_CHECKING:
+    from kubetorch.wire.values import Packer, Unpacker
+
+Tag = dict[str, list[Any]]
+
+_INTEGERS = frozenset({int})
+_DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
+
+
+def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
+    """A part of a tag, if it is of this very class: a subclass may have code of the user."""
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    shape = tuple(expect(value, list))
+    if not _INTEGERS.issuperset(map(type, shape)) or min(shape, default=0) < 0:
+        raise ValueError("a shape that is none")
+    return shape
+
+
+# ---------------------------------------------------------------------------------------- NumPy
+
+
+def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of NumPy
+    numpy = sys.modules["numpy"]
+    if type(value) in (numpy.ndarray, numpy.memmap):
+        if value.dtype.kind == "O":
+            return _pack_objects(packer, value, mode)
+        return packer.once(value, lambda: _pack_array(packer, value))
+    if isinstance(value, numpy.str_):
+        return packer.tag("np.str", packer.pack(str.__str__(value)))
+    if isinstance(value, numpy.bytes_):
+        return packer.tag("np.bytes", packer.add(bytes(value), 1))
+    if isinstance(value, numpy.generic):
+        dtype = _describe_dtype(packer, value, value.dtype)
+        # Where there is no NumPy, it is what JSON makes of it.
+        plain = [float(value)] if isinstance(value, float) else []
+        return packer.tag("np.scalar", dtype, value.tobytes().hex(), *plain)
+    return None
+
+
+#: Numbers of NumPy in a list from which on they travel as an array.
+_MANY = 16
+
+
+def pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
+    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
+    if len(values) < _MANY or "numpy" not in sys.modules:
+        return None
+    kinds = set(map(type, values))
+    numpy = sys.modules["numpy"]
+    (kind, *others) = kinds
+    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+        return None
+    array = numpy.array(values)
+    return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
+
+
+def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array
+    items = packer.items(value.reshape(-1).tolist(), max(mode, packer.EXACT))
+    return packer.tag("np.objects", list(value.shape), items)
+
+
+def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
+    if value.dtype.kind == "T":
+        if hasattr(value.dtype, "na_object"):
+            packer.refuse(value, " of strings that may be missing, which cannot travel")
+        texts = packer.items(value.reshape(-1).tolist())
+        return packer.tag("np.strings", list(value.shape), texts, [0, 0])
+    dtype, flags = _describe_dtype(packer, value, value.dtype), value.flags
+    order, rows = "C", value
+    if not flags.c_contiguous:
+        order = "F" if flags.f_contiguous else "C"
+        rows = value.T if order == "F" else value.copy(order="C")
+    place = packer.add(rows.reshape(-1).view("u1")) if value.size else [0, 0]
+    return packer.tag("np.array", dtype, list(value.shape), order, place)
+
+
+def _describe_dtype(packer: Packer, value: object, dtype: Any) -> Any:  # noqa: ANN401  # of JSON
+    """A dtype as JSON: its name, or the parts that it has."""
+    if dtype.isbuiltin == 1:
+        return dtype.str
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return [_describe_dtype(packer, value, base), list(shape)]
+    if dtype.names is not None:
+        fields = [dtype.fields[name] for name in dtype.names]
+        formats = [_describe_dtype(packer, value, field[0]) for field in fields]
+        titles = [packer.pack(field[2] if len(field) > 2 else None) for field in fields]
+        return {
+            "names": list(dtype.names),
+            "titles": titles,
+            "formats": formats,
+            "offsets": [field[1] for field in fields],
+            "itemsize": dtype.itemsize,
+        }
+    if dtype.isbuiltin == 2 or not _DTYPE.fullmatch(dtype.str) or not dtype.itemsize:
+        packer.refuse(
+            value,
+            f" of dtype {dtype}, which cannot travel",
+            "convert it first: array.astype(numpy.float32), for example",
+        )
+    return dtype.str
+
+
+_DTYPE = re.compile(r"[<>|=][biufcSUVmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,9}\])?")
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+#: Levels of a dtype that has fields.
+_DTYPE_DEPTH = 16
+
+
+def _dtype(numpy: Any, described: object, depth: int = 0) -> Any:  # noqa: ANN401  # a module
+    """The dtype that JSON describes."""
+    if type(described) is str:
+        return _named_dtype(described)
+    if depth > _DTYPE_DEPTH:
+        raise ValueError("a dtype nested too deep")
+    if type(described) is list:
+        base, shape = described
+        return numpy.dtype((_dtype(numpy, base, depth + 1), _shape(shape)))
+    fields = expect(described, dict)
+    formats, titles = expect(fields["formats"], list), expect(fields["titles"], list)
+    return numpy.dtype(
+        {
+            "names": [expect(name, str) for name in expect(fields["names"], list)],
+            "titles": [_title(title) for title in titles],
+            "formats": [_dtype(numpy, one, depth + 1) for one in formats],
+            "offsets": list(_shape(fields["offsets"])),
+            "itemsize": expect(fields["itemsize"], int),
+        }
+    )
+
+
+def _title(value: object) -> str | None:
+    return None if value is None else expect(value, str)
+
+
+@functools.lru_cache(64)
+def _named_dtype(name: str) -> Any:  # noqa: ANN401  # a dtype
+    if not _DTYPE.fullmatch(name):
+        raise ValueError(f"the dtype {name!r:.80}")
+    return sys.modules["numpy"].dtype(name)
+
+
+def _numpy(unpacker: Unpacker) -> Any:  # noqa: ANN401  # a module
+    return unpacker.library("numpy", "a NumPy array")
+
+
+def _unpack_array(
+    unpacker: Unpacker, described: object, shape: object, order: object, place: object
+) -> Any:  # noqa: ANN401  # an array
+    numpy = _numpy(unpacker)
+    dtype, sizes = _dtype(numpy, described), _shape(shape)
+    buffer = unpacker.buffer(place, is_writable=True)
+    if dtype.hasobject or not dtype.itemsize or math.prod(sizes) * dtype.itemsize != len(buffer):
+        raise ValueError(f"an array of {sizes} {dtype} in {len(buffer)} bytes")
+    if not len(buffer):
+        return numpy.empty(sizes, dtype)
+    array = numpy.ndarray(sizes, dtype, buffer, order=expect(order, str))
+    return unpacker.keep(place, array)  # type: ignore[arg-type]  # it is a list
+
+
+def _unpack_scalar(unpacker: Unpacker, described: object, data: object, *plain: object) -> Any:  # noqa: ANN401
+    try:
+        numpy = unpacker.library("numpy", "a scalar of NumPy")
+    except SerializationError:
+        if plain:
+            return plain[0]
+        raise
+    content = bytearray.fromhex(expect(data, str))
+    dtype = _dtype(numpy, described)
+    if dtype.hasobject or dtype.itemsize != len(content):
+        raise ValueError(f"a {dtype} of {len(content)} bytes")
+    return numpy.ndarray((), dtype, content)[()]
+
+
+def _unpack_numbers(unpacker: Unpacker, dtype: object, place: object) -> list[Any]:
+    buffer = unpacker.buffer(place)
+    try:
+        numpy = unpacker.library("numpy", "a list of numbers of NumPy")
+    except SerializationError:
+        if expect(dtype, str) != ("<f8" if sys.byteorder == "little" else ">f8"):
+            raise
+        return buffer.cast("d").tolist()
+    return list(numpy.frombuffer(buffer, _named_dtype(expect(dtype, str))))
+
+
+def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a scalar
+    try:
+        return unpacker.library("numpy", "a scalar of NumPy").str_(expect(text, str))
+    except SerializationError:
+        return expect(text, str)
+
+
+def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  # noqa: ANN401
+    numpy = _numpy(unpacker)
+    sizes, values = _shape(shape), expect(items, list)
+    if math.prod(sizes) != len(values):
+        raise ValueError(f"an array of {sizes} with {len(values)} objects")
+    found = numpy.empty(len(values), object)
+    if _SCALARS.issuperset(map(type, values)):
+        found[:] = values
+    else:
+        for index, value in enumerate(values):  # NumPy would look into lists
+            found[index] = value
+    return found.reshape(sizes)
+
+
+def _unpack_strings(unpacker: Unpacker, shape: object, items: object, _: object) -> Any:  # noqa: ANN401
+    numpy = _numpy(unpacker)
+    values = [expect(item, str) for item in expect(items, list)]
+    return numpy.array(values, numpy.dtypes.StringDType()).reshape(_shape(shape))
+
+
+# ---------------------------------------------------------------------------------------- torch
+
+
+def _pack_torch(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of torch
+    del mode
+    torch = sys.modules["torch"]
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if value.device.type != "cpu":
+        packer.refuse(value, f" on {value.device}, which cannot travel", "send tensor.cpu()")
+    if value.layout is not torch.strided or value.is_quantized:
+        packer.refuse(value, " that is sparse or quantized, which cannot travel", _DENSE)
+    return packer.once(value, lambda: _pack_tensor(packer, value))
+
+
+def _pack_tensor(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # a tensor
+    tensor = value.detach().resolve_conj().resolve_neg()
+    # The axes from the longest stride to the shortest: so they lie in memory.
+    axes = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    rows = tensor.permute(axes)
+    if not rows.is_contiguous():
+        axes = list(range(tensor.dim()))
+        rows = tensor.contiguous()
+    size = rows.numel() * rows.element_size()
+    # Without NumPy, which torch can do without. It has this imported itself.
+    import ctypes  # noqa: PLC0415
+
+    memory = (ctypes.c_char * size).from_address(rows.data_ptr()) if size else b""
+    if size:
+        memory.tensor = rows  # type: ignore[union-attr]  # it lives as long as its memory is used
+    return packer.tag(
+        "torch.tensor",
+        str(tensor.dtype).removeprefix("torch."),
+        list(rows.shape),
+        axes,
+        value.requires_grad,
+        type(value).__name__ == "Parameter",
+        packer.add(memory),
+    )
+
+
+def _unpack_tensor(  # what a tensor is made of
+    unpacker: Unpacker,
+    name: object,
+    shape: object,
+    axes: object,
+    requires_grad: object,
+    is_parameter: object,
+    place: object,
+) -> Any:  # noqa: ANN401  # a tensor
+    torch = unpacker.library("torch", "a tensor")
+    dtype = vars(torch).get(expect(name, str))
+    sizes, order = _shape(shape), _shape(axes)
+    if not isinstance(dtype, torch.dtype) or sorted(order) != list(range(len(sizes))):
+        raise ValueError(f"a tensor of dtype {name!r:.80} with the axes {order}")
+    buffer = unpacker.buffer(place, is_writable=True)
+    if math.prod(sizes) * dtype.itemsize != len(buffer):
+        raise ValueError(f"a tensor of {sizes} {dtype} in {len(buffer)} bytes")
+    flat = torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+    tensor = flat.view(sizes).permute(sorted(range(len(order)), key=order.__getitem__))
+    if is_parameter is True:
+        tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad is True)
+    elif requires_grad is True:
+        tensor.requires_grad_()
+    return unpacker.keep(place, tensor)  # type: ignore[arg-type]  # it is a list
+
+
+# --------------------------------------------------------------------------------------- pandas
+
+
+def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of pandas
+    pandas = sys.modules["pandas"]
+    kind = type(value)
+    if kind is pandas.DataFrame:
+        return _pack_frame(packer, value)
+    if kind is pandas.Series:
+        column = _pack_column(packer, value)
+        return packer.tag("pd.series", column, *_pack_labels(packer, value, value.name))
+    if isinstance(value, pandas.Index):
+        return packer.tag("pd.index", _pack_index(packer, value))
+    if value is pandas.NaT or value is pandas.NA:
+        return packer.tag("pd.missing", "NaT" if value is pandas.NaT else "NA")
+    if kind in (pandas.Timestamp, pandas.Timedelta):
+        zone = [packer.pack(value.tzinfo)] if kind is pandas.Timestamp else []
+        return packer.tag(f"pd.{kind.__name__}", packer.pack(value.asm8), *zone)
+    del mode
+    return None
+
+
+def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
+    """The index of a frame or of a series, its name, and its `attrs`."""
+    labels = [_pack_index(packer, value.index), packer.pack(name, packer.KEY)]
+    return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
+
+
+def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
+    blocks: list[object] = []
+    at, dtypes = 0, list(frame.dtypes)
+    has_rows = len(frame) > 0
+    while at < len(dtypes):
+        column = frame.iloc[:, at]
+        count = 1
+        if has_rows and _is_plain(dtypes[at]):
+            count = next(len(list(same)) for _, same in itertools.groupby(dtypes[at:]))
+            if count > 1 and not _lie_together(column, frame.iloc[:, at + 1]):
+                count = 1
+        if count > 1:
+            blocks.append(packer.pack(frame.iloc[:, at : at + count].to_numpy()))
+        else:
+            pack = functools.partial(_pack_column, packer, column)
+            blocks.append(packer.at(frame.columns[at], pack))
+        at += count
+    columns = _pack_index(packer, frame.columns)
+    return packer.tag("pd.frame", blocks, columns, *_pack_labels(packer, frame, None))
+
+
+def _lie_together(first: Any, second: Any) -> bool:  # noqa: ANN401  # columns
+    """Whether two columns are neighbours in one array, as pandas keeps most of them."""
+    one, other = (column.to_numpy().__array_interface__ for column in (first, second))
+    step = other["data"][0] - one["data"][0]
+    return step in (first.dtype.itemsize, first.dtype.itemsize * len(first))
+
+
+def _is_plain(dtype: Any) -> bool:  # noqa: ANN401  # a dtype
+    return _package(dtype) == "numpy" and dtype.kind != "O"
+
+
+def _pack_column(packer: Packer, column: Any, mode: int = 0) -> list[object]:  # noqa: ANN401
+    """The values of a series or of an index: how they are made of arrays, and these."""
+    dtype = column.dtype
+    if _package(dtype) == "numpy":
+        return ["array", packer.pack(column.to_numpy(), mode)]
+    array = column.array
+    pack = _PACKED_COLUMNS.get(type(dtype).__name__) if _package(dtype) == "pandas" else None
+    if pack is not None:
+        return pack(packer, array, dtype)
+    if not (hasattr(array, "_data") and hasattr(array, "_mask")):
+        why = f" of dtype {dtype}, which cannot travel"
+        packer.refuse(array, why, "convert it: .astype(object)")
+    return ["masked", packer.pack(array._data), packer.pack(array._mask), str(dtype)]
+
+
+def _package(value: object) -> str:
+    return exceptions.module_of(type(value)).partition(".")[0]
+
+
+def _pack_category(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
+    labels = _pack_index(packer, dtype.categories)
+    return ["category", packer.pack(array.codes), labels, dtype.ordered]
+
+
+def _pack_moments(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
+    zone = packer.pack(dtype.tz) if _is_zone(dtype.tz) else str(dtype.tz)
+    return ["zoned", packer.pack(array.asi8), dtype.unit, zone]
+
+
+def _pack_texts(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
+    missing = "NA" if dtype.na_value is sys.modules["pandas"].NA else "nan"
+    if dtype.storage != "python":
+        return ["string", _pack_arrow_column(packer, array), missing]
+    texts = (None if text is dtype.na_value else text for text in array)
+    return ["text", packer.items(list(texts)), missing]
+
+
+def _pack_intervals(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
+    sides = (_pack_index(packer, array.left), _pack_index(packer, array.right))
+    return ["interval", *sides, dtype.closed]
+
+
+_PACKED_COLUMNS: dict[str, Callable[[Packer, Any, Any], list[object]]] = {
+    "CategoricalDtype": _pack_category,
+    "DatetimeTZDtype": _pack_moments,
+    "StringDtype": _pack_texts,
+    "ArrowDtype": lambda packer, array, _: ["arrow", _pack_arrow_column(packer, array)],
+    "PeriodDtype": lambda packer, array, dtype: ["period", packer.pack(array.asi8), str(dtype)],
+    "IntervalDtype": _pack_intervals,
+}
+
+
+#: Names of time zones that pandas finds without reading files that somebody names.
+_ZONE = re.compile(r"(?!dateutil|tzlocal)[A-Za-z0-9_+:/-]{1,64}")
+
+
+def _is_zone(value: object) -> bool:
+    kind = type(value)
+    name = exceptions.module_of(kind), exceptions.name_of(kind)
+    return name in (("datetime", "timezone"), ("zoneinfo", "ZoneInfo"))
+
+
+def checked_zone(value: Any) -> Any:  # noqa: ANN401  # a part of a tag
+    """A time zone of the standard library, or none."""
+    if value is not None and not _is_zone(value):
+        raise ValueError("a time zone that is none")
+    return value
+
+
+def _pack_arrow_column(packer: Packer, array: Any) -> list[int]:  # noqa: ANN401  # of pandas
+    pyarrow = sys.modules["pyarrow"]
+    return _pack_table(packer, array, pyarrow.table({"": array.__arrow_array__()}))
+
+
+def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # an index
+    pandas = sys.modules["pandas"]
+    names = [packer.pack(name, packer.KEY) for name in index.names]
+    if type(index) is pandas.RangeIndex:
+        return ["range", index.start, index.stop, index.step, *names]
+    if type(index) is pandas.MultiIndex:
+        levels = [_pack_index(packer, level) for level in index.levels]
+        return ["multi", levels, [packer.pack(codes.copy()) for codes in index.codes], names]
+    frequency = getattr(index, "freqstr", None) if hasattr(index, "freq") else None
+    return ["values", _pack_column(packer, index, packer.KEY), *names, frequency]
+
+
+def _unpack_frame(
+    unpacker: Unpacker,
+    blocks: object,
+    columns: object,
+    index: object,
+    _name: object,
+    attributes: object = None,
+) -> Any:  # noqa: ANN401  # a frame
+    pandas = unpacker.library("pandas", "a frame of pandas")
+    labels = _unpack_labels(unpacker, index)
+    parts: list[Any] = []
+    found = expect(blocks, list)
+    if len(found) == 1 and type(found[0]) is not list:
+        frame = pandas.DataFrame(_array(found[0], 2), labels, copy=False)
+    else:
+        for block in found:
+            if type(block) is list:
+                parts.append(_make_series(pandas, _unpack_column(unpacker, block), labels))
+            else:
+                parts += [_make_series(pandas, one, labels) for one in _array(block, 2).T]
+        frame = pandas.DataFrame(dict(enumerate(parts)), labels, copy=False)
+    frame.columns = _unpack_labels(unpacker, columns)
+    frame.attrs.update({} if attributes is None else expect(attributes, dict))
+    return frame
+
+
+def _make_series(pandas: Any, values: Any, labels: Any) -> Any:  # noqa: ANN401  # of pandas
+    # With its dtype: pandas would look for a better one.
+    return pandas.Series(values, labels, dtype=values.dtype, copy=False)
+
+
+def _unpack_series(
+    unpacker: Unpacker, column: object, index: object, name: object, attributes: object = None
+) -> Any:  # noqa: ANN401  # a series
+    pandas = unpacker.library("pandas", "a series of pandas")
+    values = _unpack_column(unpacker, column)
+    found = _make_series(pandas, values, _unpack_labels(unpacker, index))
+    found.name = unpacker.key(name)
+    found.attrs.update({} if attributes is None else expect(attributes, dict))
+    return found
+
+
+def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
+    pandas = unpacker.library("pandas", "an index of pandas")
+    kind, *parts = expect(packed, list)
+    if expect(kind, str) == "range":
+        start, stop, step, name = parts
+        bounds = (expect(one, int) for one in (start, stop, step))
+        return pandas.RangeIndex(*bounds, name=unpacker.key(name))
+    if kind == "multi":
+        levels, codes, names = parts
+        return pandas.MultiIndex(
+            [_unpack_labels(unpacker, level) for level in expect(levels, list)],
+            [_array(one) for one in expect(codes, list)],
+            names=[unpacker.key(name) for name in expect(names, list)],
+        )
+    column, name, frequency = parts
+    values = _unpack_column(unpacker, column)
+    if values.dtype.kind == "O":
+        for value in values:
+            unpacker.key(value)
+    found = pandas.Index(values, dtype=values.dtype, name=unpacker.key(name), copy=False)
+    if frequency is not None:
+        found = type(found)(found, freq=expect(frequency, str), name=found.name)
+    return found
+
+
+def _unpack_column(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an array
+    pandas = unpacker.library("pandas", "a frame of pandas")
+    kind, *parts = expect(packed, list)
+    return _COLUMNS[expect(kind, str)](unpacker, pandas, *parts)
+
+
+def _array(value: Any, dimensions: int = 1) -> Any:  # noqa: ANN401  # an array
+    """An array that arrived: pandas would ask any other object what it is."""
+    array = expect(value, sys.modules["numpy"].ndarray)
+    if array.ndim != dimensions or (dimensions > 1 and not array.size):
+        raise ValueError(f"an array of the shape {array.shape}")
+    return array
+
+
+def _category(unpacker: Unpacker, pandas: Any, codes: Any, categories: Any, ordered: object) -> Any:  # noqa: ANN401
+    labels = _unpack_labels(unpacker, categories)
+    return pandas.Categorical.from_codes(
+        _array(codes), dtype=pandas.CategoricalDtype(labels, ordered is True)
+    )
+
+
+def _zoned(_: Unpacker, pandas: Any, moments: Any, unit: object, zone: object) -> Any:  # noqa: ANN401
+    if type(zone) is not str:
+        checked = checked_zone(zone)
+    elif _ZONE.fullmatch(zone):
+        checked = zone
+    else:
+        raise ValueError("a time zone that is none")
+    dtype = pandas.DatetimeTZDtype(expect(unit, str), checked)
+    found = pandas.DatetimeIndex(_array(moments).view(f"M8[{unit}]"), copy=False)
+    return found.tz_localize("UTC").tz_convert(dtype.tz).array
+
+
+def _text(_: Unpacker, pandas: Any, items: object, missing: object) -> Any:  # noqa: ANN401
+    return pandas.array(
+        [item if item is None else expect(item, str) for item in expect(items, list)],
+        dtype=_string_dtype(pandas, "python", missing),
+    )
+
+
+def _string(unpacker: Unpacker, pandas: Any, place: object, missing: object) -> Any:  # noqa: ANN401
+    return _string_dtype(pandas, "pyarrow", missing).__from_arrow__(
+        _unpack_table(unpacker, place)[0]
+    )
+
+
+def _string_dtype(pandas: Any, storage: str, missing: object) -> Any:  # noqa: ANN401  # of pandas
+    if expect(missing, str) == "NA":
+        return pandas.StringDtype(storage)
+    return pandas.StringDtype(storage, na_value=math.nan)
+
+
+def _arrow(unpacker: Unpacker, pandas: Any, place: object) -> Any:  # noqa: ANN401  # of pandas
+    return pandas.arrays.ArrowExtensionArray(_unpack_table(unpacker, place)[0])
+
+
+def _masked(_: Unpacker, pandas: Any, data: Any, mask: Any, name: object) -> Any:  # noqa: ANN401
+    kind = {"b": "Boolean", "f": "Floating"}.get(_array(data).dtype.kind, "Integer")
+    found = getattr(pandas.arrays, f"{kind}Array")(data, _array(mask))
+    if str(found.dtype) != expect(name, str):
+        raise ValueError(f"a {found.dtype} that is {name!r:.80}")
+    return found
+
+
+def _period(_: Unpacker, pandas: Any, ordinals: Any, name: object) -> Any:  # noqa: ANN401
+    dtype = pandas.PeriodDtype.construct_from_string(expect(name, str))
+    return pandas.arrays.PeriodArray(_array(ordinals), dtype=dtype)
+
+
+def _interval(unpacker: Unpacker, pandas: Any, left: Any, right: Any, closed: object) -> Any:  # noqa: ANN401
+    sides = (_unpack_labels(unpacker, left), _unpack_labels(unpacker, right))
+    return pandas.arrays.IntervalArray.from_arrays(*sides, closed=expect(closed, str))
+
+
+_COLUMNS: dict[str, Callable[..., Any]] = {
+    "array": lambda _, __, values: _array(values),
+    "category": _category,
+    "zoned": _zoned,
+    "text": _text,
+    "string": _string,
+    "arrow": _arrow,
+    "masked": _masked,
+    "period": _period,
+    "interval": _interval,
+}
+
+
+def _unpack_moment(name: str) -> Callable[..., Any]:
+    def unpack(unpacker: Unpacker, value: object, zone: object = None) -> Any:  # noqa: ANN401
+        made = getattr(unpacker.library("pandas", f"a pandas.{name}"), name)
+        kind = "datetime64" if name == "Timestamp" else "timedelta64"
+        found = made(expect(value, getattr(sys.modules["numpy"], kind)))
+        return found if zone is None else found.tz_localize("UTC").tz_convert(checked_zone(zone))
+
+    return unpack
+
+
+def _unpack_missing(unpacker: Unpacker, name: object) -> object:
+    pandas = unpacker.library("pandas", "a missing value of pandas")
+    return pandas.NA if expect(name, str) == "NA" else pandas.NaT
+
+
+# -------------------------------------------------------------------------------- Arrow, polars
+
+
+def _pack_pyarrow(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of Arrow
+    del mode
+    pyarrow = sys.modules["pyarrow"]
+    if isinstance(value, (pyarrow.Table, pyarrow.RecordBatch)):
+        return packer.tag(f"pa.{type(value).__name__}", _pack_table(packer, value, value))
+    if isinstance(value, (pyarrow.Array, pyarrow.ChunkedArray)):
+        table = pyarrow.table({"": value})
+        kind = "ChunkedArray" if isinstance(value, pyarrow.ChunkedArray) else "Array"
+        return packer.tag(f"pa.{kind}", _pack_table(packer, value, table))
+    return None
+
+
+class _Sink:
+    """Takes what Arrow writes, buffers without copying them."""
+
+    closed = False
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+        self.begin: int | None = None
+        self.size = 0
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # a buffer
+        # What Arrow writes is one piece, whose beginning alone is aligned.
+        offset, size = self._packer.add(data, 64 if self.begin is None else 1)
+        if size and self.begin is None:
+            self.begin = offset
+        self.size += size
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _pack_table(packer: Packer, value: object, table: Any) -> list[int]:  # noqa: ANN401  # of Arrow
+    pyarrow = sys.modules["pyarrow"]
+    if _EXTENSION in table.schema.serialize().to_pybytes():
+        packer.refuse(value, " with extension types, which cannot travel", "cast to their storage")
+    sink = _Sink(packer)
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return [sink.begin or 0, sink.size]
+
+
+def _unpack_table(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a table
+    pyarrow = unpacker.library("pyarrow", "a table of Arrow")
+    stream = unpacker.buffer(place)
+    _check_stream(stream)
+    table = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all()
+    table.validate(full=True)
+    return table
+
+
+def _unpack_batch(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
+    table = _unpack_table(unpacker, place)
+    batches = table.to_batches()
+    if batches:
+        (batch,) = batches
+        return batch
+    return unpacker.library("pyarrow", "").RecordBatch.from_pylist([], table.schema)
+
+
+def _unpack_arrow(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
+    (column,) = _unpack_table(unpacker, place).columns
+    return column
+
+
+def _unpack_arrow_array(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
+    return _unpack_arrow(unpacker, place).combine_chunks()
+
+
+def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of polars
+    del mode
+    polars = sys.modules["polars"]
+    if type(value) not in (polars.DataFrame, polars.Series):
+        if type(value).__name__ == "LazyFrame":
+            packer.refuse(value, hint="send frame.collect()")
+        return None
+    frame = value if type(value) is polars.DataFrame else value.to_frame()
+    for name, dtype in frame.schema.items():
+        if dtype == polars.Object:
+            packer.refuse(value, f" whose column {name!r} has objects", "give it another dtype")
+    stream = io.BytesIO()
+    frame.write_ipc_stream(stream, compression="uncompressed")
+    try:
+        _check_stream(stream.getbuffer(), rows_per_byte=_ROWS)
+    except ValueError as error:
+        packer.refuse(value, f", which cannot travel: {error}", "cast its columns to other types")
+    place = packer.add(stream.getbuffer())
+    return packer.tag(f"pl.{type(value).__name__}", place)
+
+
+def _unpack_polars(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a frame
+    polars = unpacker.library("polars", "a frame of polars")
+    stream = unpacker.buffer(place)
+    _check_stream(stream, rows_per_byte=_ROWS)
+    return polars.read_ipc_stream(io.BytesIO(stream))
+
+
+#: Rows of a frame of polars in a byte, and those that take none if all of them are null.
+_ROWS, _NULL_ROWS = 8, 1024 * 1024
+_EXTENSION = b"ARROW:extension:name"
+#: As early versions of the format had it.
+_COMPRESSION = b"ARROW:experimental_compression"
+#: Kinds of messages in a stream.
+_DICTIONARY, _BATCH = 2, 3
+
+
+def _check_stream(stream: memoryview, *, rows_per_byte: int | None = None) -> None:
+    """Refuse a stream of Arrow that is larger than it looks, or has extension types.
+
+    A compressed buffer says how long it is without being so; a class that somebody has registered
+    makes what it likes of an extension type. No library can be told to refuse them. And polars
+    makes room for as many rows and bytes as there are said to be.
+    """
+    at = 0
+    while at < len(stream):
+        marker, length = struct.unpack_from("<II", stream, at)
+        if marker != 0xFFFFFFFF:
+            raise ValueError("a stream of Arrow in an old format")
+        if not length:
+            return
+        message = stream[at + 8 : at + 8 + length]
+        kind, header, body = _parse_message(message)
+        text = bytes(message)
+        if _EXTENSION in text:
+            raise ValueError("a stream of Arrow with an extension type")
+        if kind == _DICTIONARY:
+            header = _Flat(message, header.offset(1))
+        if kind in (_DICTIONARY, _BATCH):
+            if header.field(3) or _COMPRESSION in text:
+                raise ValueError("a stream of Arrow that is compressed")
+            for offset, size in header.pairs(2):
+                if not 0 <= offset <= offset + size <= body:
+                    raise ValueError("a stream of Arrow with a buffer that is not there")
+            most = max(body * (rows_per_byte or 0), _NULL_ROWS)
+            if rows_per_byte and any(length > most for length, _ in header.pairs(1)):
+                raise ValueError(f"a stream of Arrow with more than {most} rows in {body} bytes")
+        at += 8 + length + body
+        if body < 0 or at > len(stream):
+            raise ValueError("a stream of Arrow that ends too early")
+
+
+def _parse_message(message: memoryview) -> tuple[int, _Flat, int]:
+    """Kind, header and length of the body of a message of Arrow."""
+    table = _Flat(message, _number("<I", message, 0))
+    kind, body = table.field(1), table.field(3)
+    if not kind:
+        raise ValueError("a message of Arrow of no kind")
+    size = _number("<q", message, body) if body else 0
+    return message[kind], _Flat(message, table.offset(2)), size
+
+
+def _number(form: str, data: memoryview, at: int) -> int:
+    if at < 0:
+        raise ValueError("a message of Arrow that refers to what is before it")
+    return int(struct.unpack_from(form, data, at)[0])
+
+
+class _Flat:
+    """A table of a FlatBuffer."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data, self._at = data, at
+        self._fields = at - _number("<i", data, at)
+        self._size = _number("<H", data, self._fields)
+
+    def field(self, number: int) -> int:
+        """Where a field lies; 0 if it is not there."""
+        entry = 4 + 2 * number
+        if entry >= self._size:
+            return 0
+        found = _number("<H", self._data, self._fields + entry)
+        return self._at + found if found else 0
+
+    def pairs(self, number: int) -> Iterator[tuple[int, int]]:
+        """The pairs of numbers in a list that a field refers to."""
+        if self.field(number):
+            at = self.offset(number)
+            for item in range(at + 4, at + 4 + 16 * _number("<I", self._data, at), 16):
+                yield _number("<q", self._data, item), _number("<q", self._data, item + 8)
+
+    def offset(self, number: int) -> int:
+        """Where the table or list lies that a field refers to."""
+        place = self.field(number)
+        if not place:
+            raise ValueError("a message of Arrow that lacks a part")
+        return place + _number("<I", self._data, place)
+
+
+#: By the package of a value's class: what makes a tag of it, or `None` if that is none of its.
+PACKERS: dict[str, Callable[[Packer, Any, int], Tag | None]] = {
+    "numpy": _pack_numpy,
+    "torch": _pack_torch,
+    "pandas": _pack_pandas,
+    "pyarrow": _pack_pyarrow,
+    "polars": _pack_polars,
+}
+
+UNPACKERS: dict[str, Callable[..., Any]] = {
+    "np.array": _unpack_array,
+    "np.scalar": _unpack_scalar,
+    "np.list": _unpack_numbers,
+    "np.str": _unpack_text,
+    "np.bytes": lambda unpacker, place: _numpy(unpacker).bytes_(bytes(unpacker.buffer(place))),
+    "np.objects": _unpack_objects,
+    "np.strings": _unpack_strings,
+    "torch.tensor": _unpack_tensor,
+    "pd.frame": _unpack_frame,
+    "pd.series": _unpack_series,
+    "pd.index": _unpack_labels,
+    "pd.Timestamp": _unpack_moment("Timestamp"),
+    "pd.Timedelta": _unpack_moment("Timedelta"),
+    "pd.missing": _unpack_missing,
+    "pa.Table": _unpack_table,
+    "pa.RecordBatch": _unpack_batch,
+    "pa.ChunkedArray": _unpack_arrow,
+    "pa.Array": _unpack_arrow_array,
+    "pl.DataFrame": _unpack_polars,
+    "pl.Series": lambda unpacker, place: _unpack_polars(unpacker, place).to_series(),
+}

@@ -1,0 +1,823 @@
+"""The codec `values`: Python values without loss, and without running anybody's code.
+
+It is what `json` means between a client and a worker that both have it. An encoded value is JSON
+text, in which NaN and infinities may stand, and then, if there are any, one segment of raw buffers:
+
+    {"args":[3],"kwargs":{}}                                       plain
+    ${"a":{"$":["np.array","<f8",[2,3],[0,48]]}}      48 bytes     with tags
+
+Text after a `$` has tags: an object `{"$": [kind, ...]}` is a value that JSON has not; a dictionary
+of the user with such a key is one, too. `[0,48]` are 48 bytes from byte 0 of the buffers on. What a
+kind means never changes: whoever needs another meaning takes another kind.
+
+Both ends may be hostile. Whatever the bytes say, decoding them imports libraries of `LIBRARIES`
+alone, runs no code of the user's classes (no constructor, no `__hash__`, no `__del__`), and makes
+no more than the bytes account for. Classes are looked up among the modules that are loaded.
+
+Tuples become lists but for `EXACT` ones: in keys, in sets and in fields of classes.
+
+The standard library alone: workers use this, too. NumPy and what builds on it is in
+`kubetorch.wire.arrays`.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any, NoReturn, TypeVar
+
+from kubetorch.errors import SerializationError
+from kubetorch.wire import arrays, exceptions
+from kubetorch.wire.arrays import Tag, checked_zone, expect
+from kubetorch.wire.exceptions import is_a
+
+ALIGNMENT = 64
+#: What decoding imports, beside modules of the standard library.
+LIBRARIES = ("numpy", "torch", "pandas", "polars", "pyarrow")
+
+#: How a value is to arrive: with tuples as lists, exactly, or so that it can be hashed.
+PLAIN, EXACT, KEY = 0, 1, 2
+
+Buffer = bytes | bytearray | memoryview
+Found = TypeVar("Found")
+
+TAG = "$"
+#: What text with tags begins with.
+HEAD = TAG.encode()
+_MARK = HEAD[0]
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_TEXTS = frozenset({str})
+#: Digits of an integer that Python writes and reads, if a program has not set another limit; and
+#: bits of one that is within any limit.
+_DIGITS, _INTEGER_BITS = 4300, 2000
+#: Buffers that are smaller are copied: each of the others is a piece of its own.
+_COPIED = 4096
+_PICKLE = (
+    'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
+    "pickle"
+)
+
+
+class Gathered:
+    """A segment whose bytes lie in several buffers."""
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, buffer: Buffer, alignment: int = ALIGNMENT) -> list[int]:
+        """Append a buffer; where it begins, and how long it is."""
+        view = memoryview(buffer)
+        size = view.nbytes
+        if not size:
+            return [0, 0]
+        padding = -self._size % alignment
+        offset = self._size + padding
+        if padding:
+            self._copy(bytes(padding))
+        if size < _COPIED:
+            self._copy(view)
+        else:
+            self.parts.append(view.cast("B"))
+        self._size = offset + size
+        return [offset, size]
+
+    def _copy(self, data: Buffer) -> None:
+        if not (self.parts and isinstance(self.parts[-1], bytearray)):
+            self.parts.append(bytearray())
+        self.parts[-1] += data  # type: ignore[operator]  # it is a bytearray
+
+
+# ------------------------------------------------------------------------------------- encoding
+
+
+class UnfitError(Exception):
+    """A value cannot travel.
+
+    Attributes:
+        path: The way to it, from the inside.
+    """
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.hint = hint
+        self.path: list[str] = []
+
+
+def encode(value: object, root: str = "result") -> list[Buffer | Gathered]:
+    """The segments of a value; `root` is what messages call it.
+
+    Raises:
+        SerializationError: It cannot travel.
+    """
+    packer = Packer()
+    try:
+        try:
+            packed = value if type(value) in _SCALARS else packer.pack(value)
+            text = _encoder.encode(packed).encode()
+            if len(text) > _DIGITS and _digits_limit() != _DIGITS:
+                raise ValueError("the other end may read fewer digits")
+        except ValueError as error:  # an integer of too many digits, or lone surrogates
+            if type(error) not in (ValueError, UnicodeEncodeError):
+                raise  # by a handler of a signal, say
+            packer = Packer()
+            packer.scan()
+            text = _encoder.encode(packer.pack(value)).encode()
+    except UnfitError as error:
+        path = "".join(reversed(error.path))
+        if not root:  # the dictionary of arguments
+            path = path.replace('["', "", 1).replace('"]', "", 1)
+        raise SerializationError(f"{root}{path} is {error}", hint=error.hint) from error.__cause__
+    except RecursionError as error:
+        raise SerializationError(
+            f"the {root or 'arguments'} cannot travel: a value contains itself, or it is nested "
+            "too deep",
+            hint=_PICKLE,
+        ) from error
+    if not packer.is_tagged:
+        return [text]
+    return [HEAD + text, packer.area] if len(packer.area) else [HEAD + text]
+
+
+# A value that contains itself ends in a RecursionError.
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":")
+)
+# Python before 3.10.7 reads any number.
+_digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS)
+
+
+class Packer:
+    """One value on its way into JSON with tags, and into buffers."""
+
+    EXACT, KEY = EXACT, KEY
+    # Defaults lie in the class: most values are small, and every assignment costs.
+    is_tagged = False
+    # Whether each text and integer is looked at: JSON may change one of them.
+    _scans = False
+    _plain: frozenset[object] = _SCALARS
+
+    #: The buffers; of this class's own the value needs none.
+    area = Gathered()
+    _layouts: dict[type, _Layout | None]
+    # Whether a class can be found by its name.
+    _named: dict[type, bool]
+    # By identity; the value is kept, so that no other one gets its identity.
+    _places: dict[int, tuple[object, int]]
+
+    def scan(self) -> None:
+        """Look at each text and integer."""
+        self._scans, self._plain = True, frozenset()
+
+    def _begin(self) -> None:
+        if self.area is Packer.area:
+            self.area, self._layouts, self._named, self._places = Gathered(), {}, {}, {}
+
+    def add(self, buffer: Buffer, alignment: int = ALIGNMENT) -> list[int]:
+        """Have a buffer travel; where it begins, and how long it is."""
+        self._begin()
+        return self.area.add(buffer, alignment)
+
+    def pack(self, value: Any, mode: int = PLAIN) -> Any:  # noqa: ANN401  # any value, and of JSON
+        """What stands for a value in the text."""
+        kind = type(value)
+        if kind in _SCALARS:
+            return self._scalar(value) if self._scans else value
+        if kind is dict:
+            return self._dict(value, mode)
+        if kind is list:
+            return self.items(value, mode)
+        if kind is tuple:
+            found = self.items(value, mode)
+            return self.tag("tuple", found) if mode else found
+        return self._other(value, kind, mode)
+
+    def tag(self, kind: str, *parts: object) -> Tag:
+        """What stands for a value that JSON has not."""
+        self.is_tagged = True
+        return {TAG: [kind, *parts]}
+
+    def once(self, value: object, pack: Callable[[], Tag]) -> Tag:
+        """What `pack` gives for a value, whose last part is the place of its buffer.
+
+        The value travels once, however often it is there.
+        """
+        known = self._places.get(id(value))
+        if known is not None:
+            return self.tag("again", known[1])
+        found = pack()
+        offset, size = found[TAG][-1]
+        if size:
+            self._places[id(value)] = value, offset
+        return found
+
+    def refuse(self, value: object, why: str = "", hint: str = _PICKLE) -> NoReturn:
+        """Say that a value cannot travel."""
+        what = name_of(type(value))
+        article = "an" if what[0] in "aeiouAEIOU" else "a"
+        raise UnfitError(f"{article} {what}{why or ', which cannot travel'}", hint)
+
+    def items(self, value: Sequence[Any], mode: int = PLAIN) -> Any:  # noqa: ANN401  # of JSON
+        """What stands for a list."""
+        plain = self._plain
+        if plain.issuperset(map(type, value)):
+            return value if type(value) is list else list(value)
+        numbers = arrays.pack_numbers(self, value)
+        if numbers is not None:
+            return numbers
+        found: list[Any] = []
+        try:
+            for item in value:
+                found.append(item if type(item) in plain else self.pack(item, mode))
+        except UnfitError as error:
+            error.path.append(f"[{len(found)}]")
+            raise
+        return found
+
+    def named(
+        self, values: Mapping[str, Any], step: Callable[[str], str], mode: int
+    ) -> dict[str, Any]:
+        """What stands for each of a dictionary with names; `step` is how a path shows one."""
+        found: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, value in values.items():
+                found[name] = value if type(value) in self._plain else self.pack(value, mode)
+        except UnfitError as error:
+            error.path.append(step(name))
+            raise
+        return found
+
+    def _dict(self, value: dict[Any, Any], mode: int) -> Any:  # noqa: ANN401  # of JSON
+        if not _TEXTS.issuperset(map(type, value)) or TAG in value:
+            return self._pairs(value, mode)
+        if self._scans and any(self._scalar(key) is not key for key in value):
+            return self._pairs(value, mode)
+        if self._plain.issuperset(map(type, value.values())):
+            return value
+        return self.named(value, _subscript, mode)
+
+    def _pairs(self, value: dict[Any, Any], mode: int) -> Tag:
+        pairs: list[list[Any]] = []
+        for key, item in value.items():
+            try:
+                pairs.append([self.pack(key, KEY)])
+                pairs[-1].append(self.pack(item, mode))
+            except UnfitError as error:
+                is_key = len(pairs) == 0 or len(pairs[-1]) == 2
+                error.path.append(" (a key)" if is_key else _subscript(key))
+                raise
+        return self.tag("dict", pairs)
+
+    def at(self, key: object, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
+        """What `pack` gives for what lies under a key."""
+        try:
+            return pack()
+        except UnfitError as error:
+            error.path.append(_subscript(key))
+            raise
+
+    def _scalar(self, value: Any) -> Any:  # noqa: ANN401  # as `pack`
+        if type(value) is int and value.bit_length() > _INTEGER_BITS:
+            return self.tag("int", hex(value))
+        if type(value) is str and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return self.tag("str", value.encode(errors="surrogatepass").hex())
+        return value
+
+    def _other(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
+        self._begin()
+        if kind in self._layouts:  # one of many instances
+            return self._object(value, kind, mode)
+        pack = _known.get(kind) or _find_packer(kind)
+        found = None if pack is None else pack(self, value, mode)
+        if found is not None:
+            return found
+        if issubclass(kind, enum.Enum):
+            return self._enum(value, kind, mode)
+        if mode and issubclass(kind, tuple) and _is_named_tuple(kind):
+            self._check_hash(value, kind, mode)
+            fields = self.named(dict(zip(value._fields, value, strict=True)), _attribute, mode)
+            return self.tag("named", kind.__module__, kind.__qualname__, [*fields.values()])
+        # What JSON carries of a subclass is what it is of its base.
+        for base, plain in _BASES:
+            if issubclass(kind, base):
+                return self.pack(plain(value), mode)
+        return self._object(value, kind, mode)
+
+    def _enum(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
+        # Where the class is missing, it is what JSON makes of it.
+        plain = next((plain(value) for base, plain in _BASES if issubclass(kind, base)), _NOTHING)
+        self._check_hash(value, kind, mode)
+        if not self._has_name(kind):
+            return self._missing(value, kind) if plain is _NOTHING else self.pack(plain, mode)
+        fallback = [] if plain is _NOTHING else [self.pack(plain, mode)]
+        member = value._value_ if issubclass(kind, enum.Flag) else value._name_
+        if issubclass(kind, enum.Flag) and type(member) is not int:
+            self.refuse(value)
+        return self.tag("enum", kind.__module__, kind.__qualname__, self.pack(member), *fallback)
+
+    def _check_hash(self, value: object, kind: type, mode: int) -> None:
+        if mode == KEY and not _hashes_plainly(kind):
+            self.refuse(value, f" with a __hash__ or __eq__ of its own, {_HASHED}", _UNHASHED)
+
+    def _has_name(self, kind: type) -> bool:
+        if kind not in self._named:
+            self._named[kind] = find_class(kind.__module__, kind.__qualname__, {}) is kind
+        return self._named[kind]
+
+    def _missing(self, value: object, kind: type) -> NoReturn:
+        where = exceptions.module_of(kind)
+        self.refuse(
+            value,
+            f", and there is no class {kind.__qualname__} in the module {where} to find it by",
+            "define the class at the top level of a module; or send what the value is made of",
+        )
+
+    def _object(self, value: object, kind: type, mode: int) -> Tag:
+        if kind not in self._layouts:
+            self._layouts[kind] = _layout(kind)
+        layout = self._layouts[kind]
+        if layout is None:
+            self.refuse(value, *_ADVICE.get(name_of(kind), ()))
+        if mode == KEY:
+            self.refuse(value, f", {_HASHED}", _UNHASHED)
+        if not self._has_name(kind):
+            self._missing(value, kind)
+        found = self.named(layout.read(value), _attribute, EXACT)
+        return self.tag("object", kind.__module__, kind.__qualname__, found)
+
+
+_NOTHING = object()
+_HASHED = "whose class would have to hash it where it arrives"
+_UNHASHED = "use values that Python hashes itself, such as text, numbers and tuples of them"
+_ADVICE = {
+    "generator": (", which cannot travel", "yield from it: the function is a generator then"),
+    "memoryview": (", which cannot travel", "send bytes(...) of it"),
+}
+#: Classes whose subclasses JSON carries, and what is left of one of those.
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__pos__),
+    (float, float.__pos__),
+    (dict, lambda value: dict(value.items())),
+    (list, list),
+    (tuple, tuple),
+)
+
+
+def _subscript(key: object) -> str:
+    text = json.dumps(key) if type(key) is str else exceptions.shown(key)
+    return f"[{text if len(text) <= 80 else f'{text[:80]}…'}]"
+
+
+def _attribute(name: str) -> str:
+    return f".{name}"
+
+
+def name_of(kind: type) -> str:
+    """A class as messages name it."""
+    module = exceptions.module_of(kind)
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _pack_datetime(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    naive = value.replace(tzinfo=None, fold=0)
+    zone = packer.pack(value.tzinfo)
+    return packer.tag(type(value).__name__, naive.isoformat(), value.fold, zone)
+
+
+def _pack_zone(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    if value.key is None:
+        packer.refuse(value, " without a name, which cannot travel")
+    return packer.tag("zone", value.key)
+
+
+def _pack_set(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    try:
+        return packer.tag(type(value).__name__, packer.items(list(value), KEY))
+    except UnfitError as error:
+        error.path[-1] = " (an element)"
+        raise
+
+
+Pack = Callable[[Packer, Any, int], Any]
+
+
+def _plainly(kind: str, parts: Callable[[Any], Iterable[object]]) -> Pack:
+    """Makes tags of values whose parts are JSON."""
+    return lambda packer, value, _: packer.tag(kind, *parts(value))
+
+
+def _pack_bytes(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    return packer.tag(type(value).__name__, packer.add(value, 1))
+
+
+def _pack_path(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    return packer.tag("path", type(value).__name__, packer.pack(str(value)))
+
+
+def _pack_timezone(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
+    # Its offset, and its name if it has one.
+    return packer.tag("timezone", *packer.items(value.__getinitargs__()))
+
+
+_STANDARD: dict[tuple[str, str], Pack] = {
+    ("builtins", "bytes"): _pack_bytes,
+    ("builtins", "bytearray"): _pack_bytes,
+    ("builtins", "complex"): _plainly("complex", lambda value: (value.real, value.imag)),
+    ("builtins", "set"): _pack_set,
+    ("builtins", "frozenset"): _pack_set,
+    ("datetime", "date"): _plainly("date", lambda value: (value.isoformat(),)),
+    ("datetime", "time"): _pack_datetime,
+    ("datetime", "datetime"): _pack_datetime,
+    ("datetime", "timedelta"): _plainly(
+        "timedelta", lambda value: (value.days, value.seconds, value.microseconds)
+    ),
+    ("datetime", "timezone"): _pack_timezone,
+    ("zoneinfo", "ZoneInfo"): _pack_zone,
+    ("decimal", "Decimal"): _plainly("decimal", lambda value: (str(value),)),
+    ("uuid", "UUID"): _plainly("uuid", lambda value: (value.hex,)),
+    ("pathlib", "PosixPath"): _pack_path,
+    ("pathlib", "WindowsPath"): _pack_path,
+    ("pathlib", "PurePosixPath"): _pack_path,
+    ("pathlib", "PureWindowsPath"): _pack_path,
+}
+#: What makes a tag of a class of the standard library, or of one of `LIBRARIES`.
+_known: dict[type, Pack] = {}
+
+
+def _find_packer(kind: type) -> Pack | None:
+    package = str(kind.__module__).partition(".")[0]
+    found = _STANDARD.get((package, kind.__name__))
+    if found is None or getattr(sys.modules.get(package), kind.__name__, None) is not kind:
+        found = arrays.PACKERS.get(package)
+    if found is not None:
+        _known[kind] = found
+    return found
+
+
+# -------------------------------------------------------------------------------- users' classes
+
+
+class _Layout:
+    """Where instances of a class keep what they are made of, read past the user's code."""
+
+    def __init__(self, mro: Sequence[type]) -> None:
+        found: dict[str, Any] = {}
+        for base in reversed(mro):
+            found |= _of_type(base)
+        self._slots = {
+            name: member for name, member in found.items() if is_a(member, MemberDescriptorType)
+        }
+        dictionary = [_of_type(base).get("__dict__") for base in mro]
+        self._dictionary = next(
+            (one for one in dictionary if is_a(one, GetSetDescriptorType)), None
+        )
+
+    def read(self, value: object) -> dict[str, Any]:
+        """The attributes of an instance."""
+        found = {} if self._dictionary is None else dict(self._dictionary.__get__(value))
+        for name, slot in self._slots.items():
+            item = exceptions.attempt(slot.__get__, _NOTHING, value)  # it may not be set
+            if item is not _NOTHING:
+                found[name] = item
+        return found
+
+    def build(self, cls: type, attributes: Mapping[str, Any]) -> object:
+        """An instance that has these, made without its constructor."""
+        instance: object = object.__new__(cls)
+        space = None if self._dictionary is None else self._dictionary.__get__(instance)
+        for name, item in attributes.items():
+            slot = self._slots.get(name)
+            if slot is not None:
+                slot.__set__(instance, item)
+            elif space is None or name.startswith("__"):
+                raise ValueError(f"a {cls.__qualname__} has no {name[:80]}")
+            else:
+                space[name] = item
+        return instance
+
+
+def _of_type(cls: type) -> Mapping[str, Any]:
+    """The `__dict__` of a class."""
+    return vars(type)["__dict__"].__get__(cls)  # type: ignore[no-any-return]
+
+
+def _mro(cls: type) -> tuple[type, ...]:
+    return vars(type)["__mro__"].__get__(cls)  # type: ignore[no-any-return]
+
+
+def _layout(cls: type) -> _Layout | None:
+    """How instances of a dataclass or of a pydantic model are made; nothing else is."""
+    mro = _mro(cls)
+    spaces = [_of_type(base) for base in mro]
+    is_dataclass = any(is_a(space.get("__dataclass_fields__"), dict) for space in spaces)
+    if not (is_dataclass or any(map(_is_base_model, mro))):
+        return None
+    # A finaliser is code that runs with what the peer put in. Of a class in C nothing is known.
+    if any("__del__" in space for space in spaces):
+        return None
+    if exceptions.attempt(object.__new__, None, cls) is None:
+        return None
+    return _Layout(mro)
+
+
+def _is_base_model(cls: type) -> bool:
+    module = sys.modules.get(exceptions.module_of(cls))
+    is_pydantics = exceptions.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
+    return is_pydantics and vars(module).get("BaseModel") is cls
+
+
+def _is_named_tuple(cls: type) -> bool:
+    mro = _mro(cls)
+    spaces = [_of_type(base) for base in mro]
+    is_safe = not any("__del__" in space for space in spaces)
+    return mro[-2:] == (tuple, object) and is_safe and any("_fields" in one for one in spaces)
+
+
+#: Modules of those classes whose `__hash__` and `__eq__` are Python's own.
+_PYTHONS = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
+
+
+def _hashes_plainly(cls: type) -> bool:
+    """Whether hashing an instance, and comparing it, runs no code of the user."""
+    for name in ("__hash__", "__eq__"):
+        owner = next(base for base in _mro(cls) if name in _of_type(base))
+        if exceptions.module_of(owner) not in _PYTHONS:
+            return False
+    return True
+
+
+def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type | None:
+    """A class of a module that is loaded; no `__getattr__` is asked."""
+    loaded = sys.modules.get(modules.get(module, module))
+    if not is_a(loaded, ModuleType):
+        return None
+    space: Mapping[str, Any] = vars(ModuleType)["__dict__"].__get__(loaded)
+    found: object = space.get(qualname)  # a generic model has dots in its name
+    if found is None:
+        for part in qualname.split("."):
+            found = space.get(part)
+            if not is_a(found, type):
+                return None
+            space = _of_type(found)
+    if not is_a(found, type):
+        return None
+    # Classes are kept in dictionaries here: a metaclass of the user is not asked to hash them.
+    hashes = type(found).__hash__ is type.__hash__ and type(found).__eq__ is type.__eq__
+    return found if hashes else None
+
+
+# ------------------------------------------------------------------------------------- decoding
+
+
+def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # noqa: ANN401  # the user's
+    """The value that `encode` was given.
+
+    Args:
+        segments: Its segments.
+        modules: Names of modules that are others here.
+
+    Raises:
+        SerializationError: They are no value, or what it is made of is missing here.
+    """
+    head = segments[0]
+    if head[0] != _MARK:
+        try:
+            return _parse(_decoder, head)
+        except (ValueError, RecursionError) as error:
+            raise SerializationError(f"a value arrived that is no JSON: {error}") from error
+    try:
+        unpacker = Unpacker(segments[1] if len(segments) > 1 else b"", modules)
+        return _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
+    except (SerializationError, *exceptions.INTERRUPTS):
+        raise
+    except BaseException as error:  # whatever a library says of what makes no sense
+        # A panic of polars is no `Exception`; what else is none is no library's.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SerializationError(
+            f"the value cannot be rebuilt here: {exceptions.summary(error)}",
+            hint="both ends need compatible versions of the libraries that it is made with",
+        ) from error
+
+
+_decoder = json.JSONDecoder()
+
+
+def _parse(decoder: json.JSONDecoder, text: Buffer) -> Any:  # noqa: ANN401  # the user's own value
+    characters = str(text, "utf-8")
+    value, end = decoder.raw_decode(characters)
+    if end != len(characters):
+        raise ValueError(f"{len(characters) - end} characters after the value")
+    return value
+
+
+class Unpacker:
+    """Makes values of what stands for them, the inner ones first."""
+
+    def __init__(self, area: Buffer, modules: Mapping[str, str]) -> None:
+        self._area = memoryview(area).cast("B")
+        self._left = len(self._area)
+        self._made: dict[int, object] = {}
+        self._modules = modules
+        self._classes: dict[tuple[str, str], type | None] = {}
+        self._layouts: dict[type, _Layout | None] = {}
+
+    def unpack(self, found: dict[str, Any]) -> Any:  # noqa: ANN401  # the user's own value
+        """The value that a JSON object stands for."""
+        if TAG not in found:
+            return found
+        kind, *parts = expect(found[TAG], list)
+        if len(found) != 1 or type(kind) is not str:
+            raise ValueError("a tag that is none")
+        unpack = UNPACKERS.get(kind)
+        if unpack is None:
+            raise SerializationError(
+                f"a value of the kind {kind!r:.80} arrived, which is unknown here",
+                hint="the other end is newer: pip install -U kubetorch, or deploy again",
+            )
+        return unpack(self, *parts)
+
+    def keep(self, place: list[int], made: Found) -> Found:
+        """An array that was made of the bytes at a place, and may come again."""
+        if place[1]:
+            self._made[place[0]] = made
+        return made
+
+    def again(self, offset: object) -> object:
+        """The array that lies at an offset, which stands before in the text."""
+        return self._made[expect(offset, int)]
+
+    def buffer(self, place: object, *, is_writable: bool = False) -> memoryview:
+        """The bytes at a place. All of them together are no more than there are."""
+        offset, size = expect(place, list)
+        if type(offset) is not int or type(size) is not int:
+            raise ValueError("a place that is none")
+        self._left -= size
+        if not 0 <= offset <= offset + size <= len(self._area) or self._left < 0:
+            raise ValueError(f"there are no {size} bytes at {offset}")
+        if is_writable and self._area.readonly:
+            self._area = memoryview(bytearray(self._area))
+        return self._area[offset : offset + size]
+
+    def library(self, name: str, what: str) -> Any:  # noqa: ANN401  # a module
+        """One of `LIBRARIES`, for a value that is described."""
+        assert name in LIBRARIES
+        try:
+            return sys.modules.get(name) or importlib.import_module(name)
+        except ImportError as error:
+            raise SerializationError(
+                f"{what} arrived, and {name} cannot be imported here: {error}",
+                hint=f'in pods: kt.Image().pip_install(["{name}"]); else pip install {name}',
+            ) from error
+
+    def key(self, value: Any) -> Any:  # noqa: ANN401  # the user's own value
+        """A value that is to be hashed, if that runs no code of the user."""
+        kind = type(value)
+        if kind is tuple:
+            for item in value:
+                self.key(item)
+        elif kind in self._layouts or (
+            kind in self._classes.values() and not _hashes_plainly(kind)
+        ):
+            raise ValueError(f"a {name_of(kind)} to hash")
+        elif kind in self._classes.values() and issubclass(kind, tuple):
+            for item in tuple.__iter__(value):
+                self.key(item)
+        return value
+
+    def find(self, module: object, qualname: object) -> type | None:
+        """A class of the user."""
+        name = expect(module, str), expect(qualname, str)
+        if name not in self._classes:
+            self._classes[name] = find_class(*name, self._modules)
+        return self._classes[name]
+
+    def member(self, module: object, qualname: object, member: object, *plain: object) -> object:
+        """A member of an enumeration; what JSON makes of it where there is no such member."""
+        cls = self.find(module, qualname)
+        if is_a(cls, enum.EnumMeta):
+            found = _member(cls, member)
+            if found is not None:
+                return found
+        if plain:
+            return plain[0]
+        shown = member if type(member) in (str, int) else "?"
+        return self._missing(f"{expect(qualname, str)[:200]}.{shown!s:.200}", module)
+
+    def named_tuple(self, module: object, qualname: object, items: object) -> tuple[Any, ...]:
+        """A named tuple; a plain one where there is no such class."""
+        cls = self.find(module, qualname)
+        if cls is None or not _is_named_tuple(cls):
+            return tuple(expect(items, list))
+        return tuple.__new__(cls, expect(items, list))
+
+    def instance(self, module: object, qualname: object, attributes: object) -> object:
+        """An instance of a dataclass or of a pydantic model."""
+        cls = self.find(module, qualname)
+        if cls is None:
+            self._missing(f"class {expect(qualname, str)[:200]}", module)
+        if cls not in self._layouts:
+            self._layouts[cls] = _layout(cls)
+        layout = self._layouts[cls]
+        if layout is None:
+            raise SerializationError(f"{name_of(cls)} is no dataclass or pydantic model here")
+        return layout.build(cls, expect(attributes, dict))
+
+    def _missing(self, what: str, module: object) -> NoReturn:
+        raise SerializationError(
+            f"a value arrived whose {what} is not in the module {module!s:.200} here",
+            hint=f"import {module!s:.200} before the call, in the version of the other end",
+        )
+
+
+def _member(cls: enum.EnumMeta, member: object) -> object:
+    """A member by its name, or one of flags by its value."""
+    space = _of_type(cls)
+    if type(member) is str:
+        return space["_member_map_"].get(member)
+    if not issubclass(cls, enum.Flag):
+        return None
+    found = space["_value2member_map_"].get(expect(member, int))
+    if found is None:
+        owner = next(base for base in _mro(cls) if "_missing_" in _of_type(base))
+        # Several flags at once; a class of its own mind is not asked.
+        if exceptions.module_of(owner) == "enum":
+            found = enum.EnumMeta.__call__(cls, member)
+    return found
+
+
+def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
+    """A class of the standard library; most values have none of those that take long to import."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _unpack_dict(unpacker: Unpacker, pairs: object) -> dict[Any, Any]:
+    items = (expect(pair, list) for pair in expect(pairs, list))
+    return {unpacker.key(key): value for key, value in items}
+
+
+def _unpack_zoned(
+    name: str,
+) -> Callable[[Unpacker, object, object, object], object]:
+    def unpack(unpacker: Unpacker, text: object, fold: object, zone: object) -> object:
+        del unpacker
+        cls = _standard("datetime", name)
+        moment = cls.fromisoformat(expect(text, str))
+        return moment.replace(tzinfo=checked_zone(zone), fold=expect(fold, int))
+
+    return unpack
+
+
+def _unpack_path(unpacker: Unpacker, flavour: object, text: object) -> object:
+    del unpacker
+    name = expect(flavour, str)
+    is_pure = name in ("PurePosixPath", "PureWindowsPath")
+    return _standard("pathlib", name if is_pure else "Path")(expect(text, str))
+
+
+def _unpack_timezone(unpacker: Unpacker, offset: object, *name: object) -> object:
+    del unpacker
+    return _standard("datetime", "timezone")(
+        expect(offset, _standard("datetime", "timedelta")), *(expect(one, str) for one in name)
+    )
+
+
+UNPACKERS: dict[str, Callable[..., object]] = {
+    **arrays.UNPACKERS,
+    "dict": _unpack_dict,
+    "again": Unpacker.again,
+    "tuple": lambda _, items: tuple(expect(items, list)),
+    "set": lambda unpacker, items: set(map(unpacker.key, expect(items, list))),
+    "frozenset": lambda unpacker, items: frozenset(map(unpacker.key, expect(items, list))),
+    "int": lambda _, text: int(expect(text, str), 16),
+    "str": lambda _, text: bytes.fromhex(expect(text, str)).decode(errors="surrogatepass"),
+    "bytes": lambda unpacker, place: bytes(unpacker.buffer(place)),
+    "bytearray": lambda unpacker, place: bytearray(unpacker.buffer(place)),
+    "complex": lambda _, real, imag: complex(expect(real, float), expect(imag, float)),
+    "date": lambda _, text: _standard("datetime", "date").fromisoformat(expect(text, str)),
+    "time": _unpack_zoned("time"),
+    "datetime": _unpack_zoned("datetime"),
+    "timedelta": lambda _, *parts: _standard("datetime", "timedelta")(
+        *(expect(i, int) for i in parts)
+    ),
+    "timezone": _unpack_timezone,
+    "zone": lambda _, key: _standard("zoneinfo", "ZoneInfo")(expect(key, str)),
+    "decimal": lambda _, text: _standard("decimal", "Decimal")(expect(text, str)),
+    "uuid": lambda _, text: _standard("uuid", "UUID")(expect(text, str)),
+    "path": _unpack_path,
+    "enum": Unpacker.member,
+    "named": Unpacker.named_tuple,
+    "object": Unpacker.instance,
+}

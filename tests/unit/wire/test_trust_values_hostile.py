@@ -1,0 +1,510 @@
+"""Whatever arrives as `values`: no code of a class runs, nothing is imported, little is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any, ClassVar, NoReturn
+
+import numpy
+import pandas
+import polars
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubetorch.errors import SerializationError
+from kubetorch.wire import codecs, values
+
+
+def _run(*_: object, **__: object) -> NoReturn:
+    Bomb.ran.append(sys._getframe(1).f_code.co_name)
+    raise AssertionError("code of the class runs")
+
+
+class Meta(type):
+    def __call__(cls, *args: Any) -> NoReturn:
+        _run()
+
+
+_METHODS = [
+    "__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__",
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__repr__", "__str__",
+    "__format__", "__bool__", "__len__", "__iter__", "__contains__", "__getitem__", "__call__",
+    "__int__", "__float__", "__index__", "__array__", "__fspath__", "__reduce__", "__reduce_ex__",
+    "__setstate__", "__getstate__", "__copy__", "__deepcopy__", "__enter__", "__add__", "__radd__",
+    "__instancecheck__", "__subclasscheck__", "__arrow_array__", "__arrow_c_array__", "__buffer__",
+    "__array_interface__", "__array_struct__", "__dataframe__", "__class_getitem__",
+]  # fmt: skip
+
+
+class Bomb(metaclass=Meta):
+    """A dataclass of which each method says that it ran."""
+
+    ran: ClassVar[list[str]] = []
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+    ndim = shape = dtype = tz = freq = property(_run)
+    __dict__ = property(_run)  # type: ignore[assignment]
+
+
+for _name in _METHODS:
+    setattr(Bomb, _name, _run)
+
+
+class Safe(enum.Enum):
+    A = 1
+
+
+@dataclasses.dataclass
+class Final:
+    path: str
+
+    def __del__(self) -> None:
+        Bomb.ran.append("__del__")
+
+
+class Odd(enum.Enum):
+    """An enumeration with code of its own."""
+
+    A = 1
+
+    def __hash__(self) -> int:
+        Bomb.ran.append("Odd.__hash__")
+        return 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        Bomb.ran.append("_missing_")
+        return cls.A
+
+
+HERE = __name__
+BOMB = {"$": ["object", HERE, "Bomb", {}]}
+FINAL = {"$": ["object", HERE, "Final", {"path": "/"}]}
+ODD = {"$": ["enum", HERE, "Odd", "A"]}
+
+
+def _decode(value: object, area: bytes = b"") -> Any:
+    text = b"$" + (value if isinstance(value, bytes) else json.dumps(value).encode())
+    return codecs.decode("values", [text, area] if area else [text])
+
+
+def _try(value: object, area: bytes = b"") -> None:
+    try:
+        made = _decode(value, area)
+    except SerializationError:
+        return
+    assert made is not NotImplemented
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs() -> Iterator[None]:
+    Bomb.ran.clear()
+    before = set(sys.modules)
+    yield
+    assert Bomb.ran == []
+    # `tzdata` has the time zones of Python where the system has none.
+    own = tuple(f"{name}." for name in (*values.LIBRARIES, "kubetorch", "hypothesis", "tzdata"))
+    imported = {name for name in set(sys.modules) - before if not f"{name}.".startswith(own)}
+    assert {
+        name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names
+    } == set()
+
+
+def test_an_instance_is_made_without_any_of_its_code() -> None:
+    made = _decode([BOMB])
+    assert type(made[0]) is Bomb
+
+
+#: A place for a buffer of eight bytes.
+PLACE = [0, 8]
+TAGS: dict[str, list[Any]] = {
+    "dict": [[["a", 1]]],
+    "tuple": [[1]],
+    "set": [[1]],
+    "frozenset": [[1]],
+    "again": [0],
+    "int": ["0x1"],
+    "str": ["61"],
+    "bytes": [PLACE],
+    "bytearray": [PLACE],
+    "complex": [1.0, 1.0],
+    "date": ["2020-01-01"],
+    "time": ["00:00:00", 0, None],
+    "datetime": ["2020-01-01T00:00:00", 0, None],
+    "timedelta": [1, 2, 3],
+    "timezone": [{"$": ["timedelta", 0, 60, 0]}, "x"],
+    "zone": ["UTC"],
+    "decimal": ["1.0"],
+    "uuid": ["0" * 32],
+    "path": ["PosixPath", "/"],
+    "enum": [HERE, "Safe", "A", 1],
+    "named": [HERE, "Safe", [1]],
+    "object": [HERE, "Bomb", {"a": 1}],
+    "np.array": ["<f8", [1], "C", PLACE],
+    "np.scalar": ["<f8", "0" * 16, 0.0],
+    "np.list": ["<f8", PLACE],
+    "np.str": ["a"],
+    "np.bytes": [PLACE],
+    "np.objects": [[2], ["a", 1]],
+    "np.strings": [[1], ["a"], [0, 0]],
+    "pd.frame": [
+        [["array", {"$": ["np.array", "<f8", [1], "C", PLACE]}]],
+        ["range", 0, 1, 1, None],
+        ["range", 0, 1, 1, None],
+        None,
+        {"a": 1},
+    ],
+    "pd.series": [
+        ["masked", {"$": ["np.array", "<i8", [1], "C", PLACE]}, BOMB, "Int64"],
+        ["range", 0, 1, 1, None],
+        "a",
+    ],
+    "pd.index": [["multi", [["range", 0, 1, 1, None]], [BOMB], ["a"]]],
+    "pd.Timestamp": [{"$": ["np.scalar", "<M8[ns]", "0" * 16]}, {"$": ["zone", "UTC"]}],
+    "pd.Timedelta": [{"$": ["np.scalar", "<m8[ns]", "0" * 16]}],
+    "pd.missing": ["NA"],
+    "pa.Table": [PLACE],
+    "pa.RecordBatch": [PLACE],
+    "pa.ChunkedArray": [PLACE],
+    "pa.Array": [PLACE],
+    "pl.DataFrame": [PLACE],
+    "pl.Series": [PLACE],
+}
+
+
+def test_each_kind_of_tag_is_attacked_here() -> None:
+    assert values.UNPACKERS.keys() - {"torch.tensor"} == TAGS.keys()
+
+
+def _replaced(value: Any, at: int, other: Any) -> tuple[Any, int]:
+    """A copy of a tree where the node number `at` is another one; how many are left to count."""
+    if at == 0:
+        return other, -1
+    at -= 1
+    if isinstance(value, list):
+        found: list[Any] = []
+        for item in value:
+            new, at = _replaced(item, at, other) if at >= 0 else (item, at)
+            found.append(new)
+        return found, at
+    if isinstance(value, dict):
+        copy = {}
+        for key, item in value.items():
+            copy[key], at = _replaced(item, at, other) if at >= 0 else (item, at)
+        return copy, at
+    return value, at
+
+
+STRANGE = [BOMB, FINAL, ODD, None, True, -1, 2**63, 1e308, "", "O", "x" * 50, [], [[]], {}, [BOMB]]
+
+
+@pytest.mark.parametrize("kind", TAGS)
+def test_no_part_of_a_tag_is_taken_for_what_it_is_not(kind: str) -> None:
+    tag = {"$": [kind, *TAGS[kind]]}
+    for other in STRANGE:
+        for at in range(40):
+            new, left = _replaced(tag, at, other)
+            if left >= 0:
+                break
+            _try(new, bytes(8))
+
+
+@pytest.mark.parametrize("kind", TAGS)
+def test_tags_of_other_lengths_are_refused(kind: str) -> None:
+    parts = TAGS[kind]
+    for other in ([], parts[:-1], [*parts, 1], [*parts, BOMB], [*parts, None, None, None]):
+        _try({"$": [kind, *other]}, bytes(8))
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(
+        [BOMB, ODD, FINAL, "<f8", "O", HERE, "Bomb", "range", "array", [0, 8], "UTC"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3) | st.just("$"), inner, max_size=2)
+        | st.builds(
+            lambda kind, parts: {"$": [kind, *parts]},
+            st.sampled_from([*TAGS]),
+            st.lists(inner, max_size=6),
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(junk, st.binary(max_size=64))
+def test_any_tree_is_a_value_or_refused(value: Any, area: bytes) -> None:
+    _try(value, area)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
+    _try(data)
+    for segments in ([data], [b"$" + data, data]):
+        try:
+            codecs.decode("values", segments)
+        except SerializationError:
+            continue
+
+
+# ------------------------------------------------------------------------------------- by name
+
+
+@pytest.mark.parametrize(
+    "key", [BOMB, ODD, {"$": ["tuple", [1, ODD]]}, {"$": ["frozenset", [BOMB]]}]
+)
+def test_nothing_is_hashed_that_has_code_for_it(key: object) -> None:
+    for value in ({"$": ["dict", [[key, 1]]]}, {"$": ["set", [key]]}, {"$": ["frozenset", [key]]}):
+        with pytest.raises(SerializationError, match="to hash"):
+            _decode(value)
+    array = {"$": ["np.objects", [1], [key]]}
+    for index in (["values", ["array", array], None, None], ["range", 0, 1, 1, key]):
+        with pytest.raises(SerializationError, match="to hash"):
+            _decode({"$": ["pd.index", index]})
+
+
+def test_a_class_with_a_finaliser_is_not_made() -> None:
+    with pytest.raises(SerializationError, match="no dataclass or pydantic model"):
+        _decode(FINAL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("os", "system"),
+        ("subprocess", "Popen"),
+        ("builtins", "int"),
+        ("builtins", "type"),
+        ("kubetorch.errors", "KubetorchError"),
+        (HERE, "Safe"),
+        (HERE, "Bomb.ran"),
+        (HERE, "sys"),
+        ("json", "JSONDecoder"),
+        ("pandas", "DataFrame"),
+    ],
+)
+def test_nothing_but_a_dataclass_or_a_model_is_made(name: tuple[str, str]) -> None:
+    with pytest.raises(SerializationError):
+        _decode({"$": ["object", *name, {}]})
+
+
+def test_no_module_is_imported_for_a_class() -> None:
+    assert "antigravity" not in sys.modules
+    for kind in ("object", "named"):
+        _try({"$": [kind, "antigravity", "A", {}]})
+        _try({"$": [kind, "this.is.none", "A", []]})
+    _try({"$": ["enum", "antigravity", "A", "B"]})
+    assert "antigravity" not in sys.modules
+
+
+def test_a_module_that_makes_names_up_is_not_asked() -> None:
+    import types
+
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            Bomb.ran.append(name)
+            return Bomb
+
+    sys.modules["kt_lazy"] = Lazy("kt_lazy")
+    try:
+        with pytest.raises(SerializationError, match="not in the module"):
+            _decode({"$": ["object", "kt_lazy", "Anything", {}]})
+    finally:
+        del sys.modules["kt_lazy"]
+
+
+def test_an_enumeration_is_not_asked_for_what_it_has_not() -> None:
+    with pytest.raises(SerializationError):
+        _decode({"$": ["enum", HERE, "Odd", "B"]})
+    with pytest.raises(SerializationError):
+        _decode({"$": ["enum", HERE, "Odd", 7]})
+
+
+# ------------------------------------------------------------------------------------- how much
+
+
+def _peak(value: object, area: bytes = b"") -> int:
+    data = b"$" + json.dumps(value).encode()
+    tracemalloc.start()
+    try:
+        codecs.decode("values", [data, memoryview(bytearray(area))])
+    except SerializationError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+HUGE = 10**12
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"$": ["bytes", [0, 100_000]]}] * 1000,
+        [{"$": ["bytearray", [0, 100_000]]}] * 1000,
+        [{"$": ["np.array", "<f8", [12_500], "C", [0, 100_000]]}] * 1000,
+        {"$": ["np.array", "<f8", [HUGE], "C", [0, 0]]},
+        {"$": ["np.array", "|V0", [HUGE], "C", [0, 0]]},
+        {"$": ["np.array", "|S1000000000", [], "C", [0, 0]]},
+        {"$": ["np.array", "<f8", [0, HUGE], "C", [0, 0]]},
+        {"$": ["np.array", ["<f8", [HUGE]], [1], "C", [0, 100_000]]},
+        {"$": ["np.scalar", "|S1000000000", "00"]},
+        {"$": ["np.objects", [HUGE], []]},
+        {"$": ["np.objects", [0, HUGE], []]},
+        {"$": ["pd.index", ["range", 0, HUGE, 1, None]]},
+        {
+            "$": [
+                "pd.series",
+                ["array", {"$": ["np.objects", [0], []]}],
+                ["range", 0, HUGE, 1, None],
+                None,
+            ]
+        },
+        {"$": ["pd.frame", [], ["range", 0, HUGE, 1, None], ["range", 0, HUGE, 1, None], None]},
+        {
+            "$": [
+                "pd.frame",
+                [{"$": ["np.array", "<f8", [0, HUGE], "C", [0, 0]]}] * 2,
+                ["range", 0, HUGE, 1, None],
+                ["range", 0, 0, 1, None],
+                None,
+            ]
+        },
+        {"$": ["decimal", "1E+999999999"]},
+    ],
+)  # fmt: skip
+def test_no_more_is_made_than_there_are_bytes(value: object) -> None:
+    assert _peak(value, bytes(100_000)) < 5_000_000
+
+
+def test_text_that_is_nested_without_end_is_refused() -> None:
+    for data in (b"[" * 200_000, b'{"$":["tuple",[' * 50_000, b'{"a":' * 100_000):
+        for head in (b"", b"$"):
+            with pytest.raises(SerializationError):
+                codecs.decode("values", [head + data])
+
+
+# --------------------------------------------------------------------------------------- Arrow
+
+
+def _stream(table: pyarrow.Table, **options: Any) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    given = pyarrow.ipc.IpcWriteOptions(**options)
+    with pyarrow.ipc.new_stream(sink, table.schema, options=given) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+TABLE = pyarrow.table(
+    {"a": ["x" * 50] * 200, "b": pyarrow.array(["u", "v"] * 100).dictionary_encode()}
+)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_stream_is_refused(codec: str) -> None:
+    data = _stream(TABLE, compression=codec)
+    for kind in ("pa.Table", "pl.DataFrame"):
+        with pytest.raises(SerializationError, match="compressed"):
+            _decode({"$": [kind, [0, len(data)]]}, data)
+
+
+class Registered(pyarrow.ExtensionType):
+    def __init__(self) -> None:
+        super().__init__(pyarrow.int64(), "kt.registered")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Registered:
+        Bomb.ran.append("__arrow_ext_deserialize__")
+        return cls()
+
+
+def test_a_registered_extension_type_is_not_asked() -> None:
+    array = pyarrow.ExtensionArray.from_storage(Registered(), pyarrow.array([1]))
+    table = pyarrow.table({"a": array})
+    with pytest.raises(SerializationError, match="extension types"):
+        codecs.encode("values", table)
+    data = _stream(table)
+    pyarrow.register_extension_type(Registered())
+    try:
+        for kind in ("pa.Table", "pa.Array", "pl.DataFrame", "pl.Series"):
+            with pytest.raises(SerializationError, match="extension type"):
+                _decode({"$": [kind, [0, len(data)]]}, data)
+    finally:
+        pyarrow.unregister_extension_type("kt.registered")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_stream_that_was_changed_is_a_table_or_refused(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["pa.Table", "pl.DataFrame"]))
+    stream = bytearray(STREAMS[kind])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(stream) - 1))
+        stream[at] = data.draw(st.integers(0, 255))
+    stream = stream[: data.draw(st.integers(len(stream) // 2, len(stream)))]
+    try:
+        made = _decode({"$": [kind, [0, len(stream)]]}, bytes(stream))
+    except SerializationError:
+        return
+    repr(made)
+
+
+def _polars_stream() -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    polars.from_arrow(TABLE).write_ipc_stream(stream, compression="uncompressed")  # type: ignore[union-attr]
+    return stream.getvalue()
+
+
+STREAMS = {"pa.Table": _stream(TABLE), "pl.DataFrame": _polars_stream()}
+
+
+# ----------------------------------------------------------------------------- after it was sent
+
+
+frame = pandas.DataFrame(
+    {"a": [1, 2], "b": ["x", None], "c": pandas.Categorical(["u", "v"]), "d": [1.5, None]},
+    index=pandas.MultiIndex.from_tuples([("p", 1), ("q", 2)], names=["k", "l"]),
+)
+SENT = [
+    {"a": numpy.arange(6).reshape(2, 3), "b": {1: (2,), None: b"x" * 5000}, "c": {1.5, "a"}},
+    frame,
+    [Safe.A, numpy.array([1, "x", None], object), numpy.zeros(3, [("a", "i4"), ("b", "f8", (2,))])],
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_value_that_was_changed_on_its_way_is_another_one_or_refused(data: st.DataObject) -> None:
+    head, *rest = codecs.encode("values", data.draw(st.sampled_from(SENT)))
+    text = bytearray(bytes(head))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(1, len(text) - 1))
+        text[at : at + 1] = data.draw(
+            st.binary(max_size=2) | st.sampled_from([b"9", b"[", b'"', b"$"])
+        )
+    area = bytearray(b"".join(codecs.join(rest)))
+    try:
+        codecs.decode("values", [bytes(text), memoryview(area)])
+    except SerializationError:
+        return
