@@ -261,6 +261,14 @@ def _program(namespace: str, name: str, *arguments: str) -> Iterator[processes.P
 def _started(
     namespace: str, name: str, *arguments: str, user: str = ""
 ) -> AbstractContextManager[processes.Program]:
-    """A program whose services' names begin with that of a user, if one is given."""
-    env = {"KT_BACKEND": "kubernetes", "KT_NAMESPACE": namespace, "KT_USERNAME": user}
+    """A program whose services' names begin with that of a user, if one is given.
+
+    Each has a project of its own, and may replace the services of the one before it.
+    """
+    env = {
+        "KT_BACKEND": "kubernetes",
+        "KT_NAMESPACE": namespace,
+        "KT_USERNAME": user,
+        "KT_REPLACE": "1",
+    }
     return processes.program(name, *arguments, env=env)

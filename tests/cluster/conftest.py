@@ -102,6 +102,8 @@ class Installed:
             "KT_BACKEND": "kubernetes",
             "KT_NAMESPACE": namespace,
             "KT_USERNAME": "",
+            # Tests have folders of their own, each a project, and some more than one user.
+            "KT_REPLACE": "1",
         }
 
     def run(self, *command: str, cwd: Path | None = None, timeout: float = 100.0) -> str:
