@@ -45,8 +45,8 @@ def train(steps: int) -> list[float]:
 if __name__ == "__main__":
     image = kt.Image().pip_install(["torch==2.13.0", "numpy"])
     compute = kt.Compute(cpus="0.1", memory="512Mi", image=image, inactivity_ttl="30m")
-    ranks = kt.fn(train).to(compute.distribute("pytorch", workers=2, num_proc=2))
-    one = kt.fn(train, name="train-alone").to(kt.Compute(cpus="0.1", memory="512Mi", image=image))
+    ranks = kt.fn(train, name="ddp").to(compute.distribute("pytorch", workers=2, num_proc=2))
+    one = kt.fn(train, name="ddp-alone").to(kt.Compute(cpus="0.1", memory="512Mi", image=image))
 
     together, alone = ranks(STEPS), one(STEPS)
     print("ranks:", len(together), "loss falls:", together[0][-1] < together[0][0] / 10)

@@ -60,7 +60,7 @@ if __name__ == "__main__":
     compute = kt.Compute(cpus="0.1", memory="512Mi", image=image, inactivity_ttl="30m")
     # Two pods suffice to go on, should the third stay away.
     compute.distribute("pytorch", workers=3, quorum_workers=2)
-    service = kt.fn(train).to(compute)
+    service = kt.fn(train, name="elastic-ddp").to(compute)
     try:
         service(40, fails_at=20)
     except kt.WorkerMembershipChanged as change:

@@ -14,7 +14,7 @@ def train(epochs: int) -> Iterator[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    remote = kt.fn(train).to(kt.Compute(cpus="0.1"))
+    remote = kt.fn(train, name="progress").to(kt.Compute(cpus="0.1"))
     for metrics in remote(5):
         print(metrics)
     remote.teardown()

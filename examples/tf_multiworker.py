@@ -27,6 +27,6 @@ def train(steps: int) -> tuple[int, bool]:
 if __name__ == "__main__":
     image = kt.Image().pip_install("tensorflow-cpu").set_env_vars({"TF_CPP_MIN_LOG_LEVEL": "3"})
     compute = kt.Compute(cpus="0.1", memory="1Gi", image=image, inactivity_ttl="30m")
-    service = kt.fn(train).to(compute.distribute("tensorflow", workers=2))
+    service = kt.fn(train, name="tf-training").to(compute.distribute("tensorflow", workers=2))
     print("workers and whether the weight is right:", service(50))
     service.teardown()

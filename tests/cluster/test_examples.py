@@ -14,9 +14,14 @@ from example_programs import EDITS, EXAMPLES, EXPECTED
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of the examples: what they write stays there."""
-    return shutil.copytree(EXAMPLES, tmp_path / "examples")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new copy of the examples in the folder of the one before: what they write stays there.
+
+    Another folder would be another project, whose services are not its own.
+    """
+    folder = tmp_path_factory.getbasetemp() / "examples"
+    shutil.rmtree(folder, ignore_errors=True)
+    return shutil.copytree(EXAMPLES, folder)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

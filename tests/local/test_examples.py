@@ -17,9 +17,14 @@ def service(shared_service_home):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A copy of the examples: what they write stays there."""
-    return shutil.copytree(EXAMPLES, tmp_path / "examples")
+def folder(tmp_path_factory):
+    """A new copy of the examples in the folder of the one before: what they write stays there.
+
+    Another folder would be another project, whose services are not its own.
+    """
+    folder = tmp_path_factory.getbasetemp() / "examples"
+    shutil.rmtree(folder, ignore_errors=True)
+    return shutil.copytree(EXAMPLES, folder)
 
 
 def test_every_example_is_tested():

@@ -332,6 +332,18 @@ def test_trust_2_who_has_no_name_has_pods_without_one_and_the_user_may_give_anot
     assert "[['bot-embed', 'bot'], 'bot'," in shop.run("nested.py", KT_USERNAME="alice")[0]
 
 
+def test_trust_2_what_the_script_of_an_app_deploys_is_its_deployers(shop):
+    (shop.folder / "jobs").mkdir()
+    (shop.folder / "jobs/work.py").write_text(NESTED.replace(', namespace="team"', ""))
+    app = "import kubetorch as kt; kt.app('python jobs/work.py', name='work')"
+    shop.run("-c", f"{app}.to(kt.Compute(cpus=.1)).follow()", KT_USERNAME="alice")
+    assert names() == ["alice-embed", "alice-outer", "alice-work"]
+    embed, work = view("alice-embed").spec.origin, view("alice-work").spec.origin
+    assert (embed.project, embed.callable) == (work.project, "jobs/work.py:embed")
+    # From here it is the same function.
+    shop.run("jobs/work.py", KT_USERNAME="alice")
+
+
 # ------------------------------------------------------------------------------------ 3: teardown
 
 
