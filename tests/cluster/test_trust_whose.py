@@ -98,7 +98,7 @@ def person(
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
         environ = {**installed.environ, "KUBECONFIG": str(file), "KT_REPLACE": "0"}
-        return User(name, tmp_path / project, environ | {"KT_QUIET": "true", "NO_COLOR": "1"})
+        return User(name, tmp_path / project, environ)
 
     yield make
     for binding in bindings:

@@ -49,13 +49,14 @@ class Project:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
-            env={**os.environ, "KT_QUIET": "true", **environ},
+            env={**os.environ, **environ},
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout.strip(), done.stderr
+        where = "kubetorch: pods run on this machine (the setting backend is local)\n"
+        return done.stdout.strip(), done.stderr.replace(where, "")
 
     def does(self, *expression, **environ):
         """What the program prints."""

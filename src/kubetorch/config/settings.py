@@ -249,7 +249,11 @@ class KubetorchConfig:
         "Whether image steps run the system's package manager in pods of this machine.",
     )
     backend = Setting[Backend](values.backend, "auto", "Where pods run: auto, local or kubernetes.")
-    quiet = Setting(values.boolean, False, "Whether programs do not say where their pods run.")
+    quiet = Setting(
+        values.boolean,
+        False,
+        "Whether programs do not say where their pods run, and whose service they found.",
+    )
 
     def __init__(self, environ: Mapping[str, str], file: Path | None = None) -> None:
         self._environ = environ

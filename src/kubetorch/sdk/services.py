@@ -275,7 +275,7 @@ def say_whose(opened: Session, view: WorkloadView) -> None:
     spec, creator = view.spec, view.creator
     is_own = view.is_own and creator is not None and creator.username == config.username
     is_known = (opened, spec.namespace, spec.name) in _registry.known
-    if is_known or (is_own and environment.is_in_pod()):
+    if is_known or config.quiet or (is_own and environment.is_in_pod()):
         return
     by = str(creator or "") or spec.username or "somebody without a user name"
     whose = "your service" if is_own else f"a service of {by}"

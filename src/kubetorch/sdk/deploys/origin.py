@@ -12,7 +12,6 @@ came from, which its environment says.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -30,6 +29,7 @@ from kubetorch.sdk.deploys.source import (
     find_project,
     git_folder,
     is_installed,
+    origin_of_pod,
     pointers,
     project_of_pod,
 )
@@ -52,14 +52,12 @@ def find(source: Source) -> Origin:
     file = None if path is None else Path(os.path.abspath(path))  # noqa: PTH100  # links stay
     if file is not None and (is_installed(file) or not file.parent.exists()):
         module, file = module or file.stem, None
-    inherited = environment.origin()
-    folder: Path | None
-    if inherited is None:
+    own, folder = origin_of_pod(), project_of_pod()
+    if own is None:
         folder = _folder(source, file)
         project, name = identify(folder)
     else:
-        own = Origin(**json.loads(inherited))
-        folder, project, name = project_of_pod(), own.project, own.name
+        project, name = own.project, own.name
     if source.is_interactive:
         file = notebook() or file
     return Origin(project, name, _callable(source, file, module, folder))

@@ -103,13 +103,22 @@ def find_project(start: Path) -> Path | None:
     return None
 
 
+def origin_of_pod() -> Origin | None:
+    """In a pod, whose code it runs."""
+    given = environment.origin()
+    if given is None:
+        return None
+    found = json.loads(given)
+    return Origin(found["project"], found["name"], found["callable"])
+
+
 def project_of_pod() -> Path | None:
     """In a pod the folder of its project, whose marker may not have travelled."""
-    given, deployed = environment.origin(), environment.deployed_file()
-    if given is None or deployed is None:
+    own, deployed = origin_of_pod(), environment.deployed_file()
+    if own is None or deployed is None:
         return None
     # The file lies in what was sent as it does in the project.
-    inner = PurePosixPath(Origin(**json.loads(given)).file)
+    inner = PurePosixPath(own.file)
     if not deployed.endswith(f"/{inner}"):
         return None
     return Path(deployed).parents[len(inner.parts) - 1]
