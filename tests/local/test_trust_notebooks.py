@@ -152,6 +152,26 @@ def test_what_is_declared_and_other_services_are_there_too(notebook):
     assert shown[-1] == "[['a', 'b'], 2, 8, 1.5, 'RED']"
 
 
+def test_values_arrive_as_they_are(notebook):
+    shown = notebook(
+        DEPLOY,
+        "import datetime, decimal, enum, pathlib, numpy, pandas\nfrom dataclasses import dataclass",
+        "class Color(enum.Enum):\n    RED = 1\n"
+        "@dataclass\nclass Point:\n    x: int\n    color: Color = Color.RED\n",
+        "array = numpy.arange(6.0).reshape(2, 3)\nframe = pandas.DataFrame({'a': [1, 2]})\n"
+        "day, price = datetime.date(2026, 1, 2), decimal.Decimal('1.10')\n"
+        "points = {(1, 2): [Point(3)]}\npairs = [(n, str(n)) for n in range(5000)]\n"
+        "path = pathlib.Path('/tmp') / 'a'\nnan = float('nan')\n",
+        "def f():\n    array[0, 0] = 7\n"
+        "    return [array.sum().item(), frame['a'].sum().item(), day.isoformat(), str(price),\n"
+        "            points[1, 2][0].color is Color.RED, type(pairs[-1]).__name__, pairs[-1][0],\n"
+        "            path.name, nan != nan]\n",
+        "deployed(f)()",
+    )
+
+    assert shown[-1] == "[22.0, 3, '2026-01-02', '1.10', True, 'tuple', 4999, 'a', True]"
+
+
 def test_annotations_of_cells_that_postpone_them_need_no_value(notebook):
     shown = notebook(
         DEPLOY,
@@ -180,15 +200,16 @@ def test_what_cannot_travel_is_named_with_its_cell_and_a_way_out(notebook):
         "deployed(f)",
     )
 
-    assert "f uses load, which uses client of cell [2]" in message
-    assert "socket.socket" in message
+    assert "f uses load, which uses client of cell [2], which is what cannot travel" in message
+    assert "client is a socket.socket" in message
     assert "pass it to f as an argument" in message
 
 
 KINDS = {
     "def made():\n    return lambda: 1\nx = made()": "a function that made() made",
-    "x = [1, open('/dev/null')]": "a container with a part of type _io.TextIOWrapper",
-    "class A:\n    pass\nx = A()": "of type __main__.A",
+    "x = {'a': [1, open('/dev/null')]}": 'x["a"][1] is a _io.TextIOWrapper',
+    "import threading\nx = threading.Thread()": "what cannot travel: x is a threading.Thread",
+    "import numpy\nx = numpy.zeros(3 << 20)": "24 MiB large; at most 16 MiB travel with code",
     "class x:\n    pass\nx.more = lambda self: 1": "changed below its definition: more was added",
     "class x:\n    pass\nclass x(x):\n    pass": "made from an earlier x",
     "import functools\n@functools.singledispatch\ndef x(a):\n    pass\n"

@@ -21,6 +21,7 @@ would see: `.text`, `.content`, `.content_type`.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import itertools
@@ -272,6 +273,17 @@ def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")
     return [payload[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+
+
+def to_text(segments: Sequence[Segment]) -> str:
+    """The segments of `values` as text, to stand in a source file."""
+    return " ".join(base64.b64encode(b"".join(join([one]))).decode() for one in segments)
+
+
+def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own value
+    """The value of such text; classes of its `__main__` are looked up in `module`."""
+    parts = [bytearray(base64.b64decode(part)) for part in text.split(" ")]
+    return values.decode(parts, {"__main__": module})
 
 
 class RawText(str):

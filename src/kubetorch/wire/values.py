@@ -111,8 +111,13 @@ class UnfitError(Exception):
         self.path: list[str] = []
 
 
-def encode(value: object, root: str = "result") -> list[Buffer | Gathered]:
-    """The segments of a value; `root` is what messages call it.
+def encode(value: object, root: str = "result", mode: int = PLAIN) -> list[Buffer | Gathered]:
+    """The segments of a value.
+
+    Args:
+        value: The value.
+        root: What messages call it.
+        mode: How it is to arrive: `PLAIN` or `EXACT`.
 
     Raises:
         SerializationError: It cannot travel.
@@ -120,7 +125,7 @@ def encode(value: object, root: str = "result") -> list[Buffer | Gathered]:
     packer = Packer()
     try:
         try:
-            packed = value if type(value) in _SCALARS else packer.pack(value)
+            packed = value if type(value) in _SCALARS else packer.pack(value, mode)
             text = _encoder.encode(packed).encode()
             if len(text) > _DIGITS and _digits_limit() != _DIGITS:
                 raise ValueError("the other end may read fewer digits")
@@ -129,7 +134,7 @@ def encode(value: object, root: str = "result") -> list[Buffer | Gathered]:
                 raise  # by a handler of a signal, say
             packer = Packer()
             packer.scan()
-            text = _encoder.encode(packer.pack(value)).encode()
+            text = _encoder.encode(packer.pack(value, mode)).encode()
     except UnfitError as error:
         path = "".join(reversed(error.path))
         if not root:  # the dictionary of arguments

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Any
 
-from kubetorch.errors import NotebookError
+from kubetorch.errors import NotebookError, SerializationError
 from kubetorch.lib import files
 from kubetorch.sdk import parameters
 from kubetorch.sdk.compute import Compute
@@ -37,10 +37,15 @@ from kubetorch.sdk.image import Image
 from kubetorch.sdk.module import Module
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import Volume
+from kubetorch.wire import codecs, values
 
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
 _POSTPONED = __future__.annotations.compiler_flag
 _ANNOTATIONS = "from __future__ import annotations"
+#: Bytes of one value that travel with code: each edit sends the file again.
+VALUE_LIMIT = 16 << 20
+#: Characters of a literal that is easy to read, and quick to compile.
+_LONG = 10_000
 _COMPREHENSIONS = ("genexpr", "listcomp", "setcomp", "dictcomp")
 #: What a statement makes anew in each process, without data of the session.
 _DECLARED = (
@@ -256,13 +261,33 @@ class _Writer:
         referred: set[str] = set()
         try:
             text = self._literal(value, referred, own=name)
-        except (_NoLiteral, RecursionError) as error:
-            part = error.part if isinstance(error, _NoLiteral) else value
-            raise self._refusal(name, users, f"{_kind(part, is_whole=part is value)}") from None
+        except (_NoLiteral, RecursionError):
+            text = ""
+        if not text or (len(text) > _LONG and not referred):
+            text, referred = self._encoded(name, value, users)
         position = self._of(name)[0].position if self._of(name) else (-1, 0)
         self._items[name] = _Item(f"{name} = {text}", position, frozenset(referred))
         for used in sorted(referred):
             self._add(used, (*users, name))
+
+    def _encoded(self, name: str, value: object, users: tuple[str, ...]) -> tuple[str, set[str]]:
+        """Python for a value that has no literal, and the classes of cells that it needs."""
+        maker, inside, _ = getattr(value, "__qualname__", "").partition(".<locals>")
+        if inside:
+            raise self._refusal(name, users, f"a function that {maker}() made")
+        try:
+            segments = values.encode(value, name, values.EXACT)
+        except SerializationError as error:
+            raise self._refusal(name, users, f"what cannot travel: {error.message}") from None
+        size = sum(map(len, segments))
+        if size > VALUE_LIMIT:
+            way_out = f"pass it to {self.target} as an argument, or put it into a volume"
+            large = f"{size >> 20} MiB large; at most {VALUE_LIMIT >> 20} MiB travel with code"
+            raise self._refusal(name, users, large, way_out)
+        self._imports["from kubetorch.wire import codecs as _codecs"] = None
+        classes = re.findall(rb'"__main__","(\w+)', bytes(segments[0]))  # type: ignore[arg-type]
+        text = f"_codecs.from_text({codecs.to_text(segments)!r}, __name__)"
+        return text, {name.decode() for name in classes}
 
     def _literal(self, value: Any, referred: set[str], own: str = "") -> str:  # noqa: ANN401  # the user's own
         """Python for a value, which may have functions and classes that another name stands for."""
@@ -287,7 +312,7 @@ class _Writer:
         if callable(value) and name not in ("", own) and self._names.get(name) is value:
             referred.add(name)
             return str(name)
-        raise _NoLiteral(value)
+        raise _NoLiteral
 
     def _refusal(
         self, name: str, users: tuple[str, ...], reason: str, way_out: str = ""
@@ -303,19 +328,7 @@ class _Writer:
 
 
 class _NoLiteral(Exception):
-    def __init__(self, part: object) -> None:
-        super().__init__()
-        self.part = part
-
-
-def _kind(value: object, *, is_whole: bool) -> str:
-    cls = type(value)
-    maker = getattr(value, "__qualname__", "").partition(".<locals>")
-    if maker[1]:
-        what = f"a function that {maker[0]}() made"
-    else:
-        what = f"of type {cls.__module__}.{cls.__qualname__}".replace("builtins.", "")
-    return f"{what} and cannot travel" if is_whole else f"a container with a part {what}"
+    """A value has a part that Python has no literal for."""
 
 
 def _handle(name: str, value: Module[Any]) -> str:
