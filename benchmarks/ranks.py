@@ -17,15 +17,18 @@ SINGLE = "a single call"
 ECHO = "bare processes"
 COPY = "copies of it"
 TORCHRUN = "torchrun"
-#: Seconds that the issue of a fault, and of a reload, may take.
-STATED = {"killed": 1.0, "reload": 0.6}
+#: Seconds that the news of a fault, and a reload, may take.
+STATED = {"killed": 1.0, "frozen": 3.0, "reload": 0.6}
 
 CALLS = (
     Figure("call on 8 ranks in 2 pods, p50", "8", "µs", {SINGLE: Limit(3), ECHO: None}, 1e6),
     Figure("call on 64 ranks in 8 pods, p50", "64", "µs", {SINGLE: Limit(15), ECHO: None}, 1e6),
     Figure("10 MB argument to 8 ranks of one pod", "10MB", "ms", {COPY: None}, scale=1e3),
 )
-FAULTS = (Figure("pod killed, typed error", "killed", "ms", {"as stated": Limit(1.0)}, scale=1e3),)
+FAULTS = (
+    Figure("pod killed, typed error", "killed", "ms", {"as stated": Limit(1.0)}, scale=1e3),
+    Figure("pod frozen, typed error", "frozen", "ms", {"as stated": Limit(1.0)}, scale=1e3),
+)
 TORCH = (
     Figure("all-reduce of 64 MB, gloo, 2 ranks", "reduce", "ms", {TORCHRUN: Limit(1.15)}, 1e3),
     Figure("reload of 4 torch workers", "reload", "ms", {"as stated": Limit(1.0)}, scale=1e3),
@@ -40,7 +43,7 @@ def run(rounds: int) -> list[Row]:
         Side(ECHO, "floor", _echo),
         Side(COPY, "floor", lambda: _ours("copies")),
     ]
-    faults = [Side(OURS, "ours", lambda: _ours("faults")), stated({"killed": STATED["killed"]})]
+    faults = [Side(OURS, "ours", lambda: _ours("faults")), stated(STATED)]
     return [
         *compare(CALLS, calls, rounds),
         *compare(FAULTS, faults, rounds),
@@ -55,7 +58,7 @@ def _torch(rounds: int) -> list[Row]:
     sides = [
         Side(OURS, "ours", lambda: _ours("torch", torch.python())),
         Side(TORCHRUN, "peer", lambda: _torchrun(torch.python())),
-        stated({"reload": STATED["reload"]}),
+        stated(STATED),
     ]
     return compare(TORCH, sides, rounds)
 

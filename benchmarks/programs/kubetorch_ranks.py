@@ -92,32 +92,39 @@ def copies(_project: Path) -> None:
 
 
 def faults(_project: Path) -> None:
-    """From the kill of a pod to the error at the caller."""
+    """From the kill of a pod, and from when one is frozen, to the error at the caller."""
     from benchmarks.programs.kubetorch_faults import agent_of  # noqa: PLC0415  # needs psutil
 
     with watched() as output:
         service, compute = deployed("hold", 2, 2)
 
-        def measure() -> dict[str, float]:
+        def after(sent: signal.Signals) -> float:
             began: list[float] = []
+            agents: list[int] = []
 
-            def kill() -> None:
+            def tell() -> None:
                 _, line = output.wait_for("holding")
+                agents.append(agent_of(int(line.split()[-1])))
                 began.append(time.monotonic())
-                os.kill(agent_of(int(line.split()[-1])), signal.SIGKILL)
+                os.kill(agents[0], sent)
 
-            killer = threading.Thread(target=kill)
-            killer.start()
+            teller = threading.Thread(target=tell)
+            teller.start()
             try:
                 service.options(timeout=60.0)()
             except kt.WorkerMembershipChanged:
                 ended = time.monotonic()
             else:
                 raise AssertionError("the call ended without an error")
-            killer.join()
+            teller.join()
+            if sent == signal.SIGSTOP:
+                os.kill(agents[0], signal.SIGCONT)
             service.to(compute)
             output.take()
-            return {"killed": ended - began[0]}
+            return ended - began[0]
+
+        def measure() -> dict[str, float]:
+            return {"killed": after(signal.SIGKILL), "frozen": after(signal.SIGSTOP)}
 
         answer({"faults": measure})
         service.teardown()

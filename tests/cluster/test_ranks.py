@@ -160,6 +160,32 @@ def test_pods_of_others_that_a_selector_finds_are_ranks(
     check_world(said(line), pods=2, processes=1)
 
 
+ROUTED = """
+import json
+import kubetorch as kt
+import service
+second = {"app": "mine", "apps.kubernetes.io/pod-index": "1"}
+compute = kt.Compute.from_manifest("manifest.yaml", endpoint=kt.Endpoint(selector=second))
+remote = kt.fn(service.rank, name="routed").to(compute.distribute("spmd", workers=2))
+print("\\nranks", json.dumps([remote(), remote(workers="any")]))
+remote.teardown()
+"""
+
+
+def test_a_call_goes_to_the_pods_of_its_endpoint_and_runs_on_all_ranks(
+    tmp_path: Path, bringing: Installed
+) -> None:
+    manifest, _ = json.loads(json.dumps(byo.KINDS["StatefulSet"]))
+    manifest["metadata"]["name"] = "routed"
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(manifest))
+    (tmp_path / "service.py").write_text(SERVICE)
+    printed = bringing.python(ROUTED, tmp_path, timeout=150)
+    (line,) = (one for one in printed.splitlines() if one.startswith("ranks "))
+    everyone, reached = said(line)
+    assert check_world(everyone, pods=2, processes=1) == ["routed-0", "routed-1"]
+    assert [one["POD_NAME"] for one in reached] == ["routed-1"]
+
+
 #: Has Ray and wget, as the kit's addon `ray` makes one; without its name this is not tried.
 RAY_IMAGE = os.environ.get("KT_TEST_RAY_IMAGE")
 
@@ -297,6 +323,16 @@ for attempt in ("lost", "refused"):
         now = time.time()
         print(attempt, json.dumps([now, error.is_critical, error.reasons]), flush=True)
 print("ready", json.dumps(f(0, workers="ready")), flush=True)
+
+def why():
+    try:
+        f(0)
+    except kt.WorkerMembershipChanged as error:
+        return error.reasons
+
+if "{name}" == "out-of-memory":
+    service.until(lambda: "OOMKilled" in why().values())
+    print("known", time.time(), flush=True)
 service.until(lambda: __import__("os").path.exists("go"))
 print("again", json.dumps(f(0, restart_procs=True)), flush=True)
 """
@@ -365,6 +401,8 @@ def test_ranks_that_lose_a_pod_say_which_and_why(
     assert then - begun < KNOWN
     assert list(said(program.line("refused"))[2]) == [lost]
     assert names[1 - at] in said(program.line("ready"))
+    if name == "out-of-memory":
+        print(f"OOMKilled is known after {said(program.line('known')) - begun:.2f} s")
     (program.folder / "go").touch()
     again = said(program.line("again"))
     assert len(again) == 2

@@ -96,10 +96,11 @@ def test_ranks_every_agent_is_told_of_the_same_world(service: Service) -> None:
     assert [member.pod for member in world.members] == [pod.name for pod in view.pods]
     assert [member.ordinal for member in world.members] == [0, 1, 2]
     assert [member.incarnation for member in world.members] == [str(pod.pid) for pod in view.pods]
-    for pod in view.pods:
-        said = [one for _, one in told(service, pod)][-1]
-        assert isinstance(said, Members)
-        assert said.world == world
+
+    def worlds(pod: PodView) -> list[World | None]:
+        return [one.world for _, one in told(service, pod) if isinstance(one, Members)]
+
+    until(lambda: all(worlds(pod)[-1:] == [world] for pod in view.pods))
 
 
 def test_ranks_a_killed_agent_is_told_of_at_once(service: Service) -> None:

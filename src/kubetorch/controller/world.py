@@ -40,6 +40,8 @@ STARTING, RESUMING = 3.0, 1.0
 PROBE_TIME, PROBERS = 1.2, 3
 #: Seconds that the backend has to say why an agent is gone whose session has ended.
 KNOWING = 0.5
+#: Seconds after the begin of a session in which a backend may still tell of the agent before.
+LAGGING = 3.0
 #: Members that are looked at to find these, and suspects that are added at a time.
 _LOOKED_AT, _SUSPECTED = 64, 500
 #: Seconds that are given to the other pods once a quorum is there.
@@ -183,6 +185,7 @@ class _Agent(msgspec.Struct):
     url: str
     incarnation: str
     heard: float
+    since: float
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -206,8 +209,10 @@ class _Suspect(msgspec.Struct):
 class _State:
     """A world, with what is looked up in it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, restarts: Mapping[str, int] | None = None) -> None:
         self.world = world
+        #: How often the agents of members had been started again when it was formed.
+        self.restarts = restarts or {}
         self.index = {member.pod: at for at, member in enumerate(world.members)}
         self.lost = {one.member.pod: one for one in world.lost}
 
@@ -365,12 +370,13 @@ class Rendezvous:
             case Wanted(plan, pods):
                 effects += self._want(plan, pods, now)
             case PodsChanged(pods):
-                effects += self._take_pods({pod.name: pod for pod in pods})
+                effects += self._take_pods({pod.name: pod for pod in pods}, now)
             case Connected(pod, url, incarnation):
-                effects += self._connect(pod, _Agent(url, incarnation, now))
+                effects += self._connect(pod, _Agent(url, incarnation, now, now))
             case Disconnected(pod):
                 self._agents.pop(pod, None)
                 self._here.discard(pod)
+                effects += self._take_pods(self._pods, now)
                 effects += self._suspect([pod], now, certain=now + KNOWING)
             case Regroup():
                 effects += self._take_request(event, now)
@@ -402,17 +408,37 @@ class Rendezvous:
             self._deadline = None
         return [Announce()] if self._state is not told else []
 
-    def _take_pods(self, pods: Mapping[str, PodStatus]) -> Iterable[Effect]:
+    def _take_pods(self, pods: Mapping[str, PodStatus], now: float) -> Iterable[Effect]:
         before, self._pods = self._pods, pods
         self._here = {pod for pod in self._eligible if pod in pods and self._is_here(pod)}
         self._cut_off &= pods.keys()
         known = {pod for state in self._states.values() for pod in state.index}
         losses = {}
         for name in known:
-            ending = _loss(before.get(name), pods.get(name))
+            ending = _loss(before.get(name), pods.get(name), is_new=self._is_new(name, now))
             if ending is not None:
                 losses[name] = ending
-        return self._lose(losses)
+        return [*self._lose(losses), *self._explain(pods)]
+
+    def _is_new(self, pod: str, now: float) -> bool:
+        """Whether its agent connected so lately that its backend may not know of it."""
+        agent = self._agents.get(pod)
+        return agent is not None and now - agent.since < LAGGING
+
+    def _explain(self, pods: Mapping[str, PodStatus]) -> Iterable[Effect]:
+        """Put right why members were lost whose agents were started again meanwhile."""
+        is_changed = False
+        for state in self._states.values():
+            better = {}
+            for name, known in state.lost.items():
+                now, before = pods.get(name), state.restarts.get(name)
+                ending = None if now is None else now.last_ending
+                is_next = now is not None and before is not None and now.restarts == before + 1
+                if ending and is_next and _weight(ending.reason) > _weight(known.reason):
+                    better[name] = ending
+            if state.lose(better):
+                is_changed = is_changed or state is self._state
+        return [Announce()] if is_changed else []
 
     def _connect(self, pod: str, agent: _Agent) -> Iterable[Effect]:
         self._agents[pod] = agent
@@ -522,7 +548,8 @@ class Rendezvous:
             processes=plan.processes,
             ports=ports,
         )
-        self._states[plan.generation] = _State(world)
+        restarts = {pod: self._pods[pod].restarts for _, pod in here}
+        self._states[plan.generation] = _State(world, restarts)
         self._suspects.clear()
         return [Formed(world)]
 
@@ -664,13 +691,13 @@ class Rendezvous:
         return self._lose(lost)
 
 
-def _loss(before: PodStatus | None, now: PodStatus | None) -> Ending | None:
+def _loss(before: PodStatus | None, now: PodStatus | None, *, is_new: bool) -> Ending | None:
     """Why a pod cannot be in the world any more that it was in; `None` if it can."""
     if now is None or (before is not None and before.uid != now.uid):
         return (before.ending if before is not None else None) or DELETED
     if now.phase == "Terminating":
         return now.ending or Ending(reason=DELETED.reason, message="it is being ended")
-    if now.is_down or now.phase == "Failed":
+    if (now.is_down and not is_new) or now.phase == "Failed":
         return now.ending or Ending(reason=AGENT_DIED, message=now.reason)
     return None
 

@@ -362,6 +362,31 @@ def test_a_member_is_lost_with_a_reason(now: PodStatus | None, reason: str) -> N
     assert case.have(*after) == []
 
 
+def test_what_is_told_late_of_the_agent_before_is_no_loss_of_the_next_one() -> None:
+    case = launched("a0", "a1")
+    case.disconnect("a1")
+    case.have("a0", pod("a1", is_down=True))
+    assert case.lost == {"a1": "AgentDied"}
+    case.tell(Regroup("a0", "r1", 1))
+    case.connect("a1", incarnation="j")
+    assert (case.members, case.lost) == (["a0", "a1"], {})
+    assert case.have("a0", pod("a1", is_down=True, reason="it ended with exit code 137")) == []
+    assert case.have("a0", pod("a1", restarts=1)) == []
+    case.disconnect("a1")
+    case.have("a0", pod("a1", restarts=1, is_down=True))
+    assert case.lost == {"a1": "AgentDied"}
+
+
+def test_an_agent_that_ends_soon_after_it_began_is_lost_with_its_session() -> None:
+    case = launched("a0", "a1")
+    case.connect("a1", incarnation="j")
+    case.tell(Regroup("a0", "r1", 1))
+    assert case.lost == {}
+    case.have("a0", pod("a1", is_down=True))
+    assert case.disconnect("a1") == [Announce()]
+    assert case.lost == {"a1": "AgentDied"}
+
+
 def test_what_was_known_of_a_pod_is_the_reason_once_it_is_gone() -> None:
     case = launched("a0", "a1")
     case.have("a0", pod("a1", ending=Ending(reason="Preempted")))
@@ -415,6 +440,17 @@ def test_a_reason_is_put_right_when_more_is_known() -> None:
     ]
     assert case.lost == {"a1": "OOMKilled"}
     assert case.have("a0") == []
+
+
+@pytest.mark.parametrize(("restarts", "reason"), [(1, "OOMKilled"), (2, "AgentRestarted")])
+def test_why_the_agent_before_ended_is_the_reason_of_the_member_that_it_was(
+    restarts: int, reason: str
+) -> None:
+    case = launched("a0", "a1")
+    case.connect("a1", incarnation="j")
+    assert case.lost == {"a1": "AgentRestarted"}
+    case.have("a0", pod("a1", restarts=restarts, last_ending=Ending(reason="OOMKilled")))
+    assert case.lost == {"a1": reason}
 
 
 def test_what_happens_to_the_agent_that_came_after_is_no_reason() -> None:

@@ -159,6 +159,7 @@ class PodStatus(msgspec.Struct, frozen=True):
         is_called: Whether calls go to it, or it only helps those that they go to.
         ending: Why somebody else ends it, or why its agent has ended.
         is_ours: Whether Kubetorch rendered it, so that what it writes is the workload's.
+        last_ending: Why the agent before this one has ended, where it was started again.
     """
 
     name: str
@@ -176,6 +177,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     is_called: bool = True
     ending: Ending | None = None
     is_ours: bool = True
+    last_ending: Ending | None = None
 
     @property
     def may_run_calls(self) -> bool:

@@ -67,6 +67,7 @@ def pod_status(
         is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
         ending=_ending(pod, container),
         is_ours=is_ours(pod),
+        last_ending=_out_of_memory(container.get("lastState")),
     )
 
 
@@ -125,11 +126,15 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
     """Why it, or its agent, ends or has ended."""
-    ended = (container.get("state") or {}).get("terminated") or {}
-    if ended.get("reason") == "OOMKilled":
-        said = f"its container ended with exit code {ended.get('exitCode')}"
-        return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
-    return lost_pods.ending(pod)
+    return _out_of_memory(container.get("state")) or lost_pods.ending(pod)
+
+
+def _out_of_memory(state: Manifest | None) -> Ending | None:
+    ended = (state or {}).get("terminated") or {}
+    if ended.get("reason") != "OOMKilled":
+        return None
+    said = f"its container ended with exit code {ended.get('exitCode')}"
+    return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
 
 
 def _url(pod: Object) -> str:

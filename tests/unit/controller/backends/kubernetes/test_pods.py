@@ -73,6 +73,8 @@ def test_what_is_left_of_a_pod_says_what_ended_it():
     assert of(pod(phase="Running", **container(killed))).ending.reason == "OOMKilled"
     ended = {"terminated": {"reason": "Completed", "exitCode": 0}}
     assert of(pod(phase="Running", **container(ended))).ending is None
+    again = of(pod(phase="Running", **container({"running": {}}, restartCount=1, lastState=killed)))
+    assert (again.restarts, again.ending, again.last_ending.reason) == (1, None, "OOMKilled")
 
 
 def test_a_pod_that_is_about_to_be_evicted_says_why():
