@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kubetorch.controller.access import Grant, User
 from kubetorch.controller.cluster import resource
 from kubetorch.controller.cluster.resource import Content
 from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.specs.workload import Origin, WorkloadSpec
+from kubetorch.wire.messages import Creator
 
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"), tree="0" * 64, username="ann")
 OLD = changed(SPEC, tree="1" * 64)
@@ -34,6 +36,16 @@ def stored(content: Content, summary: Summary | None = SUMMARY) -> dict[str, Any
 
 def test_a_workload_comes_back_as_it_was() -> None:
     assert resource.read(stored(CONTENT)) == CONTENT
+
+
+def test_trust_whose_a_workload_is_comes_back_too_and_of_an_edited_one_nobody() -> None:
+    spec = changed(SPEC, origin=Origin("1234", "github.com/acme/shop", "train.py:f"))
+    grant = Grant(User("sa"), secrets=(("s", "1"),), creator=Creator("ann", "annie"))
+    content = Content(RECORD, (Generation(1, OLD), Generation(2, spec, grant)))
+    found = stored(content)
+    assert resource.read(found).generations[1] == Generation(2, spec, grant)
+    found["spec"]["username"] = "mallory"
+    assert resource.read(found).generations[1].grant == Grant()
 
 
 def test_a_failure_comes_back_without_what_it_does_not_say() -> None:
