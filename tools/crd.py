@@ -165,6 +165,7 @@ def _status() -> Object:
         "good": (number, "The last generation that all pods served; 0 when there was none."),
         "epoch": (number, "Number of the last change of its members."),
         "worlds": (text, "The pods that a distributed service runs on, packed."),
+        "pool": (text, "Ordinals of the pods that a selector found at the last deploy."),
         "lastActive": (moment, "When its last call was, to a minute."),
     }
     return {

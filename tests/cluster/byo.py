@@ -33,6 +33,22 @@ def manifest(api_version: str, kind: str, spec: Object) -> Object:
     }
 
 
+def pool(service: str, image: str, replicas: int) -> Object:
+    """Pods that run an agent, which they started themselves, and carry `app: SERVICE`."""
+    token = {"audience": "kubetorch", "expirationSeconds": 3600, "path": "token"}
+    mounted = {"name": "token", "mountPath": "/var/run/secrets/kubetorch.com", "readOnly": True}
+    labels = {"app": service}
+    projected = {"sources": [{"serviceAccountToken": token}]}
+    pod = template(labels=labels, volumes=[{"name": "token", "projected": projected}])
+    pod["spec"]["containers"][0] |= {
+        "image": image,
+        "command": ["/kubetorch/bin/kt", "server", "start", "--workload", service],
+        "volumeMounts": [mounted],
+    }
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": pod}
+    return manifest("apps/v1", "Deployment", spec) | {"metadata": {"name": f"of-{service}"}}
+
+
 def _selected(**fields: Any) -> Object:
     mine = {"app": "mine"}
     return {"selector": {"matchLabels": mine}, "template": template(labels=mine), **fields}

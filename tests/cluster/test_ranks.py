@@ -140,20 +140,7 @@ remote.teardown()
 def test_pods_of_others_that_a_selector_finds_are_ranks(
     tmp_path: Path, bringing: Installed, kubectl: Kubectl
 ) -> None:
-    token = {"audience": "kubetorch", "expirationSeconds": 3600, "path": "token"}
-    mounted = {"name": "token", "mountPath": "/var/run/secrets/kubetorch.com", "readOnly": True}
-    pod = byo.template(labels={"app": "theirs"})
-    pod["spec"]["volumes"] = [
-        {"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}}
-    ]
-    pod["spec"]["containers"][0] |= {
-        "image": POD_IMAGE,
-        "command": ["/kubetorch/bin/kt", "server", "start", "--workload", "theirs"],
-        "volumeMounts": [mounted],
-    }
-    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "theirs"}}, "template": pod}
-    theirs = byo.manifest("apps/v1", "Deployment", spec)
-    kubectl("apply", "-n", bringing.namespace, "-f", "-", given=[theirs])
+    kubectl("apply", "-n", bringing.namespace, "-f", "-", given=[byo.pool("theirs", POD_IMAGE, 2)])
     (tmp_path / "service.py").write_text(SERVICE)
     printed = bringing.python(SELECTED, tmp_path, timeout=150)
     (line,) = (one for one in printed.splitlines() if one.startswith("ranks "))

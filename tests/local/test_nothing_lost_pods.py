@@ -62,7 +62,7 @@ def test_nothing_lost_14_a_call_says_which_pod_does_not_come_back_and_why():
             (agent.url,), "token", (0,), pods={gone.name: gone}, reason="the quota 'q' is full"
         )
         with route_to(lambda: location) as route:
-            target = Target("default", "service", "echo", broadcast=2)
+            target = Target("default", "service", "echo", broadcast=(0, 1))
             with pytest.raises(kt.CallTimeoutError) as caught:
                 Caller(target, route, CallOptions(timeout=0.3))(1)
     refused = caught.value.__cause__

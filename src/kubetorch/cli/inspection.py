@@ -23,7 +23,7 @@ from kubetorch.sdk.cls import OF_COMPUTE, Cls
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.wire import routes
-from kubetorch.wire.messages import WorkloadView
+from kubetorch.wire.messages import WorkloadView, called_together
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -153,7 +153,7 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
             spec.callable,
             call,
             is_hidden=call.method in OF_COMPUTE or call.method in dir(Cls("handle")),
-            is_broadcast=spec.compute.broadcast is not None,
+            is_broadcast=called_together(spec, service.pool) is not None,
         )
     if as_json:
         signatures = [one.signature for one in operations]
@@ -264,10 +264,10 @@ def _callable(ref: CallableRef) -> str | None:
 
 def _answers(service: WorkloadView) -> str | None:
     """What a call returns, where it is no plain value."""
-    count = service.spec.compute.broadcast
-    if count is None or service.spec.callable.kind == "app":
+    together = called_together(service.spec, service.pool)
+    if together is None or service.spec.callable.kind == "app":
         return None
-    return f"a list, one value of each of {count} pods"
+    return f"a list, one value of each of {len(together)} pods"
 
 
 # ------------------------------------------------------------------ how a service is called

@@ -162,7 +162,7 @@ class Services:
         logging = spec.compute.logging
         shown = config.stream_logs if logging.stream_logs is None else logging.stream_logs
         called = Caller(
-            replace(target.describe(spec, method, None, logging), declared=options.RESERVED),
+            replace(target.describe(service, method, None, logging), declared=options.RESERVED),
             sdk.route(self.session, spec.namespace, spec.name),
             options.CallOptions(stream_logs=shown),
         )

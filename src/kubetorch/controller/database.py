@@ -12,13 +12,14 @@ from pathlib import Path
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Raised when the tables change; an older file is brought up to date when it is opened.
-SCHEMA = 4
+SCHEMA = 5
 
 _TABLES = """
 create table if not exists workloads (
     namespace text not null, name text not null, generation integer not null,
     good integer not null, failure text not null, epoch integer not null,
     created real not null, updated real not null, active real not null, worlds text not null,
+    pool text not null,
     primary key (namespace, name)
 ) without rowid;
 create table if not exists generations (
@@ -41,7 +42,8 @@ create index if not exists running_calls on calls (namespace, workload) where en
 """
 
 #: What brings an older file up to date, by its schema: before the tables are made, and after.
-_WORLDS = "alter table workloads add column worlds text not null default '';"
+_POOL = "alter table workloads add column pool text not null default '';"
+_WORLDS = f"alter table workloads add column worlds text not null default ''; {_POOL}"
 _MOVES = {
     1: (
         f"alter table pods rename to old_pods; {_WORLDS}",
@@ -49,6 +51,7 @@ _MOVES = {
     ),
     2: (_WORLDS, ""),
     3: (_WORLDS, ""),
+    4: (_POOL, ""),
 }
 
 

@@ -42,6 +42,8 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     active: float = 0.0
     #: The worlds of a distributed service, as `kubetorch.controller.world` packs them.
     worlds: str = ""
+    #: The ordinals of the pods that a selector found at the last deploy, with commas.
+    pool: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):

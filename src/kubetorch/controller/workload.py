@@ -236,7 +236,20 @@ class Workload:
             lost=tuple(pod for _, pod in self._lost.values() if pod.name not in self._names),
             world=self._members.world,
             creator=self.creator,
+            pool=self.pool,
         )
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        """The pods of a pool that calls go to: those that its selector found at the last deploy."""
+        if not self.spec.compute.is_pool:
+            return ()
+        if self.record.pool:
+            return tuple(map(int, self.record.pool.split(",")))
+        return self._present()
+
+    def _present(self) -> tuple[int, ...]:
+        return tuple(sorted(pod.ordinal for pod in self.pods if pod.name in self._rollout.pods))
 
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
@@ -550,6 +563,10 @@ class Workload:
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
     def _ready(self) -> Ready:
+        if self.spec.compute.is_pool:
+            self._keep(replace(self.record, pool=",".join(map(str, self._present()))))
+            is_changed, self._members.pool = self._members.pool != self.pool, self.pool
+            self._send_members(is_changed=is_changed)
         return Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _reload_text(self, pod: str, generation: int) -> bytes:
@@ -798,6 +815,8 @@ class MemberList:
         self._message: tuple[int, bytes] = (-1, b"")
         #: That of a distributed service.
         self.world: World | None = None
+        #: That of a service whose pods a selector finds.
+        self.pool: tuple[int, ...] = ()
 
     def update(self, pods: Sequence[PodStatus], reports: Mapping[str, PodReport]) -> bool:
         """Take these pods as members; returns whether any member changed."""
@@ -817,7 +836,7 @@ class MemberList:
     def message(self, epoch: int) -> bytes:
         if self._message[0] != epoch:
             pods = tuple(self._members.values())
-            members = Members(epoch=epoch, members=pods, world=self.world)
+            members = Members(epoch=epoch, members=pods, world=self.world, pool=self.pool)
             self._message = (epoch, messages.encode(members))
         return self._message[1]
 

@@ -167,6 +167,7 @@ def render(
     own = labels.of_object(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)
     )
+    _carry_selector(workload, compute)
     _label(workload.templates, own, selected=_selected(manifest))
     scheduling.queue_as_group(workload, compute)
     if kind == _DEPLOYMENT:
@@ -287,6 +288,30 @@ def _selected(manifest: Manifest) -> frozenset[str]:
         return frozenset()
     expressions = selector.get("matchExpressions") or ()
     return frozenset([*(selector.get("matchLabels") or ()), *(one["key"] for one in expressions)])
+
+
+#: Groups of labels that controllers of Kubernetes and of operators give to pods.
+_OF_CONTROLLERS = ("kubernetes.io", "k8s.io", "kubeflow.org", "ray.io", "knative.dev")
+
+
+def _carry_selector(workload: WorkloadManifest, compute: ComputeSpec) -> None:
+    """Have pods carry the labels that the user selects them by: else their Service finds none."""
+    wanted = [
+        (name, text)
+        for name, text in compute.selector or ()
+        if name not in labels.RESERVED and not name.partition("/")[0].endswith(_OF_CONTROLLERS)
+    ]
+    if any(template.read_pods("labels").items() >= set(wanted) for template in workload.templates):
+        return
+    for template in workload.templates:
+        for name, text in wanted:
+            found = template.labels()[-1].setdefault(name, text)
+            if found != text:
+                raise SpecError(
+                    f"selector asks for pods with {name}={text}, and those of the "
+                    f"{workload.kind.kind} have {name}={found}",
+                    hint="correct the selector, or the labels of the pods",
+                )
 
 
 def _label(templates: list[PodTemplate], own: dict[str, str], *, selected: frozenset[str]) -> None:

@@ -27,13 +27,15 @@ class Membership:
         self._listeners: dict[Callable[[], None], None] = {}
         #: The world that is formed at present.
         self.world: World | None = None
+        #: Ordinals of the pods that each call goes to, where a selector has found them.
+        self.pool: tuple[int, ...] = ()
         #: Notified of every change.
         self.changes = Changes()
 
     def update(self, message: Members) -> None:
         """The controller says who they are."""
         self._members = {member.ordinal: member for member in message.members}
-        self.world = message.world
+        self.world, self.pool = message.world, message.pool
         for on_change in list(self._listeners):
             on_change()
         self.changes.notify()

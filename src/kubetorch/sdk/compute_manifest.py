@@ -94,7 +94,7 @@ def check(spec: ComputeSpec) -> None:
                 f"{key}: {other}",
                 hint="leave one parameter out",
             )
-    if spec.manifest or spec.service_template or spec.volumes or spec.secrets:
+    if not spec.is_selector_only:
         rendering.render(spec, namespace="default", name="checked")
 
 

@@ -544,8 +544,8 @@ def check_consistency(spec: ComputeSpec) -> None:
     if spec.is_selector_only:
         _check_pool(spec)
     _check_numbers(spec)
-    is_special = spec.manifest or spec.service_template or spec.volumes or spec.secrets
-    if (is_special and not spec.is_selector_only) or (spec.gpu_type and spec.node_selector):
+    parts = (spec.manifest, spec.service_template, spec.volumes, spec.secrets, spec.selector)
+    if (any(parts) and not spec.is_selector_only) or (spec.gpu_type and spec.node_selector):
         # Declaring other resources loads no manifests.
         from kubetorch.sdk import compute_manifest  # noqa: PLC0415
 

@@ -637,7 +637,7 @@ class Module(Generic[HandleT]):
             if target.is_failed(view):
                 raise target.failure_of(view, self._source)
         caller = Caller(
-            target.describe(view.spec, method, self._source, self.logging_config),
+            target.describe(view, method, self._source, self.logging_config),
             services.route(self._session(), view.spec.namespace, view.spec.name),
             replace(self._options, stream_logs=self._given_stream_logs),
             (self, method),

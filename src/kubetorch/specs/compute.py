@@ -143,6 +143,12 @@ class ComputeSpec:
         return self.selector is not None and self.manifest is None and not any(resources)
 
     @property
+    def is_pool(self) -> bool:
+        """Whether a call goes to all pods that the selector found at the last deploy."""
+        is_elsewhere = self.distribution is not None or self.endpoint is not None
+        return self.is_selector_only and not is_elsewhere
+
+    @property
     def pods(self) -> int:
         """Number of pods that are asked for: the workers of `distribute`, else the replicas.
 
@@ -159,8 +165,8 @@ class ComputeSpec:
         """Number of pods that each call goes to, with a result of each; `None`: one of them.
 
         What is asked for decides, so a service answers in the same form however many pods are up.
-        A selector asks for none, an autoscaler decides by itself, and the pod that gets a call of
-        a distributed service passes it on.
+        A selector asks for none (`is_pool` then), an autoscaler decides by itself, and the pod that
+        gets a call of a distributed service passes it on.
         """
         is_elsewhere = self.autoscaling is not None or self.endpoint is not None
         if self.pods < 2 or is_elsewhere or self.is_selector_only or self.distribution is not None:

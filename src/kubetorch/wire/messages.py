@@ -17,6 +17,7 @@ what it should run: so both converge without memory of what was said before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -297,6 +298,14 @@ class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
+def called_together(spec: WorkloadSpec, pool: Sequence[int]) -> tuple[int, ...] | None:
+    """Ordinals of the pods that each call goes to, with a result of each; `None`: one of them."""
+    count = spec.compute.broadcast
+    if count is not None:
+        return tuple(range(count))
+    return tuple(pool) if spec.compute.is_pool and len(pool) > 1 else None
+
+
 class World(msgspec.Struct, frozen=True, omit_defaults=True):
     """The pods that ranks are counted over.
 
@@ -324,11 +333,13 @@ class Members(Message, tag="members", frozen=True):
         epoch: Number of the list.
         members: All pods, also those that are not in the world.
         world: The world of a distributed service, once it is formed.
+        pool: Ordinals of the pods that each call goes to, where a selector has found them.
     """
 
     epoch: int
     members: tuple[Member, ...]
     world: World | None = None
+    pool: tuple[int, ...] = ()
 
 
 class RegroupFailed(Message, tag="regroup_failed", frozen=True):
@@ -544,6 +555,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         lost: Pods that went away in the last minutes, each with the reason.
         app_host: Host of its app behind the controller's ingress, where each has one of its own.
         world: Of a distributed service, the pods that its ranks run on.
+        pool: Ordinals of the pods that each call goes to, where a selector has found them.
         creator: Who deployed it, where that is known.
         is_own: Whether that is the authenticated user who reads this.
     """
@@ -566,6 +578,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     lost: tuple[PodView, ...] = ()
     app_host: str = ""
     world: World | None = None
+    pool: tuple[int, ...] = ()
     creator: Creator | None = None
     is_own: bool = False
 

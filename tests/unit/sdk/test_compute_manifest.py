@@ -78,12 +78,12 @@ def test_the_job_that_is_selected_gives_a_name():
 def test_selector_endpoint_and_image_are_taken():
     compute = kt.Compute.from_manifest(
         manifests()["RayCluster"],
-        selector={"app": "ray"},
-        endpoint=Endpoint(selector={"app": "ray", "role": "head"}),
+        selector={"app": "mine"},
+        endpoint=Endpoint(selector={"app": "mine", "role": "head"}),
     )
 
-    assert compute.selector == {"app": "ray"}
-    assert compute.to_spec().endpoint == Endpoint(selector={"app": "ray", "role": "head"})
+    assert compute.selector == {"app": "mine"}
+    assert compute.to_spec().endpoint == Endpoint(selector={"app": "mine", "role": "head"})
     assert compute.endpoint is None
     compute.endpoint = Endpoint(url="my-svc.my-ns.svc.cluster.local:8080")
     assert compute.endpoint == "my-svc.my-ns.svc.cluster.local:8080"

@@ -173,6 +173,8 @@ def status(content: Content, summary: Summary | None, before: Mapping[str, Any])
         found["lastActive"] = _moment(record.active)
     if record.worlds:
         found["worlds"] = record.worlds
+    if record.pool:
+        found["pool"] = record.pool
     if record.failure:
         found["failure"] = _shortened(json.loads(record.failure))
     if summary is None:
@@ -286,6 +288,7 @@ def _read(found: Object) -> Content:
         updated=seconds(wanted.get("deployedAt")),
         active=seconds(known.get("lastActive")),
         worlds=str(known.get("worlds") or ""),
+        pool=str(known.get("pool") or ""),
     )
     return Content(record, tuple(sorted(generations, key=lambda one: one.number)))
 

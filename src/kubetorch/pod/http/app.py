@@ -116,9 +116,9 @@ class App:
         if request.method == "POST":
             name, method = _target(request.path)
             spec = self._calls.spec
-            count = None if spec is None else spec.compute.broadcast
-            if count is not None and routes.ALONE.lower() not in headers:
-                await broadcast.call(request, respond, self._members, count)
+            together = None if spec is None else self._together(spec)
+            if together is not None and routes.ALONE.lower() not in headers:
+                await broadcast.call(request, respond, self._members, together)
                 return
             await calling.call(request, respond, self._calls, name, method)
             return
@@ -201,7 +201,9 @@ class App:
         from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
         spec = self._spec()
-        found = await asyncio.to_thread(openapi.operations, spec, self._supervisor.code)
+        found = await asyncio.to_thread(
+            openapi.operations, spec, self._supervisor.code, self._together(spec)
+        )
         if request.path == routes.OPENAPI:
             document = openapi.document(spec.callable, spec.name, found)
             await respond.answer(200, json.dumps(document, indent=2).encode())
@@ -209,6 +211,9 @@ class App:
             base = f"http://{request.headers.get('host', '')}"
             text = openapi.page(spec.callable, spec.name, found, base)
             await respond.answer(200, text.encode(), "text/html; charset=utf-8")
+
+    def _together(self, spec: WorkloadSpec) -> tuple[int, ...] | None:
+        return messages.called_together(spec, self._members.pool)
 
     async def _app_status(self, _request: Request, respond: Responder) -> None:
         view = self._apps.view if self._supervisor.serves_app else None

@@ -60,8 +60,10 @@ class _Answer:
         return json.dumps(self.body.decode(errors="replace")).encode()
 
 
-async def call(request: Request, respond: Responder, members: Membership, count: int) -> None:
-    """Run the call that a request describes on every pod, and answer with what comes of it."""
+async def call(
+    request: Request, respond: Responder, members: Membership, ordinals: Sequence[int]
+) -> None:
+    """Run the call that a request describes on these pods, and answer with what comes of it."""
     body = await request.body(calling.BODY_LIMIT)
     headers = {
         name: request.headers[name.lower()]
@@ -75,7 +77,7 @@ async def call(request: Request, respond: Responder, members: Membership, count:
         asyncio.ensure_future(
             _Part(ordinal, members, patience).run(request.path, headers, body, output)
         )
-        for ordinal in range(count)
+        for ordinal in ordinals
     ]
     gone = asyncio.ensure_future(request.disconnected())
     try:

@@ -63,16 +63,17 @@ class Operation:
     is_generator: bool = False
 
 
-def operations(spec: WorkloadSpec, code: Path | None) -> list[Operation]:
+def operations(
+    spec: WorkloadSpec, code: Path | None, together: Sequence[int] | None = None
+) -> list[Operation]:
     """What can be called, as far as the source says; without the source, only that it can.
 
-    A service of several pods answers with the list of their results.
+    Several pods that are called `together` answer with the list of their results.
     """
     found = _operations(spec.callable, code)
-    count = spec.compute.broadcast
-    if count is None:
+    if together is None:
         return found
-    size = {"minItems": count, "maxItems": count}
+    size = {"minItems": len(together), "maxItems": len(together)}
     return [replace(one, result={"type": "array", "items": one.result, **size}) for one in found]
 
 

@@ -67,7 +67,7 @@ class Target:
     modules: Mapping[str, str] = field(default_factory=dict)
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    broadcast: int | None = None
+    broadcast: tuple[int, ...] | None = None
     is_distributed: bool = False
     origin: str | None = None
 
@@ -191,7 +191,7 @@ class Invocation:
         if self.target.broadcast is None:
             return [self]
         self._request_id = self.request_id
-        return [self._on(ordinal) for ordinal in range(self.target.broadcast)]
+        return [self._on(ordinal) for ordinal in self.target.broadcast]
 
     def _on(self, ordinal: int) -> Invocation:
         """The same on one pod; the arguments are encoded once."""

@@ -12,18 +12,18 @@ from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
-from kubetorch.wire.messages import WorkloadView
+from kubetorch.wire.messages import WorkloadView, called_together
 
 # Of a function's code, as `inspect` has them, whose import costs 10 ms.
 _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 
 
 def describe(
-    spec: WorkloadSpec, method: str | None, source: Source | None, logging: LoggingConfig
+    view: WorkloadView, method: str | None, source: Source | None, logging: LoggingConfig
 ) -> Target:
     """What calls of a service, or of a method of its class, go to."""
+    spec = view.spec
     own = None if source is None else source.callable_object
     function: object = own
     if own is not None and spec.callable.kind == "cls":
@@ -40,7 +40,7 @@ def describe(
         modules=local_modules(spec.callable, is_script=source is not None and source.is_script),
         allowed=spec.compute.allowed_serialization,
         logging=logging,
-        broadcast=spec.compute.broadcast,
+        broadcast=called_together(spec, view.pool),
         is_distributed=spec.compute.distribution is not None,
         origin=None if spec.origin is None else spec.origin.key,
     )

@@ -1,11 +1,9 @@
 import json
-from dataclasses import replace
 
 import pytest
 
 from kubetorch.pod.http import openapi
 from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 
 
@@ -124,8 +122,7 @@ def test_the_page_escapes_what_comes_from_the_source(tmp_path):
 
 def test_a_service_of_several_pods_answers_with_a_list(tmp_path):
     (tmp_path / "m.py").write_text("def f(x) -> int: pass\n")
-    several = replace(spec(), compute=ComputeSpec(replicas=3))
-    (found,) = openapi.operations(several, tmp_path)
+    (found,) = openapi.operations(spec(), tmp_path, together=range(3))
     assert found.result == {
         "type": "array",
         "items": {"type": "integer"},

@@ -140,7 +140,8 @@ class AppliedWorkload(msgspec.Struct):
     def is_ranked(self) -> bool:
         """Whether its processes have ranks, which follow the numbers of pods."""
         compute = self.spec.compute
-        return compute.distribution is not None or compute.broadcast is not None
+        is_called_whole = compute.broadcast is not None or compute.is_pool
+        return compute.distribution is not None or is_called_whole
 
     def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
         """Put the agent into its pods: the last that is written into its object."""
