@@ -1,22 +1,12 @@
 """Cells of a notebook use helpers and constants of other cells, in a real kernel."""
 
 import re
-import warnings
 
 import pytest
+from nbclient.exceptions import CellExecutionError
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
-DEPLOY = """
-import kubetorch as kt
-compute = kt.Compute(cpus="0.1")
-def deployed(function):
-    return kt.fn(function).to(compute, stream_logs=False)
-"""
+import notebooks
+from notebooks import DEPLOY
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,26 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def notebook(folder):
-    """Runs cells in a real kernel; returns what each shows, or raises what one raises."""
-
-    def run(*sources):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
-            client = NotebookClient(
-                made, timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}}
-            )
-            client.execute()
-        outputs = [cell.outputs for cell in made.cells]
-        return ["".join(map(text_of, found)) for found in outputs]
-
-    return run
-
-
-def text_of(output):
-    # Without where pods run, and which services share a `Compute`.
-    text = re.sub(r"^kubetorch: .*\n", "", output.get("text", ""), flags=re.M)
-    return text or output.get("data", {}).get("text/plain", "")
+    return lambda *sources: notebooks.run(folder, *sources)
 
 
 def test_a_function_uses_what_other_cells_define(notebook):

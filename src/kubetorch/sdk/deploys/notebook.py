@@ -14,6 +14,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import functools
 import logging
 import re
@@ -259,10 +260,10 @@ class _Writer:
 
     def _add_value(self, name: str, value: object, users: tuple[str, ...]) -> None:
         referred: set[str] = set()
-        try:
-            text = self._literal(value, referred, own=name)
-        except (_NoLiteral, RecursionError):
-            text = ""
+        text = ""
+        if codecs.buffer_bytes((value,)) <= VALUE_LIMIT:
+            with contextlib.suppress(_NoLiteral, RecursionError):
+                text = self._literal(value, referred, own=name)
         if not text or (len(text) > _LONG and not referred):
             text, referred = self._encoded(name, value, users)
         position = self._of(name)[0].position if self._of(name) else (-1, 0)
