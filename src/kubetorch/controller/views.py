@@ -196,7 +196,14 @@ def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
 
 def stage(pod: str, message: StageReport) -> Stage:
     """How far a pod is, for who waits for that."""
-    return Stage(message.stage, message.message, pod, warning=message.warning)
+    return Stage(
+        stage=message.stage,
+        message=message.message,
+        pod=pod,
+        warning=message.warning,
+        step=message.step,
+        steps=message.steps,
+    )
 
 
 def served(pod: str, state: Rollout) -> Stage:

@@ -447,6 +447,10 @@ class Scan:
         """Whether it is the tree, or a file of it."""
         return digest == self.digest or digest in self._files
 
+    def size(self, digest: str) -> int:
+        """Bytes of a file, or of the tree itself."""
+        return len(self.tree.encoded) if digest == self.digest else self._files[digest][1]
+
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
         """Length and pieces of a file, or of the tree itself; the source of an upload."""
         if digest == self.digest:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -673,8 +674,11 @@ class Calls:
 
     def report_progress(self, call: Call, report: Progress) -> None:
         """Tell the controller how far a spawned call has come."""
+        if not math.isfinite(report.current):  # JSON has none
+            return
         message = report.message and report.message[:PROGRESS_CHARACTERS]
-        progress = CallProgress(report.current, report.total, message)
+        total = None if report.total is None or not math.isfinite(report.total) else report.total
+        progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
             news = _report(spawned, "running", call.opened)
             self._results.progress(replace(news, progress=progress))

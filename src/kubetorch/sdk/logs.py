@@ -17,9 +17,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -28,7 +26,8 @@ from typing import TYPE_CHECKING, TextIO
 from kubetorch.config.settings import config
 from kubetorch.errors import InstanceReplacedWarning
 from kubetorch.lib import terminal
-from kubetorch.sdk import inpod, parameters
+from kubetorch.sdk import bars, inpod, parameters
+from kubetorch.sdk.bars import Bar
 from kubetorch.specs.logging import LEVELS, LoggingConfig
 from kubetorch.wire import frames
 
@@ -42,9 +41,6 @@ _RESET = "\x1b[0m"
 _CYAN, _GREEN, _YELLOW = "\x1b[36m", "\x1b[32m", "\x1b[33m"
 _FORMATTED = re.compile(r"\x1b\[3[236]m(\([\w.-]+(?: events)?\) .*)\x1b\[0m", re.DOTALL)
 _SEVERITY: dict[str, int] = {level: number for number, level in enumerate(LEVELS)}
-#: How much of a terminal's width the line that shows progress may take.
-_MARGIN = 1
-_BAR_CELLS = 20
 
 
 def moment(seconds: float) -> str:
@@ -94,27 +90,13 @@ def of_event(service: str, reason: str, message: str, at: float) -> str:
     return f"({service} events) {moment(at)} | {reason}: {message}"
 
 
-def of_progress(pod: str, report: frames.Progress, width: int) -> str:
-    """How far a call has come, in one line of at most so many characters."""
-    current, total = f"{report.current:g}", report.total
-    share = report.current / total if total else math.nan
-    if total and not math.isnan(share):
-        share = min(max(share, 0.0), 1.0)
-        full = round(share * _BAR_CELLS)
-        bar = "█" * full + "░" * (_BAR_CELLS - full)
-        current = f"{bar} {share:4.0%} {current}/{total:g}"
-    return f"({place(pod, report.rank)}) {current} {report.message or ''}".rstrip()[:width]
-
-
 class Screen:
-    """Standard output, as it is at the time of writing, with one line that shows progress.
+    """Standard output, as it is at the time of writing.
 
     What goes wrong with it is said once, as a warning, and never disturbs a call.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bar = ""
         self._is_broken = False
         # What `kt.config` said, and when: to ask it costs as much as a tenth of a call.
         self._shown = (-1, True)
@@ -139,33 +121,12 @@ class Screen:
             text = text if formatted else f"{colour}{lines}{_RESET}"
         elif formatted:
             text = formatted[1]
-        with self._lock:
-            # The line that shows progress moves down.
-            clear, again = ("\r\x1b[K", self._bar) if self._bar else ("", "")
-            self._write(stream, f"{clear}{text}\n{again}")
+        with bars.above(stream):
+            self._write(stream, f"{text}\n")
 
     def event(self, text: str, *, warning: bool) -> None:
         """Write an event of a pod."""
         self.line(text, _YELLOW if warning else _GREEN)
-
-    def progress(self, pod: str, report: frames.Progress) -> None:
-        """Show how far a call has come, on a terminal."""
-        stream = sys.stdout
-        if stream is None or not terminal.is_terminal(stream):
-            return
-        width = shutil.get_terminal_size().columns - _MARGIN
-        with self._lock:
-            self._bar = terminal.visible(of_progress(pod, report, width))
-            self._write(stream, f"\r\x1b[K{self._bar}")
-
-    def end_progress(self) -> None:
-        """Take the line that shows progress away."""
-        stream = sys.stdout
-        if not self._bar or stream is None:
-            return
-        with self._lock:
-            self._bar = ""
-            self._write(stream, "\r\x1b[K")
 
     def _write(self, stream: TextIO, text: str) -> None:
         try:
@@ -193,7 +154,7 @@ class Screen:
 class CallLines:
     """The lines and the progress of one call, or of several calls of one service."""
 
-    __slots__ = ("_config", "_on_progress", "_screen", "_shows_progress")
+    __slots__ = ("_bar", "_config", "_on_progress", "_screen")
 
     def __init__(
         self, screen: Screen, config: LoggingConfig, on_progress: OnProgress | None = None
@@ -201,7 +162,7 @@ class CallLines:
         self._screen = screen
         self._config = config
         self._on_progress = on_progress
-        self._shows_progress = False
+        self._bar: Bar | None = None
 
     def log(self, line: frames.Log) -> None:
         """A call wrote a line, or the line says that its instance was made anew."""
@@ -218,13 +179,21 @@ class CallLines:
         if self._on_progress is not None:
             self._on_progress(report.current, report.total, report.message)
             return
-        self._shows_progress = True
-        self._screen.progress(pod, report)
+        where, share, words = place(pod, report.rank), None, f"{report.current:g}"
+        if report.total and math.isfinite(report.current):
+            share = report.current / report.total
+            words = f"{share:.0%} {words}/{report.total:g}"
+        if self._bar is None:
+            self._bar = Bar(where, patience=0.0)
+            self._bar.show()
+        self._bar.label = where
+        self._bar.update(f"{words} {report.message or ''}".rstrip(), share)
 
     def end(self) -> None:
-        """The call ended."""
-        if self._shows_progress:
-            self._screen.end_progress()
+        """The call ended, or whoever waits for it goes on with something else."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.hide()
 
 
 def _is_coloured(stream: TextIO) -> bool:

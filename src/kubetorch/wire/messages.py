@@ -102,12 +102,15 @@ class StageReport(Message, tag="stage", frozen=True):
         stage: One word.
         message: For the user, such as why a fresh interpreter is used.
         warning: Whether the user should see it even when progress is not shown.
+        step, steps: Which step of the image begins, of how many.
     """
 
     generation: int
     stage: str
     message: str = ""
     warning: bool = False
+    step: int | None = None
+    steps: int | None = None
 
 
 class LogReport(Message, tag="log", frozen=True):
@@ -428,6 +431,7 @@ class Stage(Message, tag="progress", frozen=True):
         pod: Pod that it happened in.
         ready, pods: How many pods are ready, of how many.
         warning: Whether the user should see it even when progress is not shown.
+        step, steps: Which step of the image begins in the pod, of how many.
     """
 
     stage: str
@@ -436,6 +440,8 @@ class Stage(Message, tag="progress", frozen=True):
     ready: int | None = None
     pods: int | None = None
     warning: bool = False
+    step: int | None = None
+    steps: int | None = None
 
 
 class DeployLog(Message, tag="log", frozen=True):

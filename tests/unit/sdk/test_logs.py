@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import sys
 from contextlib import redirect_stdout
@@ -140,46 +139,6 @@ def test_characters_that_the_terminal_lacks_are_escaped() -> None:
 def test_no_standard_output_is_no_problem() -> None:
     real, sys.stdout = sys.stdout, None  # type: ignore[assignment]
     try:
-        screen = logs.Screen()
-        screen.line("nowhere")
-        screen.progress("pod", frames.Progress(1))
-        screen.end_progress()
+        logs.Screen().line("nowhere")
     finally:
         sys.stdout = real
-
-
-def test_progress_is_one_line_that_moves_below_new_lines() -> None:
-    screen = logs.Screen()
-    with redirect_stdout(Terminal()) as terminal:
-        screen.progress("pod-1", frames.Progress(1, 4, "epoch 1"))
-        screen.line("a line")
-        screen.progress("pod-1", frames.Progress(2, 4))
-        screen.end_progress()
-        screen.end_progress()
-    first = "(pod-1) █████░░░░░░░░░░░░░░░  25% 1/4 epoch 1"
-    second = "(pod-1) ██████████░░░░░░░░░░  50% 2/4"
-    assert terminal.getvalue() == (
-        f"\r\x1b[K{first}\r\x1b[K\x1b[36ma line\x1b[0m\n{first}\r\x1b[K{second}\r\x1b[K"
-    )
-
-
-def test_progress_shows_nothing_where_lines_cannot_be_rewritten() -> None:
-    with redirect_stdout(io.StringIO()) as file:
-        logs.Screen().progress("pod-1", frames.Progress(1, 4))
-    assert file.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("report", "shown"),
-    [
-        (frames.Progress(3), "(p) 3"),
-        (frames.Progress(0.5, 0, "odd"), "(p) 0.5 odd"),
-        (frames.Progress(9, 3), "(p) ████████████████████ 100% 9/3"),
-        (frames.Progress(-1, 3), "(p) ░░░░░░░░░░░░░░░░░░░░   0% -1/3"),
-        (frames.Progress(math.nan, 3), "(p) nan"),
-        (frames.Progress(3, math.inf), "(p) ░░░░░░░░░░░░░░░░░░░░   0% 3/inf"),
-    ],
-)
-def test_progress_takes_any_numbers(report: frames.Progress, shown: str) -> None:
-    assert logs.of_progress("p", report, 60) == shown
-    assert logs.of_progress("p", report, 7) == shown[:7]

@@ -163,7 +163,7 @@ class _Lines:
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
 
-    def on_step(self, message: str, *, warning: bool = False) -> None:
+    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
         """Nothing waits for steps."""
 
     def on_output(self, text: str) -> None:

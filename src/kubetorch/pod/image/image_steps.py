@@ -202,8 +202,8 @@ def describe(step: Step) -> str:
 class Progress(Protocol):
     """Told how far the steps are."""
 
-    def on_step(self, message: str, *, warning: bool = False) -> None:
-        """A step begins, or is not run."""
+    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
+        """A step begins, or is not run: which, of how many."""
 
     def on_output(self, text: str) -> None:
         """A step wrote a line."""

@@ -134,10 +134,15 @@ class StepReports:
         self._session = session
         self._on_line = on_line
 
-    def on_step(self, message: str, *, warning: bool = False) -> None:
+    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
         """A step begins, or is not run."""
         report = StageReport(
-            generation=self._generation, stage="image", message=message, warning=warning
+            generation=self._generation,
+            stage="image",
+            message=message,
+            warning=warning,
+            step=number,
+            steps=count,
         )
         self._session.report_stage(report)
         self._on_line(message, self._generation)
@@ -292,7 +297,7 @@ class Preparation:
         elif isinstance(step, EnvStep):
             return
         is_warning = refused is not None or isinstance(step, UserStep)
-        self._progress.on_step(text, warning=is_warning)
+        self._progress.on_step(text, number + 1, len(self._image.steps), warning=is_warning)
 
     # ------------------------------------------------------------------------------- environments
 

@@ -260,6 +260,7 @@ class Invocation:
             return None
         if kind == _YIELD:
             self._has_yielded = True
+            self.end_lines()
             stream.took(event)
             done = self._value(event)
             return done if done.error is not None else Yielded(done.value)

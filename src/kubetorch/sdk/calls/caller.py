@@ -10,6 +10,7 @@ caller.options(timeout=10)        a caller with other options
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -143,13 +144,8 @@ class Caller:
         Raises:
             SpecError: `window` is impossible.
         """
-        return self.starmap(
-            zip(*iterables, strict=False),
-            kwargs=kwargs,
-            ordered=ordered,
-            window=window,
-            return_exceptions=return_exceptions,
-        )
+        options = self._map_options(ordered, window, return_exceptions, *iterables)
+        return maps.results(self._invocations(zip(*iterables, strict=False), kwargs or {}), options)
 
     def starmap(
         self,
@@ -161,7 +157,7 @@ class Caller:
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """As `map`, with items that are the positional arguments of one call each."""
-        options = maps.MapOptions(ordered, window, return_exceptions)
+        options = self._map_options(ordered, window, return_exceptions, iterable)
         return maps.results(self._invocations(iterable, kwargs or {}), options)
 
     def map_async(
@@ -173,13 +169,9 @@ class Caller:
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
         """As `map`, for `async for`."""
-        return self.starmap_async(
-            zip(*iterables, strict=False),
-            kwargs=kwargs,
-            ordered=ordered,
-            window=window,
-            return_exceptions=return_exceptions,
-        )
+        options = self._map_options(ordered, window, return_exceptions, *iterables)
+        given = zip(*iterables, strict=False)
+        return maps.results_for_loop(self._invocations(given, kwargs or {}), options)
 
     def starmap_async(
         self,
@@ -191,8 +183,20 @@ class Caller:
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
         """As `starmap`, for `async for`."""
-        options = maps.MapOptions(ordered, window, return_exceptions)
+        options = self._map_options(ordered, window, return_exceptions, iterable)
         return maps.results_for_loop(self._invocations(iterable, kwargs or {}), options)
+
+    def _map_options(
+        self, ordered: bool, window: int, return_exceptions: bool, *inputs: Iterable[Any]
+    ) -> maps.MapOptions:
+        shortest = min((operator.length_hint(one, -1) for one in inputs), default=-1)
+        return maps.MapOptions(
+            ordered,
+            window,
+            return_exceptions,
+            label=self._target.name,
+            count=None if shortest < 0 else shortest,
+        )
 
     def _invocations(
         self, iterable: Iterable[Iterable[Any]], kwargs: Mapping[str, Any]

@@ -127,11 +127,13 @@ class SpawnedCall:
             yield
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, also of an event loop
-                shown = f"kt calls show {self.call_id} shows it"
-                tracebacks.say_what_goes_on(error, f"The spawned call goes on: {shown}.")
+                shown = f"kt calls show {self.call_id}"
+                tracebacks.say_what_goes_on(error, f"The call goes on: {shown}")
             raise
         finally:
             self._wakers.remove(wake)
+            if self._lines is not None:
+                self._lines.end()
 
     @property
     def is_lost(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import CallRefusedError, KubetorchError, SpecError
+from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.broadcast import Group
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
@@ -26,6 +27,9 @@ class MapOptions:
     ordered: bool = True
     window: int = WINDOW
     return_exceptions: bool = False
+    #: What is called, and how often if that is known, for the bar.
+    label: str = "map"
+    count: int | None = None
 
     def __post_init__(self) -> None:
         window: object = self.window
@@ -89,7 +93,8 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
         while not work.is_over:
             yield from work.take()
             if work.must_wait:
-                wakeup.wait(work.calls.left)
+                with work.waiting():
+                    wakeup.wait(work.calls.left)
     finally:
         work.calls.cancel()
 
@@ -103,7 +108,8 @@ async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> 
             for value in work.take():
                 yield value
             if work.must_wait:
-                await wakeup.wait(work.calls.left)
+                with work.waiting():
+                    await wakeup.wait(work.calls.left)
     finally:
         work.calls.cancel()
 
@@ -117,6 +123,9 @@ class _Map:
         self.calls = CallSet(wake)
         self._invocations = invocations
         self._results = Results(options)
+        self._bar = Bar(options.label)
+        self._count = options.count
+        self._ended = 0
         self._has_more = True
         #: The number of the result that a call is part of, and the other calls of it.
         self._groups: dict[Call, tuple[int, Group]] = {}
@@ -129,6 +138,14 @@ class _Map:
     def must_wait(self) -> bool:
         """Whether nothing can start before a call ends."""
         return len(self.calls) > 0 and not (self._has_more and self._results.has_room)
+
+    def waiting(self) -> Bar:
+        """Shown while a result is waited for, and never while the user has one."""
+        of, share = "", None
+        if self._count:
+            of, share = f" of {self._count}", self._ended / self._count
+        self._bar.update(f"{self._ended}{of} calls ended", share)
+        return self._bar
 
     def take(self) -> Iterator[Any]:
         """Start calls; the results that are due now."""
@@ -167,6 +184,7 @@ class _Map:
             assert isinstance(step, Done)
             done = group.complete(call, step)
             if done is not None:
+                self._ended += 1
                 self._results.complete(number, done)
 
 

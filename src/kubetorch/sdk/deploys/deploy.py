@@ -24,6 +24,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
 from kubetorch.lib import backoff, files
 from kubetorch.sdk import logs, parameters, services, tracebacks
+from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
 from kubetorch.sdk.deploys import attachments, origin, source
@@ -55,7 +57,16 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, exceptions, versions
-from kubetorch.wire.messages import Deploy, DeployLog, Failed, Missing, Ready, Stage, WorkloadView
+from kubetorch.wire.messages import (
+    Accepted,
+    Deploy,
+    DeployLog,
+    Failed,
+    Missing,
+    Ready,
+    Stage,
+    WorkloadView,
+)
 
 #: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
@@ -102,17 +113,37 @@ class _Bundle:
         own = [] if self.spec.init_args is None else [self.spec.init_args]
         return [*own, *(digest for scan in self.scans for digest in scan.fresh)]
 
-    def packed(self, digests: Iterable[str]) -> Iterator[bytes]:
-        """Blobs as they travel."""
-        return transfer.compressed(dict.fromkeys(digests), self._stream)
+    def packed(self, digests: Iterable[str], bar: Bar) -> Iterator[bytes]:
+        """Blobs as they travel; the bar says how far they have come."""
+        wanted = dict.fromkeys(digests)
+        total, sent = sum(map(self._size, wanted)), 0
+
+        def counted(pieces: Iterable[bytes]) -> Iterator[bytes]:
+            nonlocal sent
+            for piece in pieces:
+                sent += len(piece)
+                done, whole = (f"{size / 2**20:.1f}" for size in (sent, total))
+                bar.update(f"uploading {done} of {whole} MiB", sent / total)
+                yield piece
+
+        def stream(digest: str) -> tuple[int, Iterable[bytes]]:
+            length, pieces = self._stream(digest)
+            return length, counted(pieces)
+
+        return transfer.compressed(wanted, stream)
+
+    def _scan(self, digest: str) -> Scan:
+        return next(scan for scan in self.scans if scan.has(digest))
+
+    def _size(self, digest: str) -> int:
+        if self.init_args is not None and digest == self.spec.init_args:
+            return len(self.init_args)
+        return self._scan(digest).size(digest)
 
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
         if self.init_args is not None and digest == self.spec.init_args:
             return len(self.init_args), (self.init_args,)
-        for scan in self.scans:
-            if scan.has(digest):
-                return scan.stream(digest)
-        raise AssertionError(f"no blob {digest} belongs to this deploy")
+        return self._scan(digest).stream(digest)
 
 
 def begin(order: Order, session: Session) -> Deployment:
@@ -193,7 +224,8 @@ class Deployment:
     def run(self) -> WorkloadView:
         """Deploy, and wait for the end."""
         try:
-            return self._run()
+            with self._lines.bar:
+                return self._run()
         except KeyboardInterrupt as interrupt:
             tracebacks.say_what_goes_on(interrupt, self._what_goes_on())
             raise
@@ -202,17 +234,19 @@ class Deployment:
         name = self._order.spec.name
         if not self._is_accepted:
             return f"{name} was not deployed."
-        return (
-            f"The deploy of {name} goes on: kt status {name} shows it, kt teardown {name} ends it."
-        )
+        return f"The deploy of {name} goes on: kt status {name}, kt teardown {name}."
 
     def _run(self) -> WorkloadView:
         found = self._find_existing()
         if found is not None:
             return found
+        bar = self._lines.bar
+        bar.update("looking for secrets and volumes")
         self._provide()
+        bar.update("reading the project")
         bundle = self._bundle()
         deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
+        bar.update("connecting")
         controller = self._session.controller()
         fresh = bundle.fresh()
         attempts_left = ATTEMPTS
@@ -223,7 +257,7 @@ class Deployment:
                 if isinstance(last, Ready):
                     return last.workload
                 fresh = []
-                controller.upload(bundle.packed(last.blobs), bundle.spec.namespace)
+                controller.upload(bundle.packed(last.blobs, bar), bundle.spec.namespace)
             except FileChangedError:
                 if not attempts_left:
                     raise
@@ -238,6 +272,7 @@ class Deployment:
                     time.sleep(pause)
                 elif not attempts_left:
                     raise
+                bar.update("waiting for the controller, which does not answer")
                 controller = self._session.reconnect(controller)
         raise ControllerError(
             f"the controller lacked blobs of {bundle.spec.name} that it was sent {ATTEMPTS} times",
@@ -324,7 +359,8 @@ class Deployment:
             is_named=self._order.is_named,
         )
         silence = max(deadline - time.monotonic(), 1.0)
-        with controller.begin_deploy(head, bundle.packed(fresh), silence=silence) as events:
+        packed = bundle.packed(fresh, self._lines.bar)
+        with controller.begin_deploy(head, packed, silence=silence) as events:
             services.note_deploy(self._session)
             with self._lock:
                 self._events = events
@@ -343,8 +379,10 @@ class Deployment:
             self._patience.renew()
             if isinstance(event, (Ready, Missing)):
                 return event
-            self._is_accepted = True
-            if isinstance(event, DeployLog):
+            if isinstance(event, Accepted):
+                self._is_accepted = True
+                self._lines.accepted(bundle.spec.compute.pods)
+            elif isinstance(event, DeployLog):
                 self._lines.log(event)
             elif isinstance(event, Stage):
                 self._lines.stage(event)
@@ -387,6 +425,16 @@ def check_launchable(name: str, compute: ComputeSpec) -> None:
 
 #: Levels that leave out events which are no warnings.
 _QUIET = ("warning", "error", "critical")
+#: What a pod does in each stage.
+_STAGES = {
+    "starting": "starting",
+    "fetching": "fetching the code",
+    "preloading": "importing libraries",
+    "importing": "importing the code",
+    "joining": "waiting for the other pods",
+}
+#: What differs between two events of one cause.
+_VARYING = re.compile(r"\d[\d.:]*\w*")
 
 
 class LaunchLines:
@@ -399,7 +447,15 @@ class LaunchLines:
         self._service = service
         self._config = config
         self._stream_logs = stream_logs
-        self._shown: set[DeployLog | Stage] = set()
+        self._shown: set[DeployLog | Stage | str] = set()
+        #: How far the deploy is.
+        self.bar = Bar(service)
+        self._ready, self._pods = 0, 1
+
+    def accepted(self, pods: int) -> None:
+        """The controller has all that it needs, and waits for so many pods."""
+        self._pods = pods
+        self._wait("")
 
     def log(self, line: DeployLog) -> None:
         """The user's code wrote a line while it was loaded."""
@@ -410,13 +466,32 @@ class LaunchLines:
 
     def stage(self, stage: Stage) -> None:
         """The deploy has come so far."""
+        self._show(stage)
         if stage.stage == "event":
             is_wanted = self._config.include_events and self._config.level not in _QUIET
-            if self._stream_logs and (stage.warning or is_wanted) and self._is_new(stage):
+            cause = _VARYING.sub("", stage.message.replace(stage.pod or " ", ""))
+            if self._stream_logs and (stage.warning or is_wanted) and self._is_new(cause):
                 text = logs.of_event(self._service, stage.pod or "pod", stage.message, time.time())
                 self._screen.event(text, warning=stage.warning)
         elif stage.warning and self._is_new(stage):
             self.warn(stage.message)
+
+    def _show(self, stage: Stage) -> None:
+        if stage.stage == "image":
+            share = None if stage.step is None else (stage.step - 1) / (stage.steps or 1)
+            if self._is_new(stage.message):  # the first of many pods that run it
+                self.bar.step(stage.message, share)
+            return
+        if stage.ready is not None and stage.pods is not None:
+            self._ready, self._pods = stage.ready, stage.pods
+        what = stage.message if stage.stage == "event" else _STAGES.get(stage.stage, "")
+        self._wait(f"{stage.pod}: {what}" if what and stage.pod else what)
+
+    def _wait(self, what: str) -> None:
+        """Say how many pods are ready, and what is going on in those that are not."""
+        verb = "is" if self._pods == 1 else "are"
+        ready = f"{self._ready} of {self._pods} {'pod' if self._pods == 1 else 'pods'} {verb} ready"
+        self.bar.update(f"{ready}; {what}" if what else ready)
 
     def warn(self, message: str) -> None:
         """Show a warning, in any case."""
@@ -428,7 +503,7 @@ class LaunchLines:
             logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
         )
 
-    def _is_new(self, event: DeployLog | Stage) -> bool:
+    def _is_new(self, event: DeployLog | Stage | str) -> bool:
         is_new = event not in self._shown
         self._shown.add(event)
         return is_new

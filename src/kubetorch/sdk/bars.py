@@ -1,0 +1,228 @@
+"""Bars at the foot of the terminal: how far uploads, image steps, deploys, calls and `.map` are.
+
+    train   ━━━━━━━━━━━━━╸────── uploading 180.2 of 300.0 MB                               3s
+    square  ⠹ 0 of 2 pods are ready: square-0 waits for a node                            12s
+
+A thread draws them while something is waited for; it, and `rich`, come into being only when that
+takes a while. What Kubetorch prints goes above them (`above`), and they are gone while the user's
+own code runs, so neither garbles the other. Where stderr is no terminal, or a dumb one, a line says
+every few seconds what is waited for. In pods, and with `kt.config.quiet`, there is nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from kubetorch.config.settings import config
+from kubetorch.lib import terminal
+from kubetorch.sdk import inpod
+
+#: Seconds that something takes before it has a bar, and between two drawings.
+PATIENCE, INTERVAL = 0.4, 0.1
+#: Seconds between two lines where there are no bars.
+LINES_INTERVAL = 5.0
+#: Bars that are drawn at most, and cells of one.
+_MOST, _CELLS = 8, 20
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+class Bar:
+    """One thing that takes a while.
+
+    Args:
+        label: Whose it is: a service, a callable, a pod.
+        patience: Seconds that it may take without being shown.
+    """
+
+    def __init__(self, label: str, *, patience: float = PATIENCE) -> None:
+        self.label = label
+        self.begun = time.monotonic()
+        #: When it is shown for the first time, and when a line said something of it.
+        self.due = self.begun + patience
+        self.told = self.begun
+        #: What is going on, and how much of it is done, if that is known.
+        self.doing = ""
+        self.share: float | None = None
+        self._is_silent = config.quiet or inpod.is_worker()
+
+    def update(self, doing: str, share: float | None = None) -> None:
+        """What is going on now."""
+        self.doing, self.share = doing, share
+
+    def step(self, doing: str, share: float | None = None) -> None:
+        """Something begins that has a line of its own where there are no bars."""
+        self.update(doing, share)
+        if not (self._is_silent or _has_bars()):
+            _foot.tell(self, doing)
+
+    def show(self) -> None:
+        """It is waited for."""
+        if not self._is_silent:
+            _foot.show(self)
+
+    def hide(self) -> None:
+        """The user's own code runs, or it is over."""
+        _foot.hide(self)
+
+    def __enter__(self) -> Bar:
+        self.show()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hide()
+
+
+@contextmanager
+def above(stream: TextIO) -> Iterator[None]:
+    """What is written to the stream meanwhile stands above the bars."""
+    with _foot.lock:
+        is_drawn = _foot.erase() if terminal.is_terminal(stream) else False
+        yield
+        if is_drawn:
+            _foot.put(_foot.text)
+
+
+class _Foot:
+    """The bars of this process, and the thread that draws them."""
+
+    def __init__(self) -> None:
+        self.clear()
+        # A child that is forked has not drawn what its parent has.
+        os.register_at_fork(after_in_child=self.clear)
+
+    def clear(self) -> None:
+        """There are none."""
+        self.lock = threading.RLock()
+        #: What is drawn, and what was before.
+        self.drawn = self.text = ""
+        self._shown: dict[Bar, None] = {}
+        self._wanted = threading.Event()
+        self._drawer: threading.Thread | None = None
+
+    def show(self, bar: Bar) -> None:
+        """It is one of them."""
+        with self.lock:
+            self._shown[bar] = None
+            self._wanted.set()
+            if self._drawer is None:
+                self._drawer = threading.Thread(
+                    target=self._run, name="kubetorch-bars", daemon=True
+                )
+                self._drawer.start()
+
+    def hide(self, bar: Bar) -> None:
+        """It is none of them."""
+        if bar not in self._shown:
+            return
+        with self.lock:
+            self._shown.pop(bar, None)
+            if not self._shown:
+                self._wanted.clear()
+                self.erase()
+
+    def erase(self) -> bool:
+        """Take away what is drawn; whether there was something."""
+        lines, self.drawn = self.drawn.count("\n") + bool(self.drawn), ""
+        if lines:
+            self.put("\r\x1b[K" + "\x1b[A\x1b[K" * (lines - 1), is_drawing=False)
+        return bool(lines)
+
+    def put(self, text: str, *, is_drawing: bool = True) -> None:
+        """Write on stderr, whatever its encoding; what goes wrong with it ends no program."""
+        stream = sys.stderr
+        try:
+            encoding = stream.encoding or "utf-8"
+            stream.write(text.encode(encoding, "replace").decode(encoding))
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, broken, or none
+            self._shown.clear()
+            return
+        if is_drawing:
+            self.drawn = text
+
+    def tell(self, bar: Bar, words: str) -> None:
+        """Say in a line what is going on."""
+        with self.lock:
+            bar.told = time.monotonic()
+            self.put(f"({bar.label}) {words}\n", is_drawing=False)
+
+    # ---------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while True:
+            # It stays for a moment: whoever takes results one by one waits again and again.
+            if not self._wanted.wait(1.0):
+                with self.lock:
+                    if not self._wanted.is_set():
+                        self._drawer = None
+                        return
+            time.sleep(INTERVAL)
+            with self.lock:
+                self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if not _has_bars():
+            for bar in self._shown:
+                if now - bar.told >= LINES_INTERVAL:
+                    self.tell(bar, f"{bar.doing}, {_seconds(bar)}")
+            return
+        due = [bar for bar in self._shown if now >= bar.due]
+        if due:
+            self.text = _drawn(due, sys.stderr)
+            if self.text != self.drawn:
+                self.erase()
+                self.put(self.text)
+
+
+_foot = _Foot()
+
+
+def _has_bars() -> bool:
+    return terminal.is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+
+
+def _seconds(bar: Bar) -> str:
+    seconds = int(time.monotonic() - bar.begun)
+    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}s"
+
+
+def _drawn(bars: list[Bar], stream: TextIO) -> str:
+    """Bars for a terminal, one a line, none wider than it."""
+    from rich.console import Console  # noqa: PLC0415  # 50 ms, when something takes long
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415  # as above
+    from rich.table import Table  # noqa: PLC0415  # as above
+    from rich.text import Text  # noqa: PLC0415  # as above
+
+    size = shutil.get_terminal_size()
+    most = max(min(_MOST, size.lines - 2), 1)
+    console = Console(
+        file=stream,
+        width=size.columns - len("^C") - 1,
+        force_terminal=True,
+        color_system=None if os.environ.get("NO_COLOR") else "standard",
+    )
+    width = min(max(len(bar.label) for bar in bars[:most]), size.columns // 4)
+    spinner = Text(_SPINNER[int(time.monotonic() / INTERVAL) % len(_SPINNER)])
+    with console.capture() as captured:
+        for bar in bars[:most]:
+            row = Table.grid(padding=(0, 1), expand=True)
+            row.add_column(width=width, no_wrap=True, overflow="ellipsis")
+            row.add_column(width=1 if bar.share is None else min(_CELLS, size.columns // 4))
+            row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+            row.add_column(no_wrap=True)
+            moved = spinner if bar.share is None else ProgressBar(1.0, min(max(bar.share, 0), 1))
+            # A message may have several lines, a row has one.
+            doing = Text(terminal.visible(" ".join(bar.doing.split())))
+            row.add_row(Text(terminal.visible(bar.label)), moved, doing, Text(_seconds(bar)))
+            console.print(row)
+        if len(bars) > most:
+            console.print(Text(f"… and {len(bars) - most} more"))
+    return captured.get().rstrip("\n")

@@ -1,0 +1,55 @@
+"""Bars as they are drawn."""
+
+import io
+
+import pytest
+
+from kubetorch.sdk import bars
+from kubetorch.sdk.bars import Bar
+
+
+def drawn(monkeypatch, *shown, width=80, height=40, **environ):
+    variables = {"COLUMNS": str(width), "LINES": str(height), "NO_COLOR": "1", "TERM": "xterm"}
+    for name, value in (variables | environ).items():
+        monkeypatch.setenv(name, value)
+    return bars._drawn(list(shown), io.StringIO()).split("\n")
+
+
+def bar(label, doing, share=None):
+    made = Bar(label)
+    made.update(doing, share)
+    return made
+
+
+def test_a_bar_has_a_line_however_narrow_the_terminal_is(monkeypatch):
+    shown = [
+        bar("train", "uploading 180.2 of 300.0 MiB", 0.5),
+        bar("somebody-s-long-name", "0 of 2 pods are ready;\nno node\r\x1b[2Jhas room " * 9),
+    ]
+    for width in (80, 40, 20):
+        lines = drawn(monkeypatch, *shown, width=width)
+        assert len(lines) == 2
+        # Ctrl-C is written behind it, and must not begin another line.
+        assert max(map(len, lines)) <= width - 3
+    first, second = drawn(monkeypatch, *shown)
+    assert first.split() == [*("train", "━" * 10, "uploading", "180.2", "of", "300.0", "MiB", "0s")]
+    assert "ready; no node \\x1b[2Jhas room 0 of 2" in drawn(monkeypatch, *shown, width=200)[1]
+    assert second.endswith("… 0s")
+
+
+@pytest.mark.parametrize("share", [-1, 0, 0.3, 1, 17])
+def test_a_bar_takes_any_share(monkeypatch, share):
+    (line,) = drawn(monkeypatch, bar("p", "17/3", share))
+    assert line.count("━") + line.count("╸") == {-1: 0, 0: 0, 0.3: 6, 1: 20, 17: 20}[share]
+
+
+def test_of_many_bars_as_many_are_drawn_as_there_is_room_for(monkeypatch):
+    lines = drawn(monkeypatch, *(bar(f"pod-{number}", "epoch") for number in range(64)))
+    assert (len(lines), lines[-1]) == (9, "… and 56 more")
+    assert len(drawn(monkeypatch, *(bar(str(n), "") for n in range(9)), height=5)) == 4
+
+
+def test_bars_have_colours_where_there_are_colours(monkeypatch):
+    plain = drawn(monkeypatch, bar("p", "x", 0.5))
+    coloured = drawn(monkeypatch, bar("p", "x", 0.5), NO_COLOR="")
+    assert ("\x1b[" in plain[0], "\x1b[" in coloured[0]) == (False, True)
