@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -119,3 +121,76 @@ def test_restricted_pods_have_home_packages_secrets_and_volumes(
     assert f"the pod runs as user {number}, not as root" in printed
     assert f"apt-get needs root, and the container runs as user {number}" in printed
     assert f"user {number}, as whom the pod runs, cannot write to /app" in printed
+
+
+STAGED = """
+import os, sys
+import kubetorch as kt
+
+def who():
+    return os.getuid(), os.environ["STAGE"], os.environ["POD_NAME"]
+
+if __name__ == "__main__":
+    stage, deploys = sys.argv[1], sys.argv[2] != "call"
+    compute = kt.Compute(cpus="0.1", env_vars={"STAGE": stage})
+    remote = kt.fn(who).to(compute) if deploys else kt.fn(name="who")
+    print("found", *remote())
+"""
+
+
+def found(printed: str) -> list[str]:
+    (line,) = (one for one in printed.splitlines() if one.startswith("found "))
+    return line.split()[1:]
+
+
+def test_running_pods_stay_when_a_namespace_becomes_restricted_until_the_next_deploy(
+    kubectl: Kubectl, controller: str, tmp_path: Path
+) -> None:
+    """What the controller knew of the namespace is old then: it asks again when it is refused."""
+    with level("privileged", kubectl) as space:
+        user, stage, pod = found(space.python(STAGED, tmp_path, "one", "deploy"))
+        assert (user, stage) == ("0", "one")
+        enforce = "pod-security.kubernetes.io/enforce=restricted"
+        kubectl("label", "namespace", space.namespace, enforce, "--overwrite")
+        assert found(space.python(STAGED, tmp_path, "one", "call")) == ["0", "one", pod]
+        printed = space.python(STAGED, tmp_path, "two", "deploy")
+        print(printed)
+        assert found(printed)[:2] == ["65532", "two"]
+
+
+SCALED = """
+import os, sys
+import kubetorch as kt
+
+def who():
+    return os.getuid()
+
+if __name__ == "__main__":
+    compute = kt.Compute(cpus="0.1").autoscale(min_scale=1, max_scale=1)
+    print("found", kt.fn(who).to(compute)())
+    volume = kt.Volume("kept", size="16Mi", mount_path="/data")
+    volume.create()
+    volume.ssh(image="localhost/python:3.11")
+"""
+
+
+def test_an_autoscaled_service_and_a_shell_in_a_volume_comply_too(
+    kubectl: Kubectl, controller: str, tmp_path: Path
+) -> None:
+    if "services" not in kubectl("api-resources", "--api-group", "serving.knative.dev"):
+        pytest.skip("the cluster has no Knative")
+    (tmp_path / "program.py").write_text(SCALED)
+    with level("restricted", kubectl) as space:
+        done = subprocess.run(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            env={**os.environ, **space.environ},
+            input="id -u; touch /data/x && echo written\n",
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "found 65532\n" in done.stdout
+    assert "65532\nwritten\n" in done.stdout.partition("found")[2]

@@ -12,7 +12,6 @@ a slot differs from its record and is written again; files that it added stay.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import threading
@@ -193,39 +192,29 @@ class CodeSlots:
 def uncover(folder: Path, root: Path, names: Iterable[str]) -> None:
     """Remove links to the project from a working directory that is to have own files there."""
     for name in names:
-        target = _target(folder / name)
-        if target is not None and target.startswith(f"{root}{os.sep}"):
-            (folder / name).unlink()
+        path = folder / name
+        if path.is_symlink() and str(path.readlink()).startswith(f"{root}{os.sep}"):
+            path.unlink()
 
 
 def _link(folder: Path, wanted: Mapping[str, str], ours: str) -> list[str]:
     """Have these links in a folder, and no others of ours; the names that something else has."""
     taken = []
-    for name, target in sorted(wanted.items()):
-        path = folder / name
-        there = _target(path)
-        if there == target:
-            continue
-        if os.path.lexists(path) and not (there or "").startswith(ours):
-            taken.append(name)
-        else:
-            _replace_link(path, target)
     with os.scandir(folder) as entries:
-        left = [one.name for one in entries if one.is_symlink() and one.name not in wanted]
-    for name in left:
-        if (_target(folder / name) or "").startswith(ours):
+        # Of a link where it leads, of everything else nothing.
+        there = {one.name: os.readlink(one) if one.is_symlink() else "" for one in entries}  # noqa: PTH115  # may be thousands
+    for name, target in sorted(wanted.items()):
+        found = there.pop(name, None)
+        if found is None:
+            os.symlink(target, f"{folder}/{name}")  # noqa: PTH211  # as above
+        elif found != target and not found.startswith(ours):
+            taken.append(name)
+        elif found != target:
+            _replace_link(folder / name, target)
+    for name, found in there.items():
+        if found.startswith(ours):
             (folder / name).unlink()
     return taken
-
-
-def _target(path: Path) -> str | None:
-    """Where a link leads; `None` for what is no link."""
-    try:
-        return str(path.readlink())
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EINVAL):
-            return None
-        raise
 
 
 def _replace_link(path: Path, target: str) -> None:
