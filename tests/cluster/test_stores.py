@@ -333,7 +333,7 @@ def test_a_volume_for_one_node_has_the_default_class_and_waits_for_its_pod(run: 
     run(scenario)
 
 
-def test_a_volume_that_pods_hold_is_not_deleted(run: Run) -> None:
+def test_trust_a_volume_that_pods_hold_is_deleted_by_force_only(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = VolumeClaims(client)
         await store.create(where, _volume())
@@ -343,8 +343,9 @@ def test_a_volume_that_pods_hold_is_not_deleted(run: Run) -> None:
             await store.delete(where, "data", wait=0)
         assert error.value.services == ("trainer",)
         assert "kubectl delete pod holder" in (error.value.hint or "")
-        # Somebody deletes it all the same: it waits for the pod, and is nobody's to use.
-        await client.delete(Ref(CLAIMS, "data", where))
+        assert "--force" in (error.value.hint or "")
+        # By force: it waits for the pod, and is nobody's to use.
+        assert not await store.delete(where, "data", wait=30, is_forced=True)
         with pytest.raises(errors.VolumeInUseError, match="is being deleted"):
             await store.create(where, _volume())
         # A pod that goes is waited for.
