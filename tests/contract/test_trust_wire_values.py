@@ -129,6 +129,13 @@ STREAMS: dict[str, Any] = {
 WRITTEN: dict[str, list[str]] = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
 
 
+@pytest.fixture(autouse=True)
+def _skip_old(request: pytest.FixtureRequest) -> None:
+    name = getattr(request.node, "callspec", None) and request.node.callspec.params["name"]
+    if name == "frame" and pandas.__version__ < "3":
+        pytest.skip("columns have a dtype of their own for names from pandas 3 on")
+
+
 def _encoded(value: Any) -> list[str]:
     text, *area = codecs.encode("values", value)
     return [bytes(text).decode(), *(b"".join(codecs.join([one])).hex() for one in area)]

@@ -329,7 +329,7 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
     if value is pandas.NaT or value is pandas.NA:
         return packer.tag("pd.missing", "NaT" if value is pandas.NaT else "NA")
     if kind in (pandas.Timestamp, pandas.Timedelta):
-        zone = [packer.pack(value.tzinfo)] if kind is pandas.Timestamp else []
+        zone = [_pack_zone(packer, value.tzinfo)] if kind is pandas.Timestamp else []
         return packer.tag(f"pd.{kind.__name__}", packer.pack(value.asm8), *zone)
     del mode
     return None
@@ -398,8 +398,7 @@ def _pack_category(packer: Packer, array: Any, dtype: Any) -> list[object]:  # n
 
 
 def _pack_moments(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
-    zone = packer.pack(dtype.tz) if _is_zone(dtype.tz) else str(dtype.tz)
-    return ["zoned", packer.pack(array.asi8), dtype.unit, zone]
+    return ["zoned", packer.pack(array.asi8), dtype.unit, _pack_zone(packer, dtype.tz)]
 
 
 def _pack_texts(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
@@ -433,6 +432,19 @@ def _is_zone(value: object) -> bool:
     kind = type(value)
     name = exceptions.module_of(kind), exceptions.name_of(kind)
     return name in (("datetime", "timezone"), ("zoneinfo", "ZoneInfo"))
+
+
+def _pack_zone(packer: Packer, zone: Any) -> object:  # noqa: ANN401  # any time zone
+    """A time zone of pandas, which may be one of `pytz`: then by its name."""
+    if zone is None or _is_zone(zone):
+        return packer.pack(zone)
+    if not _ZONE.fullmatch(str(zone)):
+        packer.refuse(zone, hint="use zoneinfo.ZoneInfo")
+    return str(zone)
+
+
+def _named_zone(zone: Any) -> Any:  # noqa: ANN401  # a part of a tag
+    return zone if type(zone) is str and _ZONE.fullmatch(zone) else checked_zone(zone)
 
 
 def checked_zone(value: Any) -> Any:  # noqa: ANN401  # a part of a tag
@@ -548,34 +560,37 @@ def _category(unpacker: Unpacker, pandas: Any, codes: Any, categories: Any, orde
 
 
 def _zoned(_: Unpacker, pandas: Any, moments: Any, unit: object, zone: object) -> Any:  # noqa: ANN401
-    if type(zone) is not str:
-        checked = checked_zone(zone)
-    elif _ZONE.fullmatch(zone):
-        checked = zone
-    else:
-        raise ValueError("a time zone that is none")
-    dtype = pandas.DatetimeTZDtype(expect(unit, str), checked)
+    dtype = pandas.DatetimeTZDtype(expect(unit, str), _named_zone(zone))
     found = pandas.DatetimeIndex(_array(moments).view(f"M8[{unit}]"), copy=False)
     return found.tz_localize("UTC").tz_convert(dtype.tz).array
 
 
 def _text(_: Unpacker, pandas: Any, items: object, missing: object) -> Any:  # noqa: ANN401
-    return pandas.array(
-        [item if item is None else expect(item, str) for item in expect(items, list)],
-        dtype=_string_dtype(pandas, "python", missing),
-    )
+    texts = [item if item is None else expect(item, str) for item in expect(items, list)]
+    dtype = _string_dtype(pandas, "python", missing)
+    return _objects(texts) if dtype is None else pandas.array(texts, dtype=dtype)
 
 
 def _string(unpacker: Unpacker, pandas: Any, place: object, missing: object) -> Any:  # noqa: ANN401
-    return _string_dtype(pandas, "pyarrow", missing).__from_arrow__(
-        _unpack_table(unpacker, place)[0]
-    )
+    texts = _unpack_table(unpacker, place)[0]
+    dtype = _string_dtype(pandas, "pyarrow", missing)
+    return _objects(texts.to_pylist()) if dtype is None else dtype.__from_arrow__(texts)
 
 
 def _string_dtype(pandas: Any, storage: str, missing: object) -> Any:  # noqa: ANN401  # of pandas
+    """The dtype of texts; `None` where it is newer than pandas, which has objects instead."""
     if expect(missing, str) == "NA":
         return pandas.StringDtype(storage)
-    return pandas.StringDtype(storage, na_value=math.nan)
+    try:
+        return pandas.StringDtype(storage, na_value=math.nan)
+    except TypeError:
+        return None
+
+
+def _objects(texts: list[str | None]) -> Any:  # noqa: ANN401  # an array
+    found = sys.modules["numpy"].empty(len(texts), object)
+    found[:] = [math.nan if text is None else text for text in texts]
+    return found
 
 
 def _arrow(unpacker: Unpacker, pandas: Any, place: object) -> Any:  # noqa: ANN401  # of pandas
@@ -618,7 +633,7 @@ def _unpack_moment(name: str) -> Callable[..., Any]:
         made = getattr(unpacker.library("pandas", f"a pandas.{name}"), name)
         kind = "datetime64" if name == "Timestamp" else "timedelta64"
         found = made(expect(value, getattr(sys.modules["numpy"], kind)))
-        return found if zone is None else found.tz_localize("UTC").tz_convert(checked_zone(zone))
+        return found if zone is None else found.tz_localize("UTC").tz_convert(_named_zone(zone))
 
     return unpack
 

@@ -101,6 +101,7 @@ def test_an_array_of_objects_is_a_list_of_values() -> None:
         codecs.encode("values", {"a": numpy.array([1, object()], dtype=object)})
 
 
+@pytest.mark.skipif(numpy.__version__ < "2", reason="they came with NumPy 2")
 def test_an_array_of_strings_without_a_length_arrives() -> None:
     array = numpy.array([["a", "bcd"]], numpy.dtypes.StringDType())
     found = sent(array)
@@ -375,7 +376,9 @@ def test_a_frame_of_any_content_arrives(frame: Any) -> None:
 def test_a_frame_of_one_dtype_is_not_copied(array: Any) -> None:
     frame = pandas.DataFrame(array, copy=False)
     assert not is_copied(frame, array)
-    assert not is_copied(frame.assign(name="x"), array)
+    frame["name"] = "x"
+    if pandas.__version__ >= "3":  # before, pandas itself copies where it takes some columns
+        assert not is_copied(frame, array)
 
 
 @pytest.mark.parametrize(
