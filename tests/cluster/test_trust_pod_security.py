@@ -31,9 +31,11 @@ def level(name: str, kubectl: Kubectl) -> Iterator[Installed]:
     namespace = f"kt-{name}-{secrets.token_hex(3)}"
     kubectl("create", "namespace", namespace)
     kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={name}")
-    yield Installed(namespace)
-    kubectl("delete", "kubetorchworkloads", "--all", "-n", namespace, "--wait=true")
-    kubectl("delete", "namespace", namespace, "--wait=false")
+    try:
+        yield Installed(namespace)
+    finally:
+        kubectl("delete", "kubetorchworkloads", "--all", "-n", namespace, "--wait=true")
+        kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.mark.parametrize("name", LEVELS)
