@@ -129,7 +129,7 @@ def test_the_folder_of_a_manifest_is_put_before_that_of_the_dockerfile(kt, write
     seen(kt, "single", "runs in sub")
     said = POD.replace("image: busybox", "image: busybox, workingDir: /srv")
     assert kt("apply", write(said), "-d", dockerfile).returncode == 0
-    seen(kt, "single", "runs in work")
+    seen(kt, "single", "runs in srv")
 
 
 def test_a_pod_without_a_command_is_idle(kt, write):

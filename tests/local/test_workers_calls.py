@@ -221,7 +221,7 @@ def test_what_is_no_public_method_is_not_found(folder: Path) -> None:
                 assert method in failure.message
                 assert not failure.started
             failure = await a.failure(worker, method="ad")
-            assert "'add'" in failure.state["hint"]
+            assert "did you mean add?" in failure.state["hint"]
             wall = await a.worker("Wall")
             assert (await a.failure(wall)).code == "callable_not_found"
             function = await a.worker("add")
