@@ -74,6 +74,13 @@ def test_trust_24_what_cannot_be_done_with_secrets_is_said_and_is_exit_status_1(
     assert done.returncode == status
 
 
+def test_trust_23_a_mistyped_volume_is_named(run: Run) -> None:
+    run("volumes", "create", "dataset")
+    done = run("volumes", "delete", "datset", "-y")
+    assert (done.returncode, "hint: did you mean dataset? " in done.stderr) == (1, True)
+    run("volumes", "delete", "dataset", "-y")
+
+
 def test_a_volume_from_its_creation_to_its_end(run: Run, tmp_path: Path) -> None:
     assert run("volumes").stdout == "No volumes found in default namespace\n"
     created = run("volumes", "create", "data", "--size", "2Gi")

@@ -249,6 +249,8 @@ def test_trust_23_the_cli_finds_a_service_as_its_function_is_called(program):
     errors_of(program, "typo")
     done = kt_status("long_jo")
     assert (done.returncode, "did you mean long-job?" in done.stderr) == (1, True)
+    done = subprocess.run(["kt", "teardown", "long_jo"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "did you mean long-job?" in done.stderr) == (1, True)
     assert kt_status("long-job").returncode == 0
     compute = kt.Compute(cpus="0.1")
     remote = kt.fn(long_name).to(compute)

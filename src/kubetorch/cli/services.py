@@ -113,8 +113,12 @@ class Services:
                 return found
         raise ServiceNotFoundError(
             f"Failed to load service {name.lower()} in namespace {self.namespace}",
-            hint=sdk.near_services(self.session, self.namespace, name),
+            hint=self.hint(name),
         )
+
+    def hint(self, name: str) -> str:
+        """What to do about a name that no service has."""
+        return sdk.near_services(self.session, self.namespace, name)
 
     def _candidates(self, name: str) -> list[str]:
         lowered = name.lower()

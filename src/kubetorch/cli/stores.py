@@ -12,7 +12,7 @@ from kubetorch.cli.args import AllNamespaces, AsJson, Namespace
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import open_session
 from kubetorch.config.settings import config
-from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError
+from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError, VolumeNotFoundError
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume, missing
@@ -119,6 +119,10 @@ class VolumeKeeper(_Keeper):
                 view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
             )
         )
+
+    def missing(self, claim: str) -> VolumeNotFoundError:
+        """The error for one that does not exist."""
+        return self._session.ask(lambda asked: missing(asked, claim, self.namespace))
 
 
 def _given(source: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +306,8 @@ _VOLUME_COLUMNS = (
     *("Name", "PVC Name", "Status", "Size", "Storage Class", "Access Mode", "Mount Path"),
     "Used By",
 )
+#: Columns that a narrow terminal can do without, the first to go first.
+_SPARE_VOLUME_COLUMNS = ("PVC Name", "Storage Class", "Access Mode", "Used By", "Size")
 _VOLUME_ACTIONS = ("list", "create", "delete", "ssh")
 
 
@@ -373,12 +379,11 @@ def _list_volumes(keeper: VolumeKeeper, output: Output, *, all_namespaces: bool)
     elif not found:
         output.report(f"No volumes found in {keeper.where}", "yellow")
     elif all_namespaces:
-        output.table(
-            ("Namespace", *_VOLUME_COLUMNS),
-            [(view.namespace, *_volume_row(view)) for view in found],
-        )
+        rows = [(view.namespace, *_volume_row(view)) for view in found]
+        output.table(("Namespace", *_VOLUME_COLUMNS), rows, spare=_SPARE_VOLUME_COLUMNS)
     else:
-        output.table(_VOLUME_COLUMNS, [_volume_row(view) for view in found])
+        rows = [_volume_row(view) for view in found]
+        output.table(_VOLUME_COLUMNS, rows, spare=_SPARE_VOLUME_COLUMNS)
 
 
 def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:
@@ -400,7 +405,7 @@ def _delete_volume(
     keeper: VolumeKeeper, output: Output, volume: Volume, *, yes: bool, force: bool
 ) -> None:
     if not volume.exists():
-        raise missing(volume.pvc_name, keeper.namespace)
+        raise keeper.missing(volume.pvc_name)
     view = keeper.get(volume)
     # A list says who uses each.
     users = next((one.used_by for one in keeper.all() if one.claim == view.claim), ())

@@ -76,7 +76,7 @@ def teardown(  # noqa: PLR0913  # the documented options
         if all_ and len(found) < len(there):
             _report_others(output, services, [one for one in there if one not in found])
     if not found:
-        _report_nothing(output, target, services.namespace, yes=yes)
+        _report_nothing(output, target, services, yes=yes)
         return
     if not yes or namespace_wide:
         for service in found:
@@ -191,12 +191,12 @@ def _comes_from(service: WorkloadView, target: str) -> bool:
     return path.as_posix().endswith(f"/{callable_.project}/{callable_.source_file}")
 
 
-def _report_nothing(output: Output, target: str | None, namespace: str, *, yes: bool) -> None:
+def _report_nothing(output: Output, target: str | None, services: Services, *, yes: bool) -> None:
     text = f"Service {target} not found" if target is not None else "No services found"
     if output.as_json:
         output.value({"deleted": []})
     if target is not None and not yes:
-        raise ServiceNotFoundError(text, hint=f"kt list -n {namespace} shows the services")
+        raise ServiceNotFoundError(text, hint=services.hint(target))
     output.report(text, "yellow")
 
 

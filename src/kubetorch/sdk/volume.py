@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
-from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError
+from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError, did_you_mean
 from kubetorch.sdk import inpod, parameters, services
 from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
 
 if TYPE_CHECKING:
+    from kubetorch.sdk.controller import Controller
     from kubetorch.wire.volumes import VolumeView
 
 #: Seconds that `Volume.delete` waits.
@@ -125,7 +127,7 @@ class Volume:
                 volume._reference, mount_path=place, access_mode=found.spec.access_mode
             )
         elif namespace is not None or not _may_be_elsewhere(claim):
-            raise missing(claim, where)
+            raise services.session().ask(lambda asked: missing(asked, claim, where))
         return volume
 
     # --------------------------------------------------------------------------------- questions
@@ -232,7 +234,7 @@ class Volume:
         if spec.claim is not None:
             found = self._view()
             if found is None:
-                raise missing(spec.claim, where)
+                raise self._missing()
         else:
             found = services.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
         # Declaring a volume loads no manifests.
@@ -287,12 +289,16 @@ class Volume:
 
         found = self._view()
         if found is None:
-            raise missing(self.pvc_name, self.namespace)
+            raise self._missing()
         shells.run_in_volume(services.session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
         where, claim = self.namespace, self.pvc_name
         return services.session().ask(lambda asked: asked.volumes.get(where, claim))
+
+    def _missing(self) -> VolumeNotFoundError:
+        where, claim = self.namespace, self.pvc_name
+        return services.session().ask(lambda asked: missing(asked, claim, where))
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -328,10 +334,16 @@ def _may_be_elsewhere(claim: str) -> bool:
     return any(one.claim == claim for one in found)
 
 
-def missing(claim: str, namespace: str) -> VolumeNotFoundError:
+def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
     """The error for a volume that does not exist."""
+    hint = (
+        f"kt volumes list -n {namespace} shows the volumes; namespace= looks elsewhere, and "
+        f"kt.Compute(volumes=[{claim!r}]) where the service is"
+    )
+    with suppress(KubetorchError):  # who may not list them gets no help
+        known = [view.claim for view in controller.volumes.list(namespace)]
+        meant = did_you_mean(claim, known, likeness=0.6)
+        hint = f"{meant} {hint}" if meant else hint
     return VolumeNotFoundError(
-        f"Volume {claim!r} does not exist in namespace {namespace!r}",
-        hint=f"kt volumes list -n {namespace} shows the volumes; namespace= looks "
-        f"elsewhere, and kt.Compute(volumes=[{claim!r}]) where the service is",
+        f"Volume {claim!r} does not exist in namespace {namespace!r}", hint=hint
     )

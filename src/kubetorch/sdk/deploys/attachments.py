@@ -137,7 +137,7 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
         return spec
     found = controller.volumes.get(namespace, spec.claim)
     if found is None:
-        raise missing(spec.claim, namespace)
+        raise missing(controller, spec.claim, namespace)
     is_default = spec.mount_path == default_mount_path(spec.name)
     return replace(
         spec,

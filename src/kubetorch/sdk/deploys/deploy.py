@@ -451,11 +451,13 @@ class LaunchLines:
         #: How far the deploy is.
         self.bar = Bar(service)
         self._ready, self._pods = 0, 1
+        # By pod, what is going on in it, and how far the steps of its image are.
+        self._doing: dict[str, tuple[str, float | None]] = {}
 
     def accepted(self, pods: int) -> None:
         """The controller has all that it needs, and waits for so many pods."""
         self._pods = pods
-        self._wait("")
+        self._wait()
 
     def log(self, line: DeployLog) -> None:
         """The user's code wrote a line while it was loaded."""
@@ -477,21 +479,31 @@ class LaunchLines:
             self.warn(stage.message)
 
     def _show(self, stage: Stage) -> None:
-        if stage.stage == "image":
-            share = None if stage.step is None else (stage.step - 1) / (stage.steps or 1)
-            if self._is_new(stage.message):  # the first of many pods that run it
-                self.bar.step(stage.message, share)
-            return
+        pod, what, share = stage.pod or "", _STAGES.get(stage.stage, ""), None
         if stage.ready is not None and stage.pods is not None:
             self._ready, self._pods = stage.ready, stage.pods
-        what = stage.message if stage.stage == "event" else _STAGES.get(stage.stage, "")
-        self._wait(f"{stage.pod}: {what}" if what and stage.pod else what)
+        if stage.stage in ("image", "event"):
+            what = stage.message
+        if stage.step is not None and stage.steps:
+            share = (stage.step - 1) / stage.steps
+        self._doing.pop(pod, None)
+        if what:
+            self._doing[pod] = what, share
+        if share is not None and self._is_new(what):  # the first of many pods that run it
+            self.bar.step(what, share)
+        self._wait()
 
-    def _wait(self, what: str) -> None:
+    def _wait(self) -> None:
         """Say how many pods are ready, and what is going on in those that are not."""
-        verb = "is" if self._pods == 1 else "are"
-        ready = f"{self._ready} of {self._pods} {'pod' if self._pods == 1 else 'pods'} {verb} ready"
-        self.bar.update(f"{ready}; {what}" if what else ready)
+        words, share = [f"{self._ready} of {self._pods} pods are ready"], None
+        if self._pods == 1:
+            words = [] if self._doing else ["waiting for its pod"]
+        if self._doing:
+            # A step of an image is what takes long, whatever the other pods do.
+            running = [one for one in self._doing.items() if one[1][1] is not None]
+            pod, (what, share) = (running or list(self._doing.items()))[-1]
+            words.append(what if share is not None or not pod else f"{pod}: {what}")
+        self.bar.update("; ".join(words), share)
 
     def warn(self, message: str) -> None:
         """Show a warning, in any case."""
