@@ -66,7 +66,8 @@ def test_an_import_that_fails_is_the_users_failure(
         async with agent(tmp_path) as a:
             failure = await load_failure(a, "train")
             assert failure.error_type == error_type
-            assert shown in failure.traceback
+            # Without a frame of the user there is no traceback to show.
+            assert shown in (failure.traceback or failure.message)
             assert "kubetorch/pod" not in failure.traceback
             assert a.exits == []
             write(tmp_path, "shop.py", "def train(): return 'repaired'")
