@@ -23,26 +23,15 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from kubetorch.errors import SerializationError
 from kubetorch.wire import exceptions
-
-if TYPE_CHECKING:
-    from kubetorch.wire.values import Packer, Unpacker
-
-Tag = dict[str, list[Any]]
+from kubetorch.wire.values import Packer, Tag, Unpacker, checked_zone, expect, is_zone
 
 _INTEGERS = frozenset({int})
 _DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
-
-
-def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
-    """A part of a tag, if it is of this very class: a subclass may have code of the user."""
-    if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
-    return value
 
 
 def _shape(value: object) -> tuple[int, ...]:
@@ -71,23 +60,6 @@ def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: A
         plain = [float(value)] if isinstance(value, float) else []
         return packer.tag("np.scalar", dtype, value.tobytes().hex(), *plain)
     return None
-
-
-#: Numbers of NumPy in a list from which on they travel as an array.
-_MANY = 16
-
-
-def pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
-    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
-    if len(values) < _MANY or "numpy" not in sys.modules:
-        return None
-    kinds = set(map(type, values))
-    numpy = sys.modules["numpy"]
-    (kind, *others) = kinds
-    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
-        return None
-    array = numpy.array(values)
-    return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
 
 
 def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array
@@ -428,15 +400,9 @@ _PACKED_COLUMNS: dict[str, Callable[[Packer, Any, Any], list[object]]] = {
 _ZONE = re.compile(r"(?!dateutil|tzlocal)[A-Za-z0-9_+:/-]{1,64}")
 
 
-def _is_zone(value: object) -> bool:
-    kind = type(value)
-    name = exceptions.module_of(kind), exceptions.name_of(kind)
-    return name in (("datetime", "timezone"), ("zoneinfo", "ZoneInfo"))
-
-
 def _pack_zone(packer: Packer, zone: Any) -> object:  # noqa: ANN401  # any time zone
     """A time zone of pandas, which may be one of `pytz`: then by its name."""
-    if zone is None or _is_zone(zone):
+    if zone is None or is_zone(zone):
         return packer.pack(zone)
     if not _ZONE.fullmatch(str(zone)):
         packer.refuse(zone, hint="use zoneinfo.ZoneInfo")
@@ -445,13 +411,6 @@ def _pack_zone(packer: Packer, zone: Any) -> object:  # noqa: ANN401  # any time
 
 def _named_zone(zone: Any) -> Any:  # noqa: ANN401  # a part of a tag
     return zone if type(zone) is str and _ZONE.fullmatch(zone) else checked_zone(zone)
-
-
-def checked_zone(value: Any) -> Any:  # noqa: ANN401  # a part of a tag
-    """A time zone of the standard library, or none."""
-    if value is not None and not _is_zone(value):
-        raise ValueError("a time zone that is none")
-    return value
 
 
 def _pack_arrow_column(packer: Packer, array: Any) -> list[int]:  # noqa: ANN401  # of pandas

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import exceptions, values
+from kubetorch.wire import arrays, exceptions, values
 from kubetorch.wire.values import Buffer, Gathered
 
 Codec = Literal["json", "pickle", "none"]
@@ -41,6 +41,9 @@ CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
 VALUES = "values"
 OFFERED = (VALUES,)
 DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
+
+values.PACKERS.update(arrays.PACKERS)
+values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
 Segment = Buffer | Gathered

@@ -31,8 +31,7 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import arrays, exceptions
-from kubetorch.wire.arrays import Tag, checked_zone, expect
+from kubetorch.wire import exceptions
 from kubetorch.wire.exceptions import is_a
 
 ALIGNMENT = 64
@@ -44,6 +43,7 @@ PLAIN, EXACT, KEY = 0, 1, 2
 
 Buffer = bytes | bytearray | memoryview
 Found = TypeVar("Found")
+Tag = dict[str, list[Any]]
 
 TAG = "$"
 #: What text with tags begins with.
@@ -60,6 +60,13 @@ _PICKLE = (
     'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
     "pickle"
 )
+
+
+def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
+    """A part of a tag, if it is of this very class: a subclass may have code of the user."""
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
+    return value
 
 
 class Gathered:
@@ -234,7 +241,7 @@ class Packer:
         plain = self._plain
         if plain.issuperset(map(type, value)):
             return value if type(value) is list else list(value)
-        numbers = arrays.pack_numbers(self, value)
+        numbers = _pack_numbers(self, value)
         if numbers is not None:
             return numbers
         found: list[Any] = []
@@ -415,7 +422,27 @@ def _pack_set(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
         raise
 
 
+#: Numbers of NumPy in a list from which on they travel as an array.
+_MANY = 16
+
+
+def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
+    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
+    if len(values) < _MANY or "numpy" not in sys.modules:
+        return None
+    kinds = set(map(type, values))
+    numpy = sys.modules["numpy"]
+    (kind, *others) = kinds
+    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+        return None
+    array = numpy.array(values)
+    return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
+
+
 Pack = Callable[[Packer, Any, int], Any]
+#: What makes a tag of a value by the package of its class, or `None` if that package's rules do not
+#: apply. `kubetorch.wire.codecs` adds those of `kubetorch.wire.arrays`, and to `UNPACKERS`, too.
+PACKERS: dict[str, Pack] = {}
 
 
 def _plainly(kind: str, parts: Callable[[Any], Iterable[object]]) -> Pack:
@@ -465,7 +492,7 @@ def _find_packer(kind: type) -> Pack | None:
     package = str(kind.__module__).partition(".")[0]
     found = _STANDARD.get((package, kind.__name__))
     if found is None or getattr(sys.modules.get(package), kind.__name__, None) is not kind:
-        found = arrays.PACKERS.get(package)
+        found = PACKERS.get(package)
     if found is not None:
         _known[kind] = found
     return found
@@ -785,6 +812,19 @@ def _unpack_zoned(
     return unpack
 
 
+def is_zone(value: object) -> bool:
+    kind = type(value)
+    name = exceptions.module_of(kind), exceptions.name_of(kind)
+    return name in (("datetime", "timezone"), ("zoneinfo", "ZoneInfo"))
+
+
+def checked_zone(value: Any) -> Any:  # noqa: ANN401  # a part of a tag
+    """A time zone of the standard library, or none."""
+    if value is not None and not is_zone(value):
+        raise ValueError("a time zone that is none")
+    return value
+
+
 def _unpack_path(unpacker: Unpacker, flavour: object, text: object) -> object:
     del unpacker
     name = expect(flavour, str)
@@ -800,7 +840,6 @@ def _unpack_timezone(unpacker: Unpacker, offset: object, *name: object) -> objec
 
 
 UNPACKERS: dict[str, Callable[..., object]] = {
-    **arrays.UNPACKERS,
     "dict": _unpack_dict,
     "again": Unpacker.again,
     "tuple": lambda _, items: tuple(expect(items, list)),
