@@ -89,8 +89,8 @@ def test_trust_24_events_of_one_cause_are_one_line_and_waits_have_lines(
     assert done.returncode == 0
     assert done.stdout.count(" events) ") == sum(causes(done.stdout).values())
     assert max(causes(done.stdout).values(), default=1) == 1
-    assert done.stderr.count("(steps) RUN sleep 7; echo built (1/1)\n") == 1
-    assert re.search(r"\(steps\) .*RUN sleep 7; echo built \(1/1\), \d+s", done.stderr)
+    assert done.stderr.count("(steps) step 1/1: RUN sleep 7; echo built\n") == 1
+    assert re.search(r"\(steps\) .*step 1/1: RUN sleep 7; echo built, \d+s", done.stderr)
     run(installed, KT, "teardown", "steps", "-y")
     with quota(kubectl, installed.namespace, 3):
         done = run(installed, sys.executable, str(program), "quota")

@@ -1,6 +1,6 @@
 """Bars at the foot of the terminal: how far uploads, image steps, deploys, calls and `.map` are.
 
-    train   ━━━━━━━━━━━━━╸────── uploading 180.2 of 300.0 MB                               3s
+    train   ━━━━━━━━━━━━━─────── uploading 180.2 of 300.0 MB                               3s
     square  ⠹ 0 of 2 pods are ready: square-0 waits for a node                            12s
 
 A thread draws them while something is waited for; it, and `rich`, come into being only when that
@@ -197,7 +197,6 @@ def _seconds(bar: Bar) -> str:
 def _drawn(bars: list[Bar], stream: TextIO) -> str:
     """Bars for a terminal, one a line, none wider than it."""
     from rich.console import Console  # noqa: PLC0415  # 50 ms, when something takes long
-    from rich.progress_bar import ProgressBar  # noqa: PLC0415  # as above
     from rich.table import Table  # noqa: PLC0415  # as above
     from rich.text import Text  # noqa: PLC0415  # as above
 
@@ -210,15 +209,19 @@ def _drawn(bars: list[Bar], stream: TextIO) -> str:
         color_system=None if os.environ.get("NO_COLOR") else "standard",
     )
     width = min(max(len(bar.label) for bar in bars[:most]), size.columns // 4)
-    spinner = Text(_SPINNER[int(time.monotonic() / INTERVAL) % len(_SPINNER)])
+    cells = min(_CELLS, size.columns // 4)
+    spinner = _SPINNER[int(time.monotonic() / INTERVAL) % len(_SPINNER)]
     with console.capture() as captured:
         for bar in bars[:most]:
+            moved = Text(spinner, "cyan")
+            if bar.share is not None:
+                full = round(min(max(bar.share, 0.0), 1.0) * cells)
+                moved = Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"))
             row = Table.grid(padding=(0, 1), expand=True)
             row.add_column(width=width, no_wrap=True, overflow="ellipsis")
-            row.add_column(width=1 if bar.share is None else min(_CELLS, size.columns // 4))
+            row.add_column(width=len(moved))
             row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
             row.add_column(no_wrap=True)
-            moved = spinner if bar.share is None else ProgressBar(1.0, min(max(bar.share, 0), 1))
             # A message may have several lines, a row has one.
             doing = Text(terminal.visible(" ".join(bar.doing.split())))
             row.add_row(Text(terminal.visible(bar.label)), moved, doing, Text(_seconds(bar)))

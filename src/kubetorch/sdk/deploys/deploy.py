@@ -486,6 +486,8 @@ class LaunchLines:
             what = stage.message
         if stage.step is not None and stage.steps:
             share = (stage.step - 1) / stage.steps
+            step = f"{stage.step}/{stage.steps}"
+            what = f"step {step}: {what.removesuffix(f' ({step})')}"
         self._doing.pop(pod, None)
         if what:
             self._doing[pod] = what, share
