@@ -43,13 +43,12 @@ from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.clock import SystemClock
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.lib.websocket import Connection
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages, routes, versions
-from kubetorch.wire.messages import Deploy, Hello
+from kubetorch.wire.messages import Deploy, Hello, Runtime
 
 SECRET = b"s" * 32
 _T = TypeVar("_T")
@@ -121,6 +120,9 @@ class MadeUp:
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
+
+    def equipment(self, namespace: str, name: str) -> None:
+        return None
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()

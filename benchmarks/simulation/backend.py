@@ -124,6 +124,9 @@ class SimulatedBackend:
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
 
+    def equipment(self, namespace: str, name: str) -> None:
+        return None
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()

@@ -77,7 +77,7 @@ _EARLIER = {
         "KT_USER_IDENTIFIER_LABEL": f"{_LABELS}.USER_IDENTIFIER",
         "KT_VERSION_LABEL": f"{_LABELS}.VERSION",
         "KUBECONFIG_PATH_ANNOTATION": f"{_LABELS}.KUBECONFIG_PATH",
-        "KUBETORCH_CONTROLLER": "kubetorch.sdk.transport.pod_transport.NAME",
+        "KUBETORCH_CONTROLLER": "kubetorch.wire.routes.CONTROLLER",
         "KUBETORCH_NAMESPACE": "kubetorch.config.settings.INSTALL_NAMESPACE",
         "KUEUE_QUEUE_NAME_LABEL": f"{_LABELS}.KUEUE",
         "SERVER_IMAGE_MINIMAL": "kubetorch.config.settings.DEFAULT_IMAGE",

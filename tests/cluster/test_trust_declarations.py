@@ -66,6 +66,30 @@ remote.teardown()
 print("read all")
 """
 
+APPLIED = """
+import copy, json
+
+client = kt.globals.controller_client()
+
+def shown(name, compute):
+    remote = kt.fn(service.slow, name=name).to(compute)
+    there = client.get_deployment(kt.config.namespace, name)
+    print("\\nshown", json.dumps([remote.compute.manifest, there]), flush=True)
+    again = kt.Compute.from_template({"resource": there})
+    assert again.env_vars == {}, again.env_vars
+    kt.fn(service.slow, name=name).to(again)(0)
+    assert again.is_up()
+    remote.teardown()
+
+shown("of-own-image", kt.Compute(cpus="10m", secrets=[kt.secret(name="key", values={"A": "1"})]))
+compute = kt.Compute(cpus="10m", image=kt.Image(image_id="localhost/python:3.11"))
+compute.image_pull_policy = "IfNotPresent"
+pods = copy.deepcopy(compute.pod_spec)
+pods["hostAliases"] = [{"ip": "10.1.2.3", "hostnames": ["there"]}]
+compute.pod_spec = pods
+shown("of-a-spec", compute)
+"""
+
 
 def said(line: str) -> Any:
     return json.loads(line.partition(" ")[2])
@@ -112,3 +136,30 @@ def test_trust_pods_carry_their_selector_and_programs_read_the_objects_of_the_cl
 ) -> None:
     with clients(tmp_path, bringing.environ) as start:
         assert start(READING).line("read all")
+
+
+def test_trust_the_manifest_of_a_service_is_what_the_cluster_has(
+    tmp_path: Path, bringing: Installed
+) -> None:
+    with clients(tmp_path, bringing.environ) as start:
+        program = start(APPLIED)
+        for name in ("of-own-image", "of-a-spec"):
+            manifest, there = said(program.line("shown"))
+            assert manifest["metadata"]["name"] == name
+            check_applied(manifest, there)
+        assert there["spec"]["template"]["spec"]["hostAliases"][0]["hostnames"] == ["there"]
+        program.end()
+
+
+def check_applied(wanted: Any, found: Any) -> None:
+    """The cluster has all of it, and the defaults that it fills in."""
+    if isinstance(wanted, dict):
+        for key, value in wanted.items():
+            check_applied(value, found.get(key, value if value in ({}, [], "") else None))
+        return
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted), (wanted, found)
+        for one, other in zip(wanted, found, strict=True):
+            check_applied(one, other)
+        return
+    assert found == wanted, (wanted, found)

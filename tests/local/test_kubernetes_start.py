@@ -16,9 +16,9 @@ from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
 from kubetorch.manifests import labels
-from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Runtime
 
 SPEC = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"))
 KEY = ("team", "train")

@@ -237,6 +237,7 @@ class Workload:
             world=self._members.world,
             creator=self.creator,
             pool=self.pool,
+            equipment=self._services.backend.equipment(*self.key),
         )
 
     @property

@@ -12,7 +12,6 @@ The default pod image has the runtime already, so its pods need no copy of it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
@@ -25,9 +24,11 @@ from kubetorch.manifests import (
     scheduling,
     trainjob,
 )
-from kubetorch.manifests.kinds import Manifest, entry, items, named
+from kubetorch.manifests.kinds import Manifest, assign, entry, items, named
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import podenv, routes
+from kubetorch.wire.messages import Runtime
 
 #: Where the runtime lies in every pod, and what of it is run.
 FOLDER = "/kubetorch"
@@ -55,22 +56,26 @@ _FIELDS = {
     podenv.POD: "metadata.name",
     podenv.HOST: "status.podIP",
 }
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Where pods get their agent from, and whom it belongs to."""
-
-    image: str
-    default_image: str
-    controller_url: str
-    pull_policy: str | None = None
+#: All that are added.
+_VARIABLES = {
+    *_FIELDS,
+    podenv.BACKEND,
+    podenv.WORKLOAD,
+    podenv.PORT,
+    podenv.ROOT,
+    podenv.WORKING_DIR,
+    podenv.ENVIRONMENTS,
+    podenv.CONTROLLER_URL,
+    podenv.TOKEN_FILE,
+    podenv.GRACE,
+}
+_VOLUMES = {RUNTIME, _STATE, _TOKEN, pod_security.HOME_VOLUME}
 
 
 def equip(
     manifest: Manifest,
     *,
-    workload: str,
+    workload: str | None,
     runtime: Runtime,
     path: tuple[str, ...] | None = None,
     working_dir: str | None = WORK,
@@ -78,13 +83,14 @@ def equip(
 ) -> str:
     """Put the agent into all pod templates of a rendered object; the digest of what pods are.
 
-    With `root_images`, the images that run as root as far as is known, pods comply with the Pod
-    Security level `restricted`.
+    Without the name of the workload, what depends on it is left out; `strip` undoes all of it. With
+    `root_images`, the images that run as root as far as is known, pods comply with the Pod Security
+    level `restricted`.
     """
     parsed = WorkloadManifest.parse(manifest, path)
     for template in parsed.templates:
         _bring(template, runtime)
-        _start(template, _variables(template.container, workload, runtime, working_dir))
+        _start(template, _added(template.container, workload, runtime, working_dir))
         _probe(template)
         if root_images is not None:
             pod_security.give_home(template)
@@ -96,12 +102,79 @@ def equip(
     # Pods of another object are others, though their templates be alike.
     whose = {"kind": parsed.kind.kind, "name": manifest["metadata"]["name"]}
     digest = rendering.fingerprint({"object": whose, "template": parsed.primary.body})
-    for template in parsed.templates:
+    for template in parsed.templates if workload is not None else ():
         *_, of_pods = template.annotations()
         of_pods[labels.TEMPLATE_DIGEST] = digest
         scheduling.name_group(template, whose["name"], digest)
     parsed.write_templates()
+    if not parsed.kind.has_template:
+        trainjob.refer_to_own(manifest)
     return digest
+
+
+def note_secrets(template: PodTemplate, version: str) -> None:
+    """Have pods be others once the secrets that they see are: variables are set only once."""
+    if version:
+        *_, of_pods = template.annotations()
+        of_pods[labels.SECRETS_VERSION] = version
+
+
+def strip(manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
+    """Take out of an object what was added to it when it was applied; others' objects stay."""
+    parsed = WorkloadManifest.parse(manifest, path)
+    if not any(map(_is_equipped, parsed.templates)):
+        return
+    metadata = entry(manifest, "metadata")
+    owners = metadata.pop("ownerReferences", None) or ()
+    others = [one for one in owners if not str(one.get("apiVersion")).startswith(labels.PREFIX)]
+    assign(metadata, "ownerReferences", others)
+    for template in parsed.templates:
+        pod, container, of_pods = (
+            template.spec,
+            template.container,
+            template.read_pods("annotations"),
+        )
+        if container.get("command") in ([AGENT], raycluster.beside(AGENT)):
+            del container["command"]
+        asked = (container.get("readinessProbe") or {}).get("httpGet") or {}
+        if asked.get("path") == routes.SERVING:
+            asked["path"] = routes.HEALTH
+        _remove(container, "env", _VARIABLES)
+        _remove(pod, "initContainers", {RUNTIME})
+        _remove(pod, "volumes", _VOLUMES)
+        for one in (*pod["containers"], *(pod.get("initContainers") or ())):
+            _remove(one, "volumeMounts", _VOLUMES)
+        for key in (labels.TEMPLATE_DIGEST, labels.SECRETS_VERSION):
+            of_pods.pop(key, None)
+        if labels.KUEUE_GROUP_COUNT in of_pods:
+            template.read_pods("labels").pop(labels.KUEUE_GROUP, None)
+    parsed.write_templates()
+    if not parsed.kind.has_template:
+        trainjob.refer_to_base(manifest)
+    annotations = metadata.get("annotations") or {}
+    annotations.pop(labels.APPLIED, None)
+
+
+def _is_equipped(template: PodTemplate) -> bool:
+    # What a user wrote may be anything.
+    variables = template.container.get("env")
+    names = [one.get("name") for one in variables or () if isinstance(one, dict)]
+    return isinstance(variables, list) and podenv.CONTROLLER_URL in names
+
+
+def _remove(node: Manifest, key: str, gone: Collection[str]) -> None:
+    """Leave entries of these names out of a list."""
+    if key in node:
+        assign(node, key, [one for one in node[key] or () if one.get("name") not in gone])
+
+
+def working_dir(spec: WorkloadSpec) -> str | None:
+    """Where workers of a workload run unless its pods say; `None`: where their image says.
+
+    So it is in the pods of `kt apply`, which run what the user's own object would.
+    """
+    is_own = spec.compute.manifest is not None
+    return None if is_own and spec.callable.app is not None and spec.tree is None else WORK
 
 
 def beside(
@@ -111,10 +184,7 @@ def beside(
     runtime: Runtime,
     root_images: Collection[str] | None = None,
 ) -> Manifest:
-    """The runtime that an equipped TrainJob runs on, which has what the job itself cannot say.
-
-    The job is changed to refer to it.
-    """
+    """The runtime that an equipped TrainJob refers to, which has what the job itself cannot say."""
     volumes = trainjob.template(manifest)["spec"].get("volumes") or []
     is_brought = named(volumes, RUNTIME) is not None
     made = trainjob.runtime(manifest, base, [_copying(runtime)] if is_brought else [])
@@ -200,13 +270,13 @@ def _token() -> Manifest:
     return {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
 
 
-def _variables(
-    container: Manifest, workload: str, runtime: Runtime, working_dir: str | None
+def _added(
+    container: Manifest, workload: str | None, runtime: Runtime, working_dir: str | None
 ) -> dict[str, str]:
     said = container.get("workingDir") or working_dir
     return {
         podenv.BACKEND: "kubernetes",
-        podenv.WORKLOAD: workload,
+        **({} if workload is None else {podenv.WORKLOAD: workload}),
         podenv.PORT: str(agent_container.agent_port(container)),
         podenv.ROOT: STATE,
         **({} if said is None else {podenv.WORKING_DIR: said}),

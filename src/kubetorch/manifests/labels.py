@@ -55,6 +55,8 @@ SECRET_VARIABLES = f"{PREFIX}secret-variables"
 #: Of KAI and Run:ai: the memory of a GPU that pods share, and of how many they have so much.
 GPU_MEMORY = "gpu-memory"
 GPU_DEVICES = "gpu-fraction-num-devices"
+#: Of a TrainJob: kind and name of the runtime that it referred to at first.
+BASE_RUNTIME = f"{PREFIX}base-runtime"
 #: Of a pod template: what changes with the values of its secrets.
 SECRETS_VERSION = f"{PREFIX}secrets-version"
 #: Of a storage class: which access modes it can give, with commas.

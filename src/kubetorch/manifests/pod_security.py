@@ -23,7 +23,7 @@ RIGHTS: Manifest = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _GROUP = {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"}
-_HOME = "kubetorch-home"
+HOME_VOLUME = "kubetorch-home"
 _SHARED_FILE_MODE = 0o644
 
 
@@ -68,7 +68,7 @@ def give_home(template: PodTemplate) -> None:
     """Give a pod a home that any user can write to, where secrets with `~` in their path lie."""
     mounts: list[Any] = template.container.get("volumeMounts") or []
     if named(mounts, HOME, by="mountPath") is None:
-        storage.mount(template, {"name": _HOME, "emptyDir": {}}, HOME)
+        storage.mount(template, {"name": HOME_VOLUME, "emptyDir": {}}, HOME)
 
 
 def root_images(templates: Collection[PodTemplate]) -> set[str]:

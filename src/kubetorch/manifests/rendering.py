@@ -105,25 +105,15 @@ _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
 
 def of_workload(workload: WorkloadSpec, *, has_operator: bool = True) -> Manifest:
-    """The object that a deploy applies; a Deployment where `operated_kind` has no operator."""
-    compute = workload.compute
-    if not has_operator:
-        # Ranks of Ray start it themselves: the first pod is the head.
-        plain = None if compute.distribution is None else DistributionSpec()
-        compute = replace(compute, replicas=compute.pods, autoscaling=None, distribution=plain)
-    found = render(
-        compute,
+    """The object that a deploy applies, before `agent.equip`."""
+    return render(
+        workload.compute,
         namespace=workload.namespace,
         name=workload.name,
         callable=workload.callable,
         username=workload.username,
+        has_operator=has_operator,
     )
-    if not has_operator and workload.compute.autoscaling is not None:
-        # A call goes to one of its pods, as it would with the scaler.
-        found["spec"]["strategy"] = {"type": "RollingUpdate"}
-        # Tells it from the Deployment that the same service may have been before.
-        found["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
-    return found
 
 
 def operated_kind(compute: ComputeSpec) -> Kind | None:
@@ -144,12 +134,20 @@ def render(
     callable: CallableRef | None = None,
     username: str | None = None,
     default_image: str = DEFAULT_IMAGE,
+    has_operator: bool = True,
 ) -> Manifest:
     """The object for a compute; what is known only at a deploy may be left out.
+
+    It is a Deployment where `operated_kind` has no operator.
 
     A compute that only names pods that are there (`is_selector_only`) has no object; what is
     rendered for it are the pods that it would have.
     """
+    is_autoscaled = compute.autoscaling is not None
+    if not has_operator:
+        # Ranks of Ray start it themselves: the first pod is the head.
+        plain = None if compute.distribution is None else DistributionSpec()
+        compute = replace(compute, replicas=compute.pods, autoscaling=None, distribution=plain)
     workload, known = _base(compute)
     manifest, kind = workload.object, workload.kind
     replicas.PARAMETERS[0].write(workload.primary, compute)
@@ -182,7 +180,13 @@ def render(
         # Pods that serve do not end, so each run would add to those of all before it.
         manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
     workload.write_templates()
-    return _overlaid(workload, compute)
+    found = _overlaid(workload, compute)
+    if is_autoscaled and not has_operator:
+        # A call goes to one of its pods, as it would with the scaler.
+        found["spec"]["strategy"] = {"type": "RollingUpdate"}
+        # Tells it from the Deployment that the same service may have been before.
+        found["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
+    return found
 
 
 def _value(compute: ComputeSpec, parameter: ManifestParameter) -> Any:  # noqa: ANN401  # fields differ
@@ -257,7 +261,7 @@ def _identify(manifest: Manifest, kind: Kind, namespace: str, name: str | None) 
     manifest["metadata"] = {"name": metadata.get("name") or name, "namespace": namespace} | {
         key: value for key, value in metadata.items() if key not in ("name", "namespace")
     }
-    if kind.has_selector and not manifest["spec"].get("selector"):
+    if kind.has_selector and manifest["spec"].get("selector") in (None, {}, {"matchLabels": {}}):
         chosen = {labels.SERVICE: name} if name else {}
         manifest["spec"]["selector"] = {"matchLabels": chosen}
 

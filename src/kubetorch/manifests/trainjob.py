@@ -13,6 +13,7 @@ import copy
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest, assign, entry, items, named
 
 #: Name of the job, and of its container, that Trainer's runtimes train in.
@@ -88,7 +89,11 @@ def write(manifest: Manifest, template: Manifest) -> None:
 
 
 def base_of(manifest: Manifest) -> tuple[str, str]:
-    """Kind and name of the runtime that a TrainJob refers to."""
+    """Kind and name of the runtime that a TrainJob refers to, or did before it had its own."""
+    noted = (manifest["metadata"].get("annotations") or {}).get(labels.BASE_RUNTIME)
+    if noted is not None:
+        kind, _, name = noted.partition("/")
+        return kind, name
     ref = manifest["spec"]["runtimeRef"]
     return str(ref.get("kind") or "ClusterTrainingRuntime"), str(ref["name"])
 
@@ -96,8 +101,7 @@ def base_of(manifest: Manifest) -> tuple[str, str]:
 def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Manifest:
     """A runtime like the one that a TrainJob refers to, with what a TrainJob cannot say.
 
-    That is further init containers, and labels and annotations of its pods. It refers to the new
-    one from then on.
+    That is further init containers, and labels and annotations of its pods.
     """
     metadata = manifest["metadata"]
     spec = copy.deepcopy(base["spec"])
@@ -113,22 +117,36 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
     for key in ("labels", "annotations"):
         # Those of the job itself end at its JobSet, and do not reach its pods.
         entry(entry(pods, "metadata"), key).update(manifest["spec"].get(key) or {})
-    name = f"{metadata['name']}-kubetorch"
-    manifest["spec"]["runtimeRef"] = {
-        "apiGroup": GROUP,
-        "kind": RUNTIME_KIND,
-        "name": name,
-    }
     return {
         "apiVersion": base["apiVersion"],
         "kind": RUNTIME_KIND,
         "metadata": {
-            "name": name,
+            "name": _own_name(manifest),
             "namespace": metadata["namespace"],
             "labels": {**(base["metadata"].get("labels") or {}), **(metadata.get("labels") or {})},
         },
         "spec": spec,
     }
+
+
+def refer_to_own(manifest: Manifest) -> None:
+    """Have a TrainJob refer to the `runtime` that is made for it."""
+    kind, name = base_of(manifest)
+    entry(entry(manifest, "metadata"), "annotations")[labels.BASE_RUNTIME] = f"{kind}/{name}"
+    own = {"apiGroup": GROUP, "kind": RUNTIME_KIND, "name": _own_name(manifest)}
+    manifest["spec"]["runtimeRef"] = own
+
+
+def refer_to_base(manifest: Manifest) -> None:
+    """Have it refer to the runtime again that it referred to before."""
+    kind, name = base_of(manifest)
+    noted = (manifest["metadata"].get("annotations") or {}).pop(labels.BASE_RUNTIME, None)
+    if noted is not None:
+        manifest["spec"]["runtimeRef"] = {"apiGroup": GROUP, "kind": kind, "name": name}
+
+
+def _own_name(manifest: Manifest) -> str:
+    return f"{manifest['metadata']['name']}-kubetorch"
 
 
 def pod_template(spec: Manifest) -> Manifest:

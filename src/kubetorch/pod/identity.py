@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.config.settings import INSTALL_NAMESPACE
 from kubetorch.errors import ConfigError
-from kubetorch.wire import podenv
+from kubetorch.wire import podenv, routes
 from kubetorch.wire.podenv import PodEnv
 
 #: Where the agent listens unless it is told otherwise.
@@ -112,7 +112,7 @@ def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
         )
     installed = given("KT_INSTALL_NAMESPACE") or INSTALL_NAMESPACE
     url = options.controller_url or given(podenv.CONTROLLER_URL, "KT_CONTROLLER_URL")
-    url = url or f"http://kubetorch-controller.{installed}.svc.cluster.local:8080"
+    url = url or routes.controller_url(installed)
     token, file = given(podenv.TOKEN), given(podenv.TOKEN_FILE)
     file = file or next((each for each in TOKEN_FILES if Path(each).exists()), "")
     if not (token or file):

@@ -18,6 +18,7 @@ from kubetorch.manifests import labels as known_labels
 from kubetorch.sdk import compute_parameters, inpod, parameters, services
 from kubetorch.sdk.compute_parameters import ABSENT, PARAMETERS
 from kubetorch.sdk.image import Image
+from kubetorch.sdk.read_only import shown
 from kubetorch.specs import autoscaling, distribution, names
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.compute import ComputeSpec, Pairs
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.secret import Secret
     from kubetorch.sdk.transport.session import Session
     from kubetorch.sdk.volume import Volume
+    from kubetorch.wire.messages import Equipment, WorkloadView
 
 GivenT = TypeVar("GivenT", contravariant=True)
 ShownT = TypeVar("ShownT", covariant=True)
@@ -96,8 +98,8 @@ class _Attribute(Generic[GivenT, ShownT]):
             return self
         value: Any = getattr(compute._spec, str(self._parameter.field))
         show = self._parameter.show
-        shown: ShownT = value if show is None else show(value)
-        return shown
+        found: ShownT = shown(self._parameter.name, value if show is None else show(value))
+        return found
 
     def __set__(self, compute: Compute, value: GivenT) -> None:
         compute._set(**{str(self._parameter.field): self._parameter.value(value)})
@@ -166,6 +168,9 @@ class Compute:
 
     #: The service whose `Compute` was given to another one, too: this is that of the other.
     _beside: str | None = None
+    #: What was declared or found to run on it, and what its cluster adds to that.
+    _workload: WorkloadSpec | None = None
+    _equipment: Equipment | None = None
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,
@@ -421,7 +426,7 @@ class Compute:
     @property
     def env_vars(self) -> dict[str, str]:
         """Environment of the pods; `add_env_vars` changes it."""
-        return dict(self._spec.env_vars)
+        return shown("env_vars", dict(self._spec.env_vars))
 
     def add_env_vars(self, env_vars: Mapping[str, str | float]) -> None:
         """Add environment variables, or replace those of the same name."""
@@ -430,7 +435,7 @@ class Compute:
     @property
     def tolerations(self) -> list[dict[str, Any]]:
         """Taints that pods accept, those of nodes with GPUs among them."""
-        return self._described().tolerations()
+        return shown("tolerations", self._described().tolerations())
 
     def add_tolerations(self, tolerations: Iterable[Mapping[str, Any]]) -> None:
         """Add tolerations; those of the same keys are replaced."""
@@ -727,7 +732,9 @@ class Compute:
         found = self._spec.distribution
         if found is None:
             return None
-        return found.config(replicas=self._spec.replicas, launch_timeout=self._spec.launch_timeout)
+        spec = self._spec
+        config = found.config(replicas=spec.replicas, launch_timeout=spec.launch_timeout)
+        return shown("distributed_config", config)
 
     @distributed_config.setter
     def distributed_config(self, value: Mapping[str, Any] | None) -> None:
@@ -774,14 +781,20 @@ class Compute:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The Kubernetes object that a deploy applies; `None` when it only names pods."""
-        return self._described().render()
+        """The Kubernetes object that a deploy applies; `None` when it only names pods.
+
+        It has the parts of the agent: those of the installation once something was deployed, or
+        found, and before that those of one with the chart's own values.
+        """
+        return shown("manifest", self._described().render())
 
     def _described(self) -> ComputeManifest:
         # Declaring resources loads no manifests.
         from kubetorch.sdk.compute_manifest import ComputeManifest  # noqa: PLC0415
 
-        return ComputeManifest(self.to_spec(), self.namespace, self._service_name)
+        return ComputeManifest(
+            self.to_spec(), self.namespace, self._service_name, self._workload, self._equipment
+        )
 
     @property
     def _manifest(self) -> Manifest | None:
@@ -819,20 +832,36 @@ class Compute:
     @property
     def raycluster(self) -> Manifest | None:
         """The manifest, if it is a RayCluster."""
-        manifest = self.manifest
-        return manifest if manifest is not None and manifest["kind"] == "RayCluster" else None
+        manifest = self._described().render()
+        is_ray = manifest is not None and manifest["kind"] == "RayCluster"
+        return shown("raycluster", manifest if is_ray else None)
 
     @property
     def pod_template(self) -> Manifest:
         """Metadata and spec of the pods that calls go to."""
         template = self._described().primary()
-        return {} if template is None else template.body
+        return shown("pod_template", {} if template is None else template.body)
 
     @property
     def pod_spec(self) -> Manifest:
-        """Spec of the pods that calls go to."""
-        found: Manifest = self.pod_template.get("spec") or {}
-        return found
+        """Spec of the pods that calls go to, as `manifest` has it.
+
+        Setting it replaces all that the pods are but their labels and annotations; what the agent
+        needs is added. The compute then has a manifest of its own, as after `from_manifest`, and
+        parameters change that: what makes another kind of object, `autoscale` or
+        `distribute("ray")`, has to be said before.
+
+        Raises:
+            SpecError: It is set to what is no spec of pods, or this compute only names pods.
+        """
+        template = self._described().primary()
+        return shown("pod_spec", {} if template is None else template.spec)
+
+    @pod_spec.setter
+    def pod_spec(self, value: Mapping[str, Any]) -> None:
+        spec = self._described().with_pod_spec(value)
+        self._set(**{item.name: getattr(spec, item.name) for item in fields(ComputeSpec)})
+        self._image, self._unsaid = None, frozenset()
 
     def _container(self) -> Manifest:
         template = self._described().primary()
@@ -841,23 +870,25 @@ class Compute:
     @property
     def resources(self) -> Manifest:
         """Requests and limits of the container that calls go to."""
-        return self._container().get("resources") or {}
+        return shown("resources", self._container().get("resources") or {})
 
     @property
     def volume_mounts(self) -> list[Manifest]:
         """What is mounted into the container that calls go to."""
-        return self._container().get("volumeMounts") or []
+        return shown("volume_mounts", self._container().get("volumeMounts") or [])
 
     @property
     def secret_env_vars(self) -> list[Manifest]:
         """Variables whose values come from secrets."""
         variables = self._container().get("env") or []
-        return [one for one in variables if "secretKeyRef" in (one.get("valueFrom") or {})]
+        found = [one for one in variables if "secretKeyRef" in (one.get("valueFrom") or {})]
+        return shown("secret_env_vars", found)
 
     @property
     def secret_volumes(self) -> list[Manifest]:
         """Volumes whose files come from secrets."""
-        return [one for one in self.pod_spec.get("volumes") or [] if "secret" in one]
+        found = [one for one in self.pod_spec.get("volumes") or [] if "secret" in one]
+        return shown("secret_volumes", found)
 
     def get_env_vars(self, keys: list[str] | str | None = None) -> dict[str, str]:
         """Variables of the container that have a value of their own.
@@ -873,29 +904,34 @@ class Compute:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of the service; `add_labels` changes them."""
-        return self._metadata("labels") if not self.selector_only else dict(self._spec.labels)
+        is_pool = self.selector_only
+        found = dict(self._spec.labels) if is_pool else self._metadata("labels")
+        return shown("labels", found)
 
     @property
     def annotations(self) -> dict[str, str]:
         """Annotations of the service; `add_annotations` changes them."""
         is_pool = self.selector_only
-        return dict(self._spec.annotations) if is_pool else self._metadata("annotations")
+        found = dict(self._spec.annotations) if is_pool else self._metadata("annotations")
+        return shown("annotations", found)
 
     @property
     def user_labels(self) -> dict[str, str]:
         """Labels of the service that are not Kubetorch's own."""
-        return self._described().own_labels(self.labels)
+        return shown("user_labels", self._described().own_labels(self.labels))
 
     @property
     def user_annotations(self) -> dict[str, str]:
         """Annotations of the service that are not Kubetorch's own."""
-        return self._described().own_annotations(self.annotations)
+        found = self._described().own_annotations(self.annotations)
+        return shown("user_annotations", found)
 
     @property
     def gpu_annotations(self) -> dict[str, str]:
         """Annotations that say which part of a GPU is wanted."""
         wanted = self._spec.gpu_memory
-        return {} if wanted is None else {known_labels.GPU_MEMORY: wanted}
+        found = {} if wanted is None else {known_labels.GPU_MEMORY: wanted}
+        return shown("gpu_annotations", found)
 
     def _metadata(self, key: str) -> dict[str, str]:
         metadata = (self.manifest or {}).get("metadata") or {}
@@ -1107,12 +1143,17 @@ class Compute:
         copied._beside = self._service_name
         copied._service_name = name
         copied._is_named = False
-        copied._url = None
+        copied._url, copied._workload = None, None
         return copied
 
-    def deployed_at(self, url: str) -> None:
-        """Take note of where the deployed service answers."""
-        self._url = url or None
+    def declares(self, workload: WorkloadSpec) -> None:
+        """Take note of what would be deployed to it."""
+        self._workload = workload
+
+    def deployed_as(self, view: WorkloadView) -> None:
+        """Take note of what was deployed to it: where it answers, and what its cluster adds."""
+        self._url = view.url or None
+        self._workload, self._equipment = view.spec, view.equipment
 
     def describes(self, workload: WorkloadSpec) -> bool:
         """Whether it is what that workload runs on; how that one logs aside."""

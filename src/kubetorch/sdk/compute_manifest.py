@@ -6,18 +6,24 @@ Declaring resources loads none of this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kubetorch.config.settings import config
+from kubetorch._version import __version__
+from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.errors import SpecError
-from kubetorch.manifests import metadata, parameters, rendering, scheduling
+from kubetorch.manifests import agent, kinds, metadata, parameters, rendering, scheduling
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import names
 from kubetorch.specs.compute import ComputeSpec, freeze, thaw
 from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import routes
+from kubetorch.wire.messages import Equipment, Runtime
 
 #: Label of training jobs' pods that has the job's name.
 _JOB_NAME = "training.kubeflow.org/job-name"
@@ -25,20 +31,54 @@ _EXAMPLE = 'for example kt.Compute.from_manifest("deployment.yaml")'
 
 
 class ComputeManifest:
-    """The Kubernetes object that a deploy of a compute applies."""
+    """The Kubernetes object that a deploy of a compute applies.
 
-    def __init__(self, spec: ComputeSpec, namespace: str, name: str | None) -> None:
+    Args:
+        spec: The compute.
+        namespace: Namespace of the service.
+        name: Its name, if there is one by now.
+        workload: What runs on it, where that is known: was deployed, or declared.
+        equipment: What its cluster adds.
+    """
+
+    def __init__(
+        self,
+        spec: ComputeSpec,
+        namespace: str,
+        name: str | None,
+        workload: WorkloadSpec | None = None,
+        equipment: Equipment | None = None,
+    ) -> None:
         self._spec = spec
         self._namespace = namespace
         self._name = name
+        self._workload = workload
+        self._equipment = equipment or _of_chart()
 
     def render(self) -> Manifest | None:
         """The whole object; `None` for a compute that only names pods."""
         if self._spec.is_selector_only:
             return None
-        return rendering.render(
-            self._spec, namespace=self._namespace, name=self._name, username=config.username
+        workload, equipment, path = self._workload, self._equipment, self._spec.pod_template_path
+        manifest = rendering.render(
+            self._spec,
+            namespace=self._namespace,
+            name=self._name,
+            callable=None if workload is None else workload.callable,
+            username=config.username if workload is None else workload.username,
+            has_operator=equipment.has_operator,
         )
+        for template in WorkloadManifest.parse(manifest, path).templates:
+            agent.note_secrets(template, equipment.secrets)
+        agent.equip(
+            manifest,
+            workload=self._name,
+            runtime=equipment.runtime,
+            path=path,
+            working_dir=agent.WORK if workload is None else agent.working_dir(workload),
+            root_images=equipment.root_images,
+        )
+        return manifest
 
     def primary(self) -> PodTemplate | None:
         """The template of the pods that calls go to."""
@@ -60,6 +100,41 @@ class ComputeManifest:
                 del labels[key]
         return freeze(manifest, parameter="manifest")
 
+    def with_pod_spec(self, given: object) -> ComputeSpec:
+        """The compute with another spec of its pods, whose parameters are as that says.
+
+        Raises:
+            SpecError: It is none, or there are no pods of its own.
+        """
+        if not isinstance(given, Mapping) or self._spec.is_selector_only:
+            problem = "this compute only names pods that are there already"
+            if not self._spec.is_selector_only:
+                problem = "it must be a dictionary, such as a changed copy of compute.pod_spec"
+            raise SpecError(f"pod_spec is {given!r}; {problem}")
+        # The name is that of the service, whichever it will be.
+        name = None if self._spec.manifest is None else self._name
+        manifest = ComputeManifest(self._spec, self._namespace, name).render() or {}
+        path = self._spec.pod_template_path
+        before, _ = read(manifest, path)
+        workload = WorkloadManifest.parse(manifest, path)
+        workload.primary.body["spec"] = thaw(freeze(given, parameter="pod_spec"))
+        workload.write_templates()
+        after, _ = read(manifest, path)
+        found = {
+            item.name: getattr(after, item.name)
+            for item in fields(ComputeSpec)
+            if getattr(before, item.name) != getattr(after, item.name)
+        }
+        if after.image != before.image:
+            image = self._spec.image or ImageSpec()
+            image_id = None if after.image is None else after.image.image_id
+            found["image"] = replace(image, image_id=image_id)
+        if after.logging != before.logging:
+            found["logging"] = replace(self._spec.logging, level=after.logging.level)
+        # What was laid over the object is in it now.
+        changes = {"service_template": None, **found, "manifest": after.manifest}
+        return replace(self._spec, **changes)
+
     def distribution(self, replicas: int) -> DistributionSpec | None:
         """How a call runs on so many pods of the user's manifest."""
         before, path = self._spec.distribution, self._spec.pod_template_path
@@ -79,6 +154,17 @@ class ComputeManifest:
     def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
         """The annotations that are not Kubetorch's own."""
         return {key: text for key, text in annotations.items() if metadata.is_own_annotation(key)}
+
+
+def _of_chart() -> Equipment:
+    """What the chart adds by itself; the default image stands for that of the installation."""
+    runtime = Runtime(
+        image=f"ghcr.io/kubetorch/kubetorch:{__version__}",
+        default_image=DEFAULT_IMAGE,
+        controller_url=routes.controller_url(config.install_namespace),
+        pull_policy="IfNotPresent",
+    )
+    return Equipment(runtime)
 
 
 def check(spec: ComputeSpec) -> None:
@@ -156,7 +242,13 @@ def _only_object(path: Path, found: list[object]) -> Mapping[str, Any]:
 def read(
     manifest: Mapping[str, Any], pod_template_path: str | Sequence[str | int] | None
 ) -> tuple[ComputeSpec, str | None]:
-    """The spec that a manifest stands for, and its namespace."""
+    """The spec that a manifest stands for, and its namespace.
+
+    One that was applied, or shown, is that of its compute: what was added to it is left out.
+    """
+    path = None if pod_template_path is None else kinds.path(pod_template_path)
+    manifest = thaw(freeze(manifest, parameter="manifest"))
+    agent.strip(manifest, path)
     spec = parameters.read_manifest(manifest, pod_template_path=pod_template_path)
     return spec, parameters.namespace_of(manifest)
 

@@ -396,7 +396,9 @@ class Module(Generic[HandleT]):
         if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
-            if not dryrun:
+            if dryrun:
+                self._note_declared()
+            else:
                 self._accept(self._deployment(get_if_exists, replace).run())
         return cast("HandleT", self)
 
@@ -417,7 +419,9 @@ class Module(Generic[HandleT]):
         if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
             self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
-            if not dryrun:
+            if dryrun:
+                self._note_declared()
+            else:
                 self._accept(await self._deployment(get_if_exists, replace).run_async())
         return cast("HandleT", self)
 
@@ -486,17 +490,10 @@ class Module(Generic[HandleT]):
             )
         from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 
-        spec = WorkloadSpec(
-            namespace=self.namespace,
-            name=self.service_name,
-            callable=self._declared_ref(),
-            compute=replace(self._compute.to_spec(), logging=self.logging_config),
-            username=config.username,
-        )
         return deploy.begin(
             deploy.Order(
                 source=self._source,
-                spec=spec,
+                spec=self._declared_spec(self._compute),
                 init_args=self._init_args,
                 stream_logs=self.stream_logs,
                 existing=self._candidates() if get_if_exists or self._takes_existing else (),
@@ -508,6 +505,20 @@ class Module(Generic[HandleT]):
             ),
             session,
         )
+
+    def _declared_spec(self, compute: Compute) -> WorkloadSpec:
+        return WorkloadSpec(
+            namespace=self.namespace,
+            name=self.service_name,
+            callable=self._declared_ref(),
+            compute=replace(compute.to_spec(), logging=self.logging_config),
+            username=config.username,
+        )
+
+    def _note_declared(self) -> None:
+        """Have the compute know what would run on it: its manifest says so."""
+        if self._compute is not None and self._source is not None:
+            self._compute.declares(self._declared_spec(self._compute))
 
     def _imported(self) -> Source:
         """The code of a handle that was unpickled, imported here."""
@@ -615,7 +626,7 @@ class Module(Generic[HandleT]):
             self._compute = Compute.from_spec(
                 spec.compute, namespace=spec.namespace, service_name=spec.name
             )
-        self._compute.deployed_at(view.url)
+        self._compute.deployed_as(view)
         self._service_name = spec.name
         self._found = spec.callable
         self._view = view

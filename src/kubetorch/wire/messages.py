@@ -541,6 +541,39 @@ class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.username or self.user
 
 
+class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where pods get their agent from, and whom it belongs to.
+
+    Attributes:
+        image: Image that the agent is copied from into pods of other images.
+        default_image: Image of pods whose compute names none, which has the agent.
+        controller_url: Where the agent finds its controller.
+        pull_policy: When a node pulls these images.
+    """
+
+    image: str
+    default_image: str
+    controller_url: str
+    pull_policy: str | None = None
+
+
+class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a cluster adds to the object of a workload beyond what its spec says.
+
+    Attributes:
+        runtime: What its pods get their agent from.
+        root_images: If its pods comply with the Pod Security level `restricted`: its images that
+            are known to run as root.
+        secrets: Version of the secrets that its pods see.
+        has_operator: Whether what was only declared has become the kind that is meant for it.
+    """
+
+    runtime: Runtime
+    root_images: tuple[str, ...] | None = None
+    secrets: str = ""
+    has_operator: bool = True
+
+
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A workload, as lists and clients see it.
 
@@ -564,6 +597,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         pool: Ordinals of the pods that each call goes to, where a selector has found them.
         creator: Who deployed it, where that is known.
         is_own: Whether that is the authenticated user who reads this.
+        equipment: What its cluster adds to its object; nothing where there are no such objects.
     """
 
     spec: WorkloadSpec
@@ -587,6 +621,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     pool: tuple[int, ...] = ()
     creator: Creator | None = None
     is_own: bool = False
+    equipment: Equipment | None = None
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+#: Name of the controller's Service in a cluster, and its port.
+CONTROLLER, CONTROLLER_PORT = "kubetorch-controller", 8080
+
+
+def controller_url(namespace: str) -> str:
+    """Where pods find the controller that is installed in a namespace."""
+    return f"http://{CONTROLLER}.{namespace}.svc.cluster.local:{CONTROLLER_PORT}"
+
+
 # ------------------------------------------------------------------------------------- headers
 
 AUTHORIZATION = "Authorization"

@@ -118,6 +118,9 @@ class OneThatBreaks:
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
 
+    def equipment(self, namespace: str, name: str) -> None:
+        return None
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 

@@ -9,7 +9,6 @@ import pytest
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import agent, labels, parameters, rendering
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
@@ -17,6 +16,7 @@ from kubetorch.specs.compute import ComputeSpec, freeze
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Runtime
 from unit.manifests.users import manifests
 
 RUNTIME = Runtime(

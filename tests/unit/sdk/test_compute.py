@@ -56,7 +56,6 @@ def test_the_callers_dictionaries_are_neither_changed_nor_kept():
     env_vars["B"] = "2"
     labels.clear()
     compute.add_env_vars({"C": "3"})
-    compute.env_vars["D"] = "4"
 
     assert compute.env_vars == {"A": "1", "C": "3"}
     assert compute.user_labels == {"team": "ml"}

@@ -103,7 +103,7 @@ def test_other_kinds_say_where_their_pods_are():
     listed = kt.Compute.from_manifest(manifest, pod_template_path=["spec", "tasks", 0, "template"])
 
     assert dotted == listed
-    assert dotted.pod_spec["containers"][0]["command"] == ["/bin/bash", "-c"]
+    assert dotted.pod_spec["containers"][0]["command"] == ["/kubetorch/bin/kt-agent"]
     with pytest.raises(kt.SpecError, match="pod_template_path"):
         kt.Compute.from_manifest(manifest, pod_template_path="")
 

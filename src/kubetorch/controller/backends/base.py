@@ -26,7 +26,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.exceptions import Failure
-from kubetorch.wire.messages import Ending
+from kubetorch.wire.messages import Ending, Equipment
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretView, StoredSecret
 from kubetorch.wire.volumes import CreatedVolume, VolumeView
 
@@ -293,6 +293,9 @@ class Backend(Protocol):
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """Where calls go to what makes pods for them; empty where nothing does."""
+
+    def equipment(self, namespace: str, name: str) -> Equipment | None:
+        """What is added to the object of a workload; nothing where it has none."""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """The parts of a compute and its manifest that have no effect here, one sentence each."""

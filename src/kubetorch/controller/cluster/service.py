@@ -63,12 +63,11 @@ from kubetorch.lib import sockets
 from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.clock import SystemClock
 from kubetorch.lib.http_server import Server
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import quantity
 from kubetorch.wire import exceptions, routes, versions
+from kubetorch.wire.messages import Runtime
 
-PORT = 8080
 SECRET = "kubetorch-installation"
 _KEY = "secret"
 _BYTES = 32
@@ -110,13 +109,12 @@ class Settings:
             return environ[name]
 
         namespace = environ.get("KT_INSTALL_NAMESPACE") or INSTALL_NAMESPACE
-        port = environ.get("KT_LISTEN_PORT") or str(PORT)
+        port = environ.get("KT_LISTEN_PORT") or str(routes.CONTROLLER_PORT)
         if not port.isdigit():
             raise ConfigError(f"KT_LISTEN_PORT is {port!r}; it must be a number")
         quota = environ.get("KT_BLOBS_QUOTA")
         ingress = environ.get("KT_INGRESS_HOST") or ""
         own = (NAME, f"{NAME}.{namespace}", f"{NAME}.{namespace}.svc")
-        default_url = f"http://{NAME}.{namespace}.svc.cluster.local:{PORT}"
         return cls(
             namespace=namespace,
             identity=value("POD_NAME"),
@@ -126,7 +124,7 @@ class Settings:
             runtime=Runtime(
                 image=value("KT_RUNTIME_IMAGE"),
                 default_image=value("KT_DEFAULT_IMAGE"),
-                controller_url=environ.get("KT_CONTROLLER_URL") or default_url,
+                controller_url=environ.get("KT_CONTROLLER_URL") or routes.controller_url(namespace),
                 pull_policy=environ.get("KT_IMAGE_PULL_POLICY") or None,
             ),
             watched=_words(environ, "KT_WATCH_NAMESPACES"),

@@ -24,8 +24,9 @@ from kubetorch.lib.http_client import Credential, HttpClient
 from kubetorch.sdk.controller import Controller, FirstContact
 from kubetorch.sdk.transport import login
 from kubetorch.sdk.transport.login import PodToken
-from kubetorch.sdk.transport.pod_transport import DIRECT, NAME, PORT, PodTransport
+from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
+from kubetorch.wire import routes
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.port_forward import PortForwardTransport
@@ -80,7 +81,7 @@ def inside(cluster: ClusterSettings) -> Inside | None:
     if credential is None:
         return None
     namespace = cluster.install_namespace
-    url = environment.controller_url() or f"http://{NAME}.{namespace}.svc.cluster.local:{PORT}"
+    url = environment.controller_url() or routes.controller_url(namespace)
     return Inside(url, credential)
 
 

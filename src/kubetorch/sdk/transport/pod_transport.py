@@ -123,10 +123,6 @@ def client(
     )
 
 
-#: Name of the controller's Service and Deployment, and its port.
-NAME, PORT = "kubetorch-controller", 8080
-
-
 def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
     """What stands for a pod behind a controller."""
     return f"{service_url(base_url, namespace, service)}#{quote(pod, safe='')}"

@@ -30,13 +30,12 @@ from kubetorch.manifests import labels
 from kubetorch.sdk.transport.login import Login
 from kubetorch.sdk.transport.pod_transport import (
     DIRECT,
-    NAME,
-    PORT,
     pod_headers,
     relay_url,
     service_url,
 )
 from kubetorch.sdk.transport.tunnel import ANSWER, Tunnel
+from kubetorch.wire.routes import CONTROLLER, CONTROLLER_PORT
 
 if TYPE_CHECKING:
     from kubetorch.k8s.client import Client
@@ -64,7 +63,7 @@ class PortForwardTransport:
         self.install_namespace = install_namespace
         self.tunnel = Tunnel(access)
         self.login = Login(self.tunnel, namespace, install_namespace)
-        self.controller_url = f"http://{NAME}.{install_namespace}{_SUFFIX}:{PORT}"
+        self.controller_url = f"http://{CONTROLLER}.{install_namespace}{_SUFFIX}:{CONTROLLER_PORT}"
         self._controller_pod: str | None = None
         #: The pod that did not answer as the controller: another one may lead.
         self._avoided: str | None = None
@@ -93,16 +92,16 @@ class PortForwardTransport:
             return None
         states = ", ".join(f"{pod['metadata']['name']} is {_state(pod)}" for pod in listing.items)
         raise ControllerUnavailableError(
-            f"no pod of {NAME} in namespace {self.install_namespace} is ready: "
+            f"no pod of {CONTROLLER} in namespace {self.install_namespace} is ready: "
             f"{states or 'there is none'}",
-            hint=f"kubectl -n {self.install_namespace} describe deployment {NAME}",
+            hint=f"kubectl -n {self.install_namespace} describe deployment {CONTROLLER}",
         )
 
     def _dial_controller(self, timeout: float | None) -> socket.socket:
         known = self._controller_pod
         if known is not None:
             try:
-                return self.tunnel.dial(self.install_namespace, known, PORT, timeout)
+                return self.tunnel.dial(self.install_namespace, known, CONTROLLER_PORT, timeout)
             except KubernetesRequestError as error:
                 if isinstance(error, KubernetesForbiddenError):
                     raise
@@ -115,7 +114,7 @@ class PortForwardTransport:
                 hint="kt install; or KT_INSTALL_NAMESPACE, if it is installed in another one",
             )
         try:
-            return self.tunnel.dial(self.install_namespace, name, PORT, timeout)
+            return self.tunnel.dial(self.install_namespace, name, CONTROLLER_PORT, timeout)
         except KubernetesNotFoundError as error:
             raise ConnectionRefusedError(f"{name} is gone") from error
 
@@ -223,7 +222,7 @@ class PortForwardTransport:
 async def _is_unknown(client: Client, namespace: str) -> bool:
     """Whether the namespace has no Service of a controller, as far as the user may see it."""
     try:
-        await client.get(Ref(SERVICES, NAME, namespace))
+        await client.get(Ref(SERVICES, CONTROLLER, namespace))
     except KubernetesNotFoundError:
         return True
     except KubernetesForbiddenError:

@@ -27,10 +27,10 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import backoff
 from kubetorch.manifests import labels, rendering
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Runtime
 
 # Workloads at one time.
 _AT_ONCE = 16

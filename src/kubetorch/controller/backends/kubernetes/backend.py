@@ -57,7 +57,6 @@ from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import kinds, knative, pod_security, rendering, replicas
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import WorkloadManifest
@@ -65,6 +64,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, routes
 from kubetorch.wire.exceptions import Failure
+from kubetorch.wire.messages import Equipment, Runtime
 
 #: How often a launch is repeated because its pods were refused: for their rights, for their users.
 REPEATS = 3
@@ -527,6 +527,10 @@ class KubernetesBackend:
         if not services.is_scaled or self._plain(manifest) is not None:
             return ""
         return objects.address(self._cluster_watch.owners(manifest)) or services.url
+
+    def equipment(self, namespace: str, name: str) -> Equipment | None:
+        found = self._workloads.get((namespace, name))
+        return None if found is None else found.equipment(self._runtime)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         there, metadata = self._plain(manifest), manifest["metadata"]

@@ -39,12 +39,12 @@ from kubetorch.manifests import (
     replicas,
     trainjob,
 )
-from kubetorch.manifests.agent import Runtime
 from kubetorch.manifests.kinds import KINDS, Manifest, Path
 from kubetorch.manifests.services import KubernetesServices
-from kubetorch.manifests.workload_manifest import WorkloadManifest
+from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Equipment, Runtime
 
 _API = "serving.knative.dev/"
 #: Group, kind and name of an object: with another one of these it is another object.
@@ -121,8 +121,10 @@ class AppliedWorkload(msgspec.Struct):
     is_reported: bool = False
     #: How often it was applied once more because its pods were refused.
     repeats: int = 0
-    #: Images that an earlier controller has found to run as root.
+    #: Its images that are known to run as root.
     root_images: frozenset[str] = frozenset()
+    #: Version of the secrets that its pods see.
+    secrets: str = ""
     # That of the object which it was applied as (`metadata.generation`).
     _generation: int = 0
 
@@ -146,28 +148,42 @@ class AppliedWorkload(msgspec.Struct):
     def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
         """Put the agent into its pods: the last that is written into its object."""
         self.is_restricted = root_images is not None
-        spec, is_own = self.spec, self.spec.compute.manifest is not None
-        # As `kt apply` has it: pods run what the user's own object would.
-        is_plain_container = is_own and spec.callable.app is not None and spec.tree is None
         if self.main is not None:
-            self.template = agent.equip(
+            agent.equip(
                 self.main,
-                workload=spec.name,
+                workload=self.spec.name,
                 runtime=runtime,
-                path=spec.compute.pod_template_path,
-                working_dir=None if is_plain_container else agent.WORK,
+                path=self.spec.compute.pod_template_path,
+                working_dir=agent.working_dir(self.spec),
                 root_images=root_images,
             )
+            self._read(self.main)
 
     def found(self, there: Object | None) -> None:
         """An earlier controller applied it, maybe with another agent; it is left as it is."""
         if there is not None:
-            path = self.spec.compute.pod_template_path
-            templates = WorkloadManifest.parse(there, path).templates
-            self.template = agent.digest_of(templates[0].body)
-            self.is_restricted = pod_security.is_complying(templates[0])
-            self.root_images = frozenset(pod_security.root_images(templates))
+            self.is_restricted = pod_security.is_complying(self._read(there))
             self.applied(there)
+
+    def _read(self, one: Manifest) -> PodTemplate:
+        """What its pods are, as an object says that was equipped; its first template."""
+        templates = WorkloadManifest.parse(one, self.spec.compute.pod_template_path).templates
+        self.template = agent.digest_of(templates[0].body)
+        self.root_images = frozenset(pod_security.root_images(templates))
+        self.secrets = templates[0].read_pods("annotations").get(labels.SECRETS_VERSION, "")
+        return templates[0]
+
+    def equipment(self, runtime: Runtime) -> Equipment | None:
+        """What was added to its object, if it has one."""
+        if self.main is None:
+            return None
+        kind = rendering.operated_kind(self.spec.compute)
+        return Equipment(
+            runtime,
+            tuple(sorted(self.root_images)) if self.is_restricted else None,
+            self.secrets,
+            has_operator=kind is None or kind.kind == self.main["kind"],
+        )
 
     @property
     def images(self) -> set[str]:

@@ -16,12 +16,12 @@ from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.errors import KubernetesNotFoundError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref
-from kubetorch.manifests import agent, desired_pods, kinds, labels, trainjob
-from kubetorch.manifests.agent import Runtime
+from kubetorch.manifests import agent, desired_pods, kinds, trainjob
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.manifests.desired_pods import Attached
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.wire.messages import Runtime
 
 
 async def check_attached(stores: Stores, namespace: str, attached: Attached) -> str:
@@ -67,9 +67,7 @@ class PodPrerequisites:
         for template in workload.templates:
             found = desired_pods.read_attached(template.spec, template.container)
             version = await check_attached(self._stores, namespace, found)
-            if version:
-                *_, of_pods = template.annotations()
-                of_pods[labels.SECRETS_VERSION] = version
+            agent.note_secrets(template, version)
         workload.write_templates()
         return await self._namespaces.is_restricted(
             namespace, accounts[0], is_asked_anew=is_repeated
@@ -91,7 +89,7 @@ async def beside(
     runtime: Runtime,
     root_images: Collection[str] | None = None,
 ) -> list[Manifest]:
-    """The objects to apply before an equipped object, which is changed to refer to them."""
+    """The objects to apply before an equipped object, which refers to them."""
     kind = kinds.find(manifest)
     if kind is None or kind.has_template:
         return []

@@ -255,6 +255,9 @@ class ProcessBackend:
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
 
+    def equipment(self, namespace: str, name: str) -> None:
+        return None
+
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         attached = self._attachments.notes(desired_pods.read(manifest).attached)
         return (*unsupported_notes(compute, manifest), *attached)

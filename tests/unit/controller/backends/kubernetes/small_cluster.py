@@ -15,7 +15,7 @@ from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
-from kubetorch.manifests.agent import Runtime
+from kubetorch.wire.messages import Runtime
 
 #: What each of them makes, of its own name: a Knative Service a Route, and that one a Service.
 MADE = {

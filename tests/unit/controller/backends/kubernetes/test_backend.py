@@ -19,10 +19,10 @@ from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import labels
-from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Runtime
 
 FLEET = json.dumps(
     {

@@ -18,10 +18,10 @@ from kubetorch.errors import AdmissionError, KubernetesForbiddenError, Kubernete
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests import labels
-from kubetorch.manifests.agent import Runtime
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import Runtime
 from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster
 
 SAID = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
