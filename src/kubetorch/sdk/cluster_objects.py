@@ -19,8 +19,8 @@ from kubetorch.k8s.resources import PODS, Ref, Selection
 from kubetorch.manifests import rendering, secrets, storage
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.sdk import logs
-from kubetorch.sdk.compute_pods import of_pod
 from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.pod_objects import of_pod
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.transport.tunnel import Tunnel
 from kubetorch.specs.secret import SecretRef

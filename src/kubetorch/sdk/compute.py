@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from kubetorch.manifests.kinds import Manifest
     from kubetorch.sdk.compute_manifest import ComputeManifest
-    from kubetorch.sdk.compute_pods import Attributes, ComputePods
+    from kubetorch.sdk.compute_pods import ComputePods
+    from kubetorch.sdk.pod_objects import Attributes
     from kubetorch.sdk.secret import Secret
     from kubetorch.sdk.transport.session import Session
     from kubetorch.sdk.volume import Volume

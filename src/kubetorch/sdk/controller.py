@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -94,6 +94,8 @@ class Controller:
     def __init__(self, http: HttpClient, contact: FirstContact | None = None) -> None:
         self._http = http
         self._contact = contact
+        #: Finds the methods of a controller of 0.5, for programs that ask `kt.globals` for one.
+        self.find_method: Callable[[str], Any] | None = None
 
     @property
     def base_url(self) -> str:
@@ -112,12 +114,9 @@ class Controller:
     if not TYPE_CHECKING:  # which would believe that it has every name
 
         def __getattr__(self, name):
-            if name.startswith("_"):
-                raise AttributeError(name)
-            # What programs of 0.5 ask, and nothing else.
-            from kubetorch.sdk import cluster_objects, services  # noqa: PLC0415
-
-            return cluster_objects.method_of(self, services.session, name)
+            if name.startswith("_") or self.find_method is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.find_method(name)
 
     def get_status(self) -> StatusView:
         """The controller itself."""

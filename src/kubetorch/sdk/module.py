@@ -719,6 +719,16 @@ class Module(Generic[HandleT]):
         Module.__init__(self, state["_name"])
         self.__dict__.update(state)
 
+    def _python_of_handle(self, name: str) -> str:
+        """Python that binds a name to this handle in a pod, where its first call looks it up."""
+        found = f"kubetorch.{type(self).__name__}.from_name({self.name!r}, {self.namespace!r})"
+        lines = [f"{name} = {found}", f"{name}.service_name = {self.service_name!r}"]
+        if self.serialization != "json":
+            lines.append(f"{name}.serialization = {self.serialization!r}")
+        if self.async_:
+            lines.append(f"{name}.async_ = True")
+        return "\n".join(lines)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.service_name!r}, namespace={self.namespace!r})"
 

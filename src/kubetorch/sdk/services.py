@@ -17,6 +17,7 @@ is loaded only by programs that use one (`kubetorch.sdk.transport`).
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -206,7 +207,16 @@ def controller_client() -> Controller:
     Raises:
         ControllerUnavailableError: It cannot be reached or started.
     """
-    return session().controller()
+    found = session().controller()
+    found.find_method = functools.partial(_find_method, found)
+    return found
+
+
+def _find_method(controller: Controller, name: str) -> object:
+    """A method that a controller had in 0.5."""
+    from kubetorch.sdk import cluster_objects  # noqa: PLC0415  # few programs
+
+    return cluster_objects.method_of(controller, session, name)
 
 
 def service_url() -> str:

@@ -301,7 +301,10 @@ class Deployment:
 
     def _bundle(self) -> _Bundle:
         order = self._order
-        order.source.write()
+        if order.source.is_interactive and order.source.callable_object is not None:
+            from kubetorch.sdk.deploys import notebook  # noqa: PLC0415  # for interactive sessions
+
+            notebook.write_module(order.source.callable_object, order.source.interactive_file())
         where, cache = order.source.locate(), environment.cache_dir()
         compute = order.spec.compute
         named = () if compute.image is None else attachments.copied_paths(compute.image)

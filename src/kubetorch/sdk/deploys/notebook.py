@@ -35,7 +35,6 @@ from kubetorch.sdk.deploys import cells
 from kubetorch.sdk.deploys.cells import Binding, Definition
 from kubetorch.sdk.deploys.source import unwrapped
 from kubetorch.sdk.image import Image
-from kubetorch.sdk.module import Module
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import Volume
 from kubetorch.wire import codecs, values
@@ -150,9 +149,9 @@ class _Writer:
             if changed is not None:
                 raise self._refusal(name, users, f"changed below its definition: {changed}")
             self._add_source(name, binding, value, users)
-        elif isinstance(value, Module):
+        elif _is_handle(value):
             self._imports["import kubetorch"] = None
-            self._items[name] = _Item(_handle(name, value))
+            self._items[name] = _Item(value._python_of_handle(name))
         else:
             self._add_value(name, value, users)
 
@@ -223,9 +222,9 @@ class _Writer:
     def _of(self, name: str) -> list[Binding]:
         return [found for found in self._bindings if name in found.names]
 
-    def _definition(self, name: str, value: object) -> Binding | None:
+    def _definition(self, name: str, value: Any) -> Binding | None:  # noqa: ANN401  # the user's own
         """The `def`, `class` or `name = lambda` of a cell that made what a name stands for."""
-        if isinstance(value, Module) and not value.is_decorated:
+        if _is_handle(value) and not value.is_decorated:
             return None  # as after f = kt.fn(f).to(...), which calls the service in a pod, too
         value = unwrapped(value)
         if getattr(value, "__module__", None) != "__main__":
@@ -332,15 +331,9 @@ class _NoLiteral(Exception):
     """A value has a part that Python has no literal for."""
 
 
-def _handle(name: str, value: Module[Any]) -> str:
-    """Python for the handle of a service: in a pod, its first call looks the service up."""
-    found = f"kubetorch.{type(value).__name__}.from_name({value.name!r}, {value.namespace!r})"
-    lines = [f"{name} = {found}", f"{name}.service_name = {value.service_name!r}"]
-    if value.serialization != "json":
-        lines.append(f"{name}.serialization = {value.serialization!r}")
-    if value.async_:
-        lines.append(f"{name}.async_ = True")
-    return "\n".join(lines)
+def _is_handle(value: object) -> bool:
+    """Whether a value is a `kt.Fn`, a `kt.Cls` or a `kt.App`."""
+    return hasattr(type(value), "_python_of_handle")
 
 
 def _codes(value: object) -> Iterator[CodeType]:

@@ -468,20 +468,13 @@ class Source:
         """Whether it was typed into an interpreter or a notebook, so that no file has it yet."""
         return self.is_script and self._main_file() is None
 
-    def write(self) -> None:
-        """Write the file of an interactively defined callable; others have one."""
-        if self.is_interactive and self.callable_object is not None:
-            from kubetorch.sdk.deploys import notebook  # noqa: PLC0415  # for interactive sessions only
-
-            notebook.write_module(self.callable_object, self._interactive_file())
-
     def file(self) -> tuple[str | None, str | None]:
         """File and dotted name of the module."""
         if self._pointers is not None:
             root, module, _ = self._pointers
             return str(Path(root, *module.split(".")).with_suffix(".py")), module
         if self.is_interactive:
-            return str(self._interactive_file()), None
+            return str(self.interactive_file()), None
         name = getattr(self.callable_object, "__module__", None)
         if name == "__main__":
             return self._script(), self._main_name()
@@ -522,7 +515,8 @@ class Source:
         spec = main.get("__spec__")
         return spec.name if spec is not None and spec.origin == main.get("__file__") else None
 
-    def _interactive_file(self) -> Path:
+    def interactive_file(self) -> Path:
+        """The file that a callable of an interpreter or a notebook is written to."""
         ending = "cls" if self.kind == "cls" else "fn"
         return Path.cwd() / f"{self.qualname.replace('.', '_')}_{ending}.py"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubetorch.sdk import compute_pods
+from kubetorch.sdk import pod_objects
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -21,7 +21,7 @@ def view(*pods):
 
 def pod(phase="Running", **fields):
     found = PodView(name="mine-0", ordinal=0, phase=phase, url="http://127.0.0.1:99", **fields)
-    return compute_pods.of_pod(view(found), found)
+    return pod_objects.of_pod(view(found), found)
 
 
 def test_a_pod_is_a_dictionary_with_attributes():
@@ -76,7 +76,7 @@ DESCRIBED = {
 @pytest.mark.parametrize(("phase", "shown"), [("Running", "Running"), ("Unknown", "Pending")])
 def test_trust_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
     found = PodView(name="mine-0", ordinal=0, phase=phase)
-    described = compute_pods.of_pod(view(found), found, DESCRIBED)
+    described = pod_objects.of_pod(view(found), found, DESCRIBED)
     assert described.spec.node_name == "node2"
     assert (described.metadata.uid, described.metadata.annotations.a) == ("5", "b")
     assert described.status.phase == shown

@@ -1,0 +1,79 @@
+"""Pods as Kubernetes objects whose keys are attributes, also those of this machine."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubetorch.manifests import labels
+from kubetorch.wire.messages import PodView, WorkloadView
+
+
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes, too: `pod.status.phase`, `pod.status.pod_ip`."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any value of the object
+        if name in self:
+            return self[name]
+        # Programs for Kubernetes in Python say `pod_ip` for `podIP`.
+        plain = name.replace("_", "").lower()
+        for key, value in self.items():
+            if key.lower() == plain and not name.startswith("_"):
+                return value
+        raise AttributeError(f"there is no {name!r}; there are {', '.join(self)}")
+
+
+def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:
+    """One pod of a workload, as its cluster describes it; without a cluster in the same form."""
+    if described is None:
+        found = _attributes(_described(view, pod))
+    else:
+        status: dict[str, Any] = described.get("status") or {}
+        if pod.phase == "Running":  # it has answered, which the cluster may not know yet
+            status = {**status, "phase": "Running"}
+        found = _attributes({**described, "status": status})
+    assert isinstance(found, Attributes)
+    return found
+
+
+def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
+    spec = view.spec
+    started = _moment(pod.started)
+    is_ending = pod.phase == "Terminating"
+    metadata = {
+        "name": pod.name,
+        "namespace": spec.namespace,
+        "labels": {
+            **dict(spec.compute.labels),
+            **labels.of_pods(name=spec.name, username=spec.username),
+        },
+        "annotations": dict(spec.compute.annotations) or None,
+        "creationTimestamp": started,
+        "deletionTimestamp": _moment(view.updated) if is_ending else None,
+    }
+    status = {
+        "phase": "Running" if is_ending else pod.phase,
+        "podIP": urlsplit(pod.url).hostname,
+        "startTime": started,
+        "reason": pod.reason or None,
+        "containerStatuses": [
+            {"name": "kubetorch", "ready": pod.is_ready, "restartCount": pod.restarts}
+        ],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+
+
+def _moment(seconds: float) -> str | None:
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _attributes(value: object) -> object:
+    """The same with attributes; as in Kubernetes, what is not said is not there."""
+    if isinstance(value, dict):
+        return Attributes(
+            {key: _attributes(item) for key, item in value.items() if item is not None}
+        )
+    return [_attributes(item) for item in value] if isinstance(value, list) else value
