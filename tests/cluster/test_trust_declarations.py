@@ -155,7 +155,7 @@ def check_applied(wanted: Any, found: Any) -> None:
     """The cluster has all of it, and the defaults that it fills in."""
     if isinstance(wanted, dict):
         for key, value in wanted.items():
-            check_applied(value, found.get(key, value if value in ({}, [], "") else None))
+            check_applied(value, found.get(key, None if value else value))
         return
     if isinstance(wanted, list):
         assert len(found) == len(wanted), (wanted, found)
