@@ -11,7 +11,7 @@ url=http://localhost:18080
 token=$(kt token train --ttl 5m)
 
 echo "a result:"
-curl --silent --show-error --retry 9 --retry-connrefused "$url/train" \
+curl --silent --retry 9 --retry-connrefused "$url/train" \
   -H "Authorization: Bearer $token" \
   -d '{"args": [10], "kwargs": {"lr": 0.5}}'
 echo

@@ -862,8 +862,7 @@ class SecretNotFound(DataStoreError, LookupError):
     def __init__(self, secret_name: str, namespace: str) -> None:
         super().__init__(
             f"secret {secret_name!r} not found in namespace {namespace!r}",
-            hint=f"kt secrets -n {namespace} shows those that are there, kt secrets create makes "
-            "one",
+            hint=f"kt secrets -n {namespace} lists the secrets; kt secrets create makes one",
         )
         self.secret_name = secret_name
         self.namespace = namespace

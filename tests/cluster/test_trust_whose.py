@@ -114,15 +114,18 @@ def test_trust_two_users_and_two_projects_share_a_cluster(
     # 1. Neither has a user name, which is the default, and both have a function `train`.
     assert "shop 1" in ann.runs("deploy()(1)")
     refused = bob.runs("deploy()(1)", status=1)
-    assert f"is a service of user system:serviceaccount:{namespace}:ann" in refused
-    assert f"this deploy is of user system:serviceaccount:{namespace}:bob" in refused
+    assert f"belongs to user system:serviceaccount:{namespace}:ann" in refused
+    assert f"this deploy is by user system:serviceaccount:{namespace}:bob" in refused
     assert "lab 1" in bob.runs("deploy()(1)", KT_USERNAME="bob")
     found = bob.runs("kt.fn(train)(2)")
     assert f"is a service of system:serviceaccount:{namespace}:ann, and runs train.py" in found
     assert "shop 2" in found
     (ann.folder / "other.py").write_text((ann.folder / "train.py").read_text())
     moved = ann.types("python", "other.py", "deploy()(1)", status=1)
-    assert "runs train.py:train of project" in moved and "this deploy is other.py:train" in moved
+    assert (
+        "runs train.py:train of project" in moved
+        and "this deploy would run other.py:train" in moved
+    )
 
     # In the middle of a loop of Ann's, Bob takes the service; Ann is told, once.
     variables = {"BOBS": str(bob.folder), "KUBECONFIG_OF_BOB": bob.environ["KUBECONFIG"]}

@@ -153,6 +153,13 @@ def cli(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+def test_logs_of_a_rank_of_a_service_without_ranks_are_an_error(deploy):
+    name = deploy("hang_on", kt.Compute(cpus="0.1")).service_name
+    status, _, error = cli("logs", name, "--rank", "3")
+    assert status == 1
+    assert f"{name} has no ranks, because it is not distributed" in error
+
+
 def test_ranks_are_shown_one_by_one_on_the_command_line(deploy):
     remote = deploy("hang_on", of(2, 2))
     name, handle = remote.service_name, remote.spawn(3)

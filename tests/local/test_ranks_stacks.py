@@ -166,4 +166,19 @@ def test_what_is_ours_is_left_out_of_stacks():
     assert stacks.shown(text) == (
         'Current thread 0x2 (most recent call first):\n  File "/app/a.py", line 4 in train'
     )
-    assert stacks.shown(text.partition("\n\n")[0]) == "no thread runs code of the user"
+    assert stacks.shown(text.partition("\n\n")[0]) == "no thread runs your code"
+
+
+def test_the_event_loop_is_left_out_of_stacks():
+    loop = (
+        '  File "/lib/asyncio/base_events.py", line 1884 in _run_once\n'
+        '  File "/lib/asyncio/base_events.py", line 607 in run_forever\n'
+        f'  File "{stacks.OWN}thread_pool.py", line 1 in _run\n'
+    )
+    head, own = "Thread 0x1 (most recent call first):\n", '  File "/app/a.py", line 4 in train'
+    assert stacks.shown(f'{head}  File "/lib/selectors.py", line 468 in select\n{loop}') == (
+        "no thread runs your code"
+    )
+    assert stacks.shown(
+        f'{head}{own}\n  File "/lib/asyncio/events.py", line 84 in _run\n{loop}'
+    ) == (head + own)

@@ -164,7 +164,7 @@ MISTAKES = {
     "cpu": "hint: did you mean cpus?",
     "class": "hint: .to(compute, init_args={...}) has the arguments of Model(): ",
     "method": "'Model' has no method 'rum'\nhint: did you mean run?",
-    "secret": "hint: did you mean hf-token? kt secrets -n default shows those that are there",
+    "secret": "hint: did you mean hf-token? kt secrets -n default lists the secrets",
     "typo": "hint: did you mean long-job? kt list -n default shows the services",
     "absent 1": 'hint: kt.Compute(image=kt.Image().pip_install(["nosuchpackage"])) installs it',
     "handle 1": '; kt.Compute(allowed_serialization=["pickle"]) ',
@@ -252,6 +252,8 @@ def test_trust_23_the_cli_finds_a_service_as_its_function_is_called(program):
     done = subprocess.run(["kt", "teardown", "long_jo"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "did you mean long-job?" in done.stderr) == (1, True)
     assert kt_status("long-job").returncode == 0
+    # The name without the user name, or the branch, in front of it.
+    assert "did you mean long-job?" in kt_status("job").stderr
     compute = kt.Compute(cpus="0.1")
     remote = kt.fn(long_name).to(compute)
     assert remote.service_name == "longname"

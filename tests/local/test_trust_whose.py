@@ -102,8 +102,10 @@ def names():
 def test_trust_1_another_project_is_refused_and_each_way_out_works(shop, lab):
     assert shop.does() == "shop 1"
     error = lab.refused("train.py")
-    assert "ServiceTakenError: train in namespace default runs train.py:train of project" in error
-    assert "/shop; this deploy is train.py:train of project" in error
+    assert (
+        "ServiceTakenError: the service train in namespace default runs train.py:train of" in error
+    )
+    assert "/shop; this deploy would run train.py:train of project" in error
     assert shop.does("kt.fn(train)(2)") == "shop 2"
 
     assert lab.does("deploy(name='mine')(1)") == "lab 1"
@@ -173,7 +175,7 @@ def test_trust_1_another_callable_needs_the_name_to_be_chosen(shop):
     (shop.folder / "serve.py").write_text("import kubetorch as kt\ndef train(x): return x\n")
     deploy = "import kubetorch as kt, serve; print(kt.fn(serve.train{}).to(kt.Compute(cpus=.1))(1))"
     error = shop.refused("-c", deploy.format(""))
-    assert "runs train.py:train" in error and "this deploy is serve.py:train" in error
+    assert "runs train.py:train" in error and "this deploy would run serve.py:train" in error
     out, _ = shop.run("-c", deploy.format(", name='train'"))
     assert "ran train.py:train of project" in out and out.endswith("\n1")
 

@@ -169,7 +169,8 @@ def _suggest(source: str, path: Path) -> str:
     names = [node.name for node in body if isinstance(node, kinds) and node.name[0] != "_"]
     if not names:
         return f"{source} defines no function or class"
-    return f"it has {', '.join(names)}: kt deploy {source}:{names[0]} --compute '{{\"cpus\": 1}}'"
+    example = f"kt deploy {source}:{names[0]} --compute '{{\"cpus\": 1}}'"
+    return f"{source} has {', '.join(names)}; for example {example}"
 
 
 _PRESETS: dict[str, Callable[..., Image]] = {
@@ -198,7 +199,7 @@ def parse_image(text: str) -> Image:
         # A preset's mistyped name would be a reference, too.
         meant = None if "/" in text or version else did_you_mean(name, _PRESETS)
         if meant:
-            raise SpecError(f"--image is {text!r}", hint=meant)
+            raise SpecError(f"--image is {text!r}, which is not a preset", hint=meant)
         return Image(image_id=text)
     try:
         return preset(version) if version else preset()

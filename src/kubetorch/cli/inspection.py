@@ -129,7 +129,7 @@ _NEXT_LINE = "\n" + " " * 12
 
 @app.command("describe")
 def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Show a service, and how to call it from a shell and from Python.
+    """Show a service, and how to call it.
 
     The lines of both panels work as they stand; values of arguments are examples.
     """

@@ -377,7 +377,7 @@ def uninstall(  # the documented options
     ] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Remove Kubetorch from the cluster, with all that is deployed.
+    """Remove Kubetorch and its services from the cluster.
 
     Volumes and secrets of users stay, and are listed.
     """

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("apps", "Run a command in pods, as the kt.app of its file says."),
     "call": ("call", "Call a service, or a method of it."),
     "list": ("inspection", "List the services of a namespace."),
-    "describe": ("inspection", "Show a service, and how to call it from a shell and from Python."),
+    "describe": ("inspection", "Show a service, and how to call it."),
     "status": ("inspection", "Show the pods of a service and its last failure."),
     "logs": ("pods", "Show what a service has logged."),
     "stacks": ("pods", "Show what the workers of a service do at this moment."),
@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "config": ("config", "Show or change settings."),
     "install": ("install", "Install Kubetorch in the cluster of the kubeconfig."),
     "upgrade": ("install", "Upgrade the Kubetorch of the cluster, or change its values."),
-    "uninstall": ("install", "Remove Kubetorch from the cluster, with all that is deployed."),
+    "uninstall": ("install", "Remove Kubetorch and its services from the cluster."),
     "server": ("servers", "Run Kubetorch's agent in a pod of your own."),
     "local": ("servers", "Start, stop or inspect the local service."),
 }

@@ -60,6 +60,11 @@ def logs(  # noqa: PLR0913  # its options
     services = Services(namespace, output)
     output.note(f"Looking for service {name}...")
     service = services.find(name)
+    if rank is not None and service.spec.compute.distribution is None:
+        raise SpecError(
+            f"{service.spec.name} has no ranks, because it is not distributed",
+            hint=f"kt logs {service.spec.name} shows all lines",
+        )
     chosen = choose_pod(service, pod) if pod is not None else None
     prefixed = chosen is None and len(service.pods) > 1
     for line in services.logs(service, tail=tail, follow=follow, pod=chosen, rank=rank):
@@ -101,7 +106,7 @@ def stacks(
         found += messages.decode(list[WorkerStacks], answer)
     found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.pod, one.pid))
     if rank is not None and not found:
-        raise SpecError(f"{name} has no rank {rank}", hint="kt stacks NAME shows all")
+        raise SpecError(f"{name} has no rank {rank}", hint=f"kt stacks {name} shows all ranks")
     if as_json:
         output.value([views.stacks_json(worker) for worker in found])
         return

@@ -398,7 +398,8 @@ def _known(key: str) -> str:
 
 
 def _hint(key: str) -> str:
-    return did_you_mean(key, SETTINGS, likeness=0.6) or f"there are {', '.join(SETTINGS)}"
+    meant = did_you_mean(key, SETTINGS, likeness=0.6)
+    return meant or f"the settings are {', '.join(SETTINGS)}"
 
 
 #: All settings by name.

@@ -291,7 +291,10 @@ class Calls:
 
 def unknown(call_id: str) -> ResultExpiredError:
     """The error for a call that is not there, or not for who asks."""
-    return ResultExpiredError(f"there is no call {call_id}, or it is forgotten")
+    return ResultExpiredError(
+        f"no call has the id {call_id}, or its result is no longer kept",
+        hint="kt calls list shows the calls and their ids",
+    )
 
 
 def expired(

@@ -20,16 +20,17 @@ def check(before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by: Creat
     is_other_project = now is not None and now.project != was.project
     if not is_foreign and (now is None or now.key == was.key):
         return ""
-    service = f"{before.name} in namespace {before.namespace}"
+    service = f"the service {before.name} in namespace {before.namespace}"
     if deploy.replace or (deploy.is_named and not is_foreign and not is_other_project):
         said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
-        return f"{service} ran {was}{said}: this deploy replaces it"
-    whose = f"is a service of {_named(owner)}, and " if is_foreign and owner else ""
-    this = f"of {_named(by)}" if is_foreign else str(now)
+        return f"{service} ran {was}{said}; this deploy replaces the service"
+    whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
+    this = f"this deploy is by {_named(by)}" if is_foreign else f"this deploy would run {now} there"
     error = ServiceTakenError(
-        f"{service} {whose}runs {was}; this deploy is {this}",
-        hint="give yours another name (name=..., or KT_USERNAME=... in front of all of them), or "
-        f"replace it (replace=True, --replace, KT_REPLACE=1); kt teardown {before.name} deletes it",
+        f"{service} {whose}runs {was}; {this}",
+        hint="choose another name (name=...), or set a user name, which begins the names of your "
+        "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
+        f"KT_REPLACE=1); kt teardown {before.name} deletes it",
     )
     error.name, error.namespace = before.name, before.namespace
     error.creator = "" if owner is None else str(owner)
@@ -41,5 +42,5 @@ def _named(creator: Creator) -> str:
     """A creator in a message: two may have one user name, or none."""
     user = f"user {creator.user}" if creator.user else ""
     if creator.username is None:
-        return user or "nobody who has a user name"
+        return user or "somebody without a user name"
     return f"{creator.username} ({user})" if user else creator.username

@@ -295,7 +295,7 @@ class Workloads:
         if workload is None or not workload.specs:
             raise ServiceNotFoundError(
                 f"there is no service {name} in namespace {namespace}",
-                hint=f"kt list -n {namespace} shows those that are there",
+                hint=f"kt list -n {namespace} shows the services",
             )
         return workload
 

@@ -484,9 +484,8 @@ class Module(Generic[HandleT]):
         session.warm()
         if self._compute._beside is not None:
             terminal.say_once(
-                f"{self.service_name} is a second service, with pods of its own, beside "
-                f"{self._compute._beside}, which has the same kt.Compute; with "
-                "compute.service_name set there is one, and each deploy replaces its code"
+                f"{self.service_name} is a second service, with pods of its own, on the kt.Compute "
+                f"of {self._compute._beside}"
             )
         from kubetorch.sdk.deploys import deploy  # noqa: PLC0415  # as above
 

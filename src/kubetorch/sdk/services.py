@@ -300,7 +300,10 @@ def near_services(opened: Session, namespace: str, name: str) -> str:
         found = opened.ask(lambda controller: controller.list_workloads(namespace))
     except KubetorchError:  # who may not list them gets no help
         return where
-    meant = did_you_mean(name, [view.spec.name for view in found], likeness=0.6)
+    known = [view.spec.name for view in found]
+    # One that another user name, or a branch, stands in front of is meant rather than a like one.
+    longer = [one for one in known if one.endswith(f"-{name}")]
+    meant = f"did you mean {longer[0]}?" if longer else did_you_mean(name, known, likeness=0.6)
     return where if meant is None else f"{meant} {where}"
 
 

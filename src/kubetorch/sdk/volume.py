@@ -337,8 +337,8 @@ def _may_be_elsewhere(claim: str) -> bool:
 def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
     """The error for a volume that does not exist."""
     hint = (
-        f"kt volumes list -n {namespace} shows the volumes; namespace= looks elsewhere, and "
-        f"kt.Compute(volumes=[{claim!r}]) where the service is"
+        f"kt volumes list -n {namespace} shows the volumes; namespace=... looks for the volume "
+        f"in another namespace, kt.Compute(volumes=[{claim!r}]) in that of the service"
     )
     with suppress(KubetorchError):  # who may not list them gets no help
         known = [view.claim for view in controller.volumes.list(namespace)]

@@ -100,7 +100,7 @@ def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
         scale = _SUFFIXES.get(suffix)
     if match is None or scale is None:
         raise SpecError(
-            f"{parameter} is {value!r}, which is no Kubernetes quantity",
+            f"{parameter} is {value!r}, which is not a Kubernetes quantity",
             hint=_suggestion(text, hint),
         )
     amount = Fraction(number if number[-1] != "." else number[:-1]) * scale

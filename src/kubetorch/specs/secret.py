@@ -102,7 +102,8 @@ PROVIDERS: dict[str, Provider] = {
 def provider(name: object) -> Provider:
     if not isinstance(name, str) or name not in PROVIDERS:
         raise SpecError(
-            f"{name!r} is not a supported provider: {sorted(PROVIDERS)}",
+            f"{name!r} is not a supported provider; the providers are "
+            f"{', '.join(sorted(PROVIDERS))}",
             hint=did_you_mean(str(name), PROVIDERS),
         )
     return PROVIDERS[name]

@@ -80,7 +80,7 @@ def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
     calls = Calls(state, BlobStores(tmp_path / "blobs"), ManualClock(), first_news=0.0)
-    with pytest.raises(ResultExpiredError, match="there is no call c"):
+    with pytest.raises(ResultExpiredError, match="no call has the id c"):
         asyncio.run(calls.expect("c"))
     state.close()
 

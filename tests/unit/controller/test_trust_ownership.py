@@ -39,11 +39,11 @@ def test_trust_the_same_creator_project_and_callable_is_an_edit() -> None:
 @pytest.mark.parametrize(
     ("origin", "by", "said"),
     [
-        pytest.param(MINE, BOB, ("a service of user ann", "of bobby (user bob)"), id="creator"),
-        pytest.param(MINE, Creator("ann", "lab"), ("user ann", "of lab (user ann)"), id="username"),
+        pytest.param(MINE, BOB, ("belongs to user ann", "by bobby (user bob)"), id="creator"),
+        pytest.param(MINE, Creator("ann", "lab"), ("user ann", "by lab (user ann)"), id="username"),
         pytest.param(OTHER_PROJECT, ANN, ("github.com/acme/shop", "kiwi:~/lab"), id="project"),
         pytest.param(OTHER_CALLABLE, ANN, ("train.py:train", "serve.py:train"), id="callable"),
-        pytest.param(None, BOB, ("a service of user ann",), id="an earlier client"),
+        pytest.param(None, BOB, ("belongs to user ann",), id="an earlier client"),
     ],
 )
 def test_trust_a_deploy_over_anything_else_is_refused_and_says_whose_it_is(

@@ -115,7 +115,7 @@ def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
     """The error for a volume that does not exist."""
     return VolumeNotFoundError(
         f"Volume {claim!r} does not exist in namespace {namespace!r}",
-        hint=f"kt volumes -n {namespace} lists those that are there; kt volumes create makes one",
+        hint=f"kt volumes -n {namespace} lists the volumes; kt volumes create makes one",
     )
 
 

@@ -77,7 +77,7 @@ class VolumeRoutes:
         if await self._volumes.get(namespace, claim) is None:
             raise VolumeNotFoundError(
                 f"Volume {claim!r} does not exist in namespace {namespace!r}",
-                hint=f"kt volumes -n {namespace} lists those that are there",
+                hint=f"kt volumes -n {namespace} lists the volumes",
             )
         users = self._workloads.users_of_volumes(namespace).get((namespace, claim))
         is_forced = exchange.flag("force")

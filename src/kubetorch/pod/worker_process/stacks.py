@@ -37,6 +37,8 @@ _STATES = {
     "Z": "it has ended",
 }
 _FILE = re.compile(r'^  File "(.*)", line ')
+#: Frames of the event loop below what it runs, and its wait, which is all that an idle one has.
+_LOOP = re.compile(r'[/\\](asyncio[/\\](base_events|events|runners)|selectors)\.py", line ')
 
 
 class StackFile:
@@ -100,6 +102,8 @@ def shown(text: str) -> str:
             if file is not None and file[1].startswith(OWN):
                 break
             kept.append(frame)
+        while kept and _LOOP.search(kept[-1]):
+            kept.pop()
         if kept:
             threads.append("\n".join([head, *kept]).rstrip("\n"))
-    return "\n\n".join(threads) or "no thread runs code of the user"
+    return "\n\n".join(threads) or "no thread runs your code"

@@ -657,7 +657,7 @@ def _check_id(call_id: object) -> None:
         text = repr(call_id)
         raise SpecError(
             f"{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'} is not the id of a call",
-            hint="an id is the text that handle.id gives, such as 32 hexadecimal digits",
+            hint="an id is 32 hexadecimal digits, as handle.id and kt calls list show it",
         )
 
 

@@ -374,7 +374,15 @@ class Stream:
                 continue
             del self.calls[call.number]
             if is_known:
-                call.lose(CallLostError(f"the agent of pod {self.pod} has given up this client"))
+                call.lose(
+                    CallLostError(
+                        f"this program was silent for so long that pod {self.pod} has cancelled "
+                        "its calls: the program was stopped, its machine slept, or the network "
+                        "was away",
+                        hint="a call of fn.spawn(...) goes on without the program; "
+                        "kt calls result ID prints its result",
+                    )
+                )
             else:
                 call.lose(AgentDiedError(self.pod, "AgentRestarted"))
 

@@ -101,7 +101,7 @@ def identify(folder: Path) -> tuple[str, str]:
         known = name = "/".join((found[0], *real.relative_to(found[1]).parts))
     else:
         home = Path.home().resolve()
-        shown = f"~/{real.relative_to(home)}" if real.is_relative_to(home) else str(real)
+        shown = str(Path("~", real.relative_to(home))) if real.is_relative_to(home) else str(real)
         known, name = f"{_machine()}:{real}", f"{platform.node().partition('.')[0]}:{shown}"
     return digest_of(known.encode())[:_DIGITS], name
 

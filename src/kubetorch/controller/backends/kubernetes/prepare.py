@@ -108,7 +108,7 @@ async def _base(client: Client, manifest: Manifest) -> Object:
         error = KubernetesNotFoundError(
             f"the TrainJob {manifest['metadata']['name']!r} names the runtime {name!r}, and there "
             f"is no such {kind}{where}",
-            hint=f"kubectl get {resource} lists those that are there",
+            hint=f"kubectl get {resource} lists them",
         )
         error.resource, error.namespace, error.name = str(resource), namespace, name
         error.verb, error.status_code, error.reason = "get", 404, "NotFound"
