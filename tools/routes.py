@@ -19,7 +19,7 @@ from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.table import Route
 from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
-from kubetorch.pod.http.table import TABLE
+from kubetorch.pod.http.app import TABLE
 from kubetorch.wire import routes
 
 #: Of a line in the page.

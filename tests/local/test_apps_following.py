@@ -10,7 +10,7 @@ import pytest
 
 from kubetorch.errors import ControllerRequestError, ControllerUnavailableError, UnauthorizedError
 from kubetorch.lib.http_client import HttpClient
-from kubetorch.sdk import app_output
+from kubetorch.sdk import service_logs
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.callable import CallableRef
@@ -88,7 +88,7 @@ def running(pod: Pod) -> Iterator[Session]:
 
 def follow(pod: Pod, on_line: Callable[[str], None] = lambda text: None) -> int:
     with running(pod) as session:
-        return app_output.follow(session, pod.view(), on_line, patience=PATIENCE)
+        return service_logs.follow_app(session, pod.view(), on_line, patience=PATIENCE)
 
 
 def test_an_app_that_says_something_now_and_then_is_followed_past_any_number_of_breaks() -> None:
@@ -110,7 +110,7 @@ def test_a_pod_that_has_no_address_for_too_long_is_given_up() -> None:
     pod = Pod(lambda asked: b"")
     with running(pod) as session, pytest.raises(ControllerUnavailableError, match="job-0"):
         pod.url = ""
-        app_output.follow(session, pod.view(), print, patience=PATIENCE)
+        service_logs.follow_app(session, pod.view(), print, patience=PATIENCE)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

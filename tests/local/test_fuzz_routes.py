@@ -25,7 +25,7 @@ from agent_harness import SECRET as AGENT_SECRET
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
 from kubetorch.controller.audit import STRANGERS
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.pod.http.table import TABLE
+from kubetorch.pod.http.app import TABLE
 from kubetorch.wire import messages, routes, tokens, versions
 from shared import WHOLE
 from tests.cluster_controller import SECRET

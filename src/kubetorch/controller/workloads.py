@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from functools import partial
 from typing import TypeVar
 
-from kubetorch.controller import ownership, views
+from kubetorch.controller import views
 from kubetorch.controller.access import Grant, PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobStores
@@ -19,7 +19,13 @@ from kubetorch.controller.deploys import DeployProgress
 from kubetorch.controller.state import State, Summary, WorkloadRecord
 from kubetorch.controller.workload import Workload, WorkloadServices
 from kubetorch.datastore import blobs
-from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
+from kubetorch.errors import (
+    KubetorchError,
+    ServiceNotFoundError,
+    ServiceTakenError,
+    SpecError,
+    WorkloadError,
+)
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.manifests import desired_pods, rendering
 from kubetorch.manifests.desired_pods import Attached
@@ -249,7 +255,7 @@ class Workloads:
         workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
         if workload is None or not workload.specs:
             return ""
-        return ownership.check(workload.spec, workload.creator, deploy, creator)
+        return check_owner(workload.spec, workload.creator, deploy, creator)
 
     async def deploy(
         self, deploy: Deploy, creator: Creator, grant: Grant | None = None
@@ -469,3 +475,42 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
             hint=f"leave metadata.namespace out of service_template, or deploy in {namespace}",
         )
     backend.check(spec)
+
+
+def check_owner(before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by: Creator) -> str:
+    """Refuse a deploy that would take a service away; returns what it replaces, if that is news.
+
+    A service that an earlier version deployed, and one that only selects pods, is anybody's.
+    """
+    was, now = before.origin, deploy.spec.origin
+    if was is None or before.compute.is_selector_only:
+        return ""
+    is_foreign = owner is not None and owner != by
+    # An earlier client does not say whose code it deploys.
+    is_other_project = now is not None and now.project != was.project
+    if not is_foreign and (now is None or now.key == was.key):
+        return ""
+    service = f"the service {before.name} in namespace {before.namespace}"
+    if deploy.replace or (deploy.is_named and not is_foreign and not is_other_project):
+        said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
+        return f"{service} ran {was}{said}; this deploy replaces the service"
+    whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
+    this = f"this deploy is by {_named(by)}" if is_foreign else f"this deploy would run {now} there"
+    error = ServiceTakenError(
+        f"{service} {whose}runs {was}; {this}",
+        hint="choose another name (name=...), or set a user name, which begins the names of your "
+        "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
+        f"KT_REPLACE=1); kt teardown {before.name} deletes it",
+    )
+    error.name, error.namespace = before.name, before.namespace
+    error.creator = "" if owner is None else str(owner)
+    error.project, error.callable = was.name, was.callable
+    raise error
+
+
+def _named(creator: Creator) -> str:
+    """A creator in a message: two may have one user name, or none."""
+    user = f"user {creator.user}" if creator.user else ""
+    if creator.username is None:
+        return user or "somebody without a user name"
+    return f"{creator.username} ({user})" if user else creator.username

@@ -191,9 +191,10 @@ class App(Module["App"]):
             ControllerUnavailableError: It cannot be followed any more.
         """
         # What a pod, which imports this file for `kt.app` alone, does not need.
-        from kubetorch.sdk import app_output, logs  # noqa: PLC0415
+        from kubetorch.sdk import logs, service_logs  # noqa: PLC0415
 
-        return app_output.follow(self._session(), self._known(), on_line or logs.Screen().line)
+        show = on_line or logs.Screen().line
+        return service_logs.follow_app(self._session(), self._known(), show)
 
     def _has_no_effect(self, compute: Compute | None = None) -> bool:
         """Whether its own command, or one that deployed it, runs the file that deploys it."""

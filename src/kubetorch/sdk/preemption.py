@@ -41,7 +41,7 @@ def on_preempt(callback: _F) -> _F:
             hint="give it a plain function",
         )
     # A pod's worker has this module loaded; looking it up spares everybody else the import.
-    found = sys.modules.get("kubetorch.pod.user_process.preemption")
+    found = sys.modules.get("kubetorch.pod.user_process.current_call")
     if found is not None:
         found.callbacks.add(callback)
     return callback

@@ -165,13 +165,9 @@ def _open(key: Path | ClusterSettings) -> Session:
         from kubetorch.sdk.transport import local_session  # noqa: PLC0415  # by the first verb
 
         return local_session.open_session(key)
-    from kubetorch.sdk.controller import FirstContact  # noqa: PLC0415  # as above
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # where there is a cluster
 
-    try:
-        return cluster_session.open_session(key)
-    except KubetorchError as error:
-        raise FirstContact().explain(error)  # noqa: B904  # it is the same error
+    return cluster_session.open_session(key)
 
 
 def note_deploy(opened: Session) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubetorch.controller import ownership
+from kubetorch.controller.workloads import check_owner
 from kubetorch.errors import ServiceTakenError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -33,7 +33,7 @@ def deploy(origin: Origin | None, *, is_named: bool = False, replaces: bool = Fa
 
 
 def test_trust_the_same_creator_project_and_callable_is_an_edit() -> None:
-    assert ownership.check(SPEC, ANN, deploy(MINE), ANN) == ""
+    assert check_owner(SPEC, ANN, deploy(MINE), ANN) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_trust_a_deploy_over_anything_else_is_refused_and_says_whose_it_is(
     origin: Origin | None, by: Creator, said: tuple[str, ...]
 ) -> None:
     with pytest.raises(ServiceTakenError) as refused:
-        ownership.check(SPEC, ANN, deploy(origin), by)
+        check_owner(SPEC, ANN, deploy(origin), by)
     error = refused.value
     assert all(text in error.message for text in ("train in namespace team", *said))
     assert (error.creator, error.project, error.callable) == ("ann", MINE.name, MINE.callable)
     ways_out = ("name=", "KT_USERNAME", "replace=True", "--replace", "KT_REPLACE=1", "kt teardown")
     assert all(way in (error.hint or "") for way in ways_out)
-    assert "train.py:train" in ownership.check(SPEC, ANN, deploy(origin, replaces=True), by)
+    assert "train.py:train" in check_owner(SPEC, ANN, deploy(origin, replaces=True), by)
 
 
 def test_trust_a_chosen_name_replaces_another_callable_of_ones_own_project_alone() -> None:
-    said = ownership.check(SPEC, ANN, deploy(OTHER_CALLABLE, is_named=True), ANN)
+    said = check_owner(SPEC, ANN, deploy(OTHER_CALLABLE, is_named=True), ANN)
     assert "train in namespace team ran train.py:train of project github.com/acme/shop" in said
     for origin, by in ((OTHER_PROJECT, ANN), (OTHER_CALLABLE, BOB)):
         with pytest.raises(ServiceTakenError):
-            ownership.check(SPEC, ANN, deploy(origin, is_named=True), by)
+            check_owner(SPEC, ANN, deploy(origin, is_named=True), by)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_trust_a_chosen_name_replaces_another_callable_of_ones_own_project_alone
     ],
 )
 def test_trust_some_services_are_anybodys(before: WorkloadSpec) -> None:
-    assert ownership.check(before, ANN, deploy(OTHER_PROJECT), BOB) == ""
+    assert check_owner(before, ANN, deploy(OTHER_PROJECT), BOB) == ""
 
 
 def test_trust_an_earlier_client_deploys_over_its_own_service() -> None:
-    assert ownership.check(SPEC, ANN, deploy(None), ANN) == ""
+    assert check_owner(SPEC, ANN, deploy(None), ANN) == ""

@@ -10,7 +10,7 @@ import pytest
 import kubetorch as kt
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import SpecError
-from kubetorch.sdk import app, app_output
+from kubetorch.sdk import app, service_logs
 from kubetorch.sdk.deploys.source import ProjectRef
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
@@ -220,7 +220,7 @@ def test_pods_that_newer_ones_have_replaced_are_not_followed() -> None:
         PodView(name="ends", ordinal=1, phase="Terminating"),
     )
     view = WorkloadView(spec=spec, generation=2, status="Ready", pods=pods)
-    assert [pod.name for pod in app_output.of_generation(view)] == ["new", "reconnects"]
+    assert [pod.name for pod in service_logs.of_generation(view)] == ["new", "reconnects"]
 
 
 def test_a_pickled_app_keeps_what_it_runs():

@@ -1,4 +1,4 @@
-"""The agent's HTTP routes, but for the stream: who may ask what, and where it is answered."""
+"""The agent's HTTP routes, but for the stream: what a token must open for each, and its answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.lib.asgi import (
@@ -22,7 +23,7 @@ from kubetorch.lib.asgi import (
 from kubetorch.pod.apps.process import AppHost
 from kubetorch.pod.apps.proxy import AppProxy
 from kubetorch.pod.calls import Calls
-from kubetorch.pod.http import broadcast, calling, table
+from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.image import commands
 from kubetorch.pod.image.images import Images
@@ -31,7 +32,7 @@ from kubetorch.pod.membership import Membership
 from kubetorch.pod.supervisor import Supervisor
 from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import exceptions, messages, routes
+from kubetorch.wire import exceptions, messages, routes, tokens
 
 #: Lines of the log that `GET /v1/logs` begins with, when it is not told.
 TAIL = 100
@@ -39,7 +40,55 @@ _TAIL_LIMIT = 1_000_000
 
 _log = logging.getLogger(__name__)
 
-_Route = Callable[[Request, Responder], Awaitable[None]]
+_Answer = Callable[[Request, Responder], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    """One route."""
+
+    method: str
+    path: str
+    opens: tuple[str, ...]
+    about: str
+    is_open: bool = False
+
+
+_CALL = (tokens.CALL,)
+_EXEC = (tokens.EXEC,)
+
+TABLE = (
+    Route("GET", "/", (), "whether it answers", is_open=True),
+    Route("GET", routes.HEALTH, (), "whether it answers", is_open=True),
+    Route("GET", routes.SERVING, (), "whether it serves, for probes", is_open=True),
+    Route("GET", routes.READY, (), "which generation it serves"),
+    Route("GET", routes.METRICS, (), "figures for Prometheus"),
+    Route("GET", routes.OPENAPI, (), "what can be called"),
+    Route("GET", routes.DOCS, (), "the same as a page"),
+    Route("GET", routes.APP_STATUS, (), "whether its app runs"),
+    Route("GET", routes.LOGS, (tokens.LOGS, tokens.CALL), "its log"),
+    Route("GET", routes.STACKS, (tokens.LOGS, tokens.CALL), "what its workers do"),
+    Route("POST", "/{callable}", _CALL, "a call"),
+    Route("POST", "/{callable}/{method}", _CALL, "a call of a method"),
+    Route("POST", routes.RUN, _EXEC, "a command in the pod"),
+    Route("WebSocket", routes.STREAM, _CALL, "calls"),
+    Route("WebSocket", routes.SHELL, _EXEC, "a shell in the pod"),
+    Route("any", f"{routes.APP}/{{path}}", _CALL, "its app; with `public=True` without a token"),
+)
+
+_ROUTES = {(route.method, route.path): route for route in TABLE}
+
+
+def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
+    """What a token must open for a request, one of these; `None` if the request needs no token.
+
+    What a path is open for is reading it: a callable may have the same name.
+    """
+    if path == routes.RUN:  # whatever the method, as nobody else has any business there
+        return _EXEC
+    route = _ROUTES.get(("GET" if method == "HEAD" else method, path))
+    if route is None:
+        return _CALL if method == "POST" else ()
+    return None if route.is_open else route.opens
 
 
 class App:
@@ -69,7 +118,7 @@ class App:
         self._apps = apps
         self._gate = gate
         self._log = log
-        self._routes: dict[str, _Route] = {
+        self._routes: dict[str, _Answer] = {
             "/": self._health,
             routes.HEALTH: self._health,
             routes.SERVING: self._serving,
@@ -106,7 +155,7 @@ class App:
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
         self._guard.check_origin(headers.get("host"), headers.get("origin"))
-        verbs = table.required_verbs(request.method, request.path)
+        verbs = required_verbs(request.method, request.path)
         if verbs is not None:
             self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *verbs)
             request.admit()

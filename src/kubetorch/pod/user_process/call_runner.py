@@ -28,10 +28,9 @@ from kubetorch.errors import (
 )
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.capture import OutputPipe
-from kubetorch.pod.user_process.current_call import current
+from kubetorch.pod.user_process.current_call import callbacks, current
 from kubetorch.pod.user_process.loader import DeployedCallable
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
-from kubetorch.pod.user_process.preemption import callbacks
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
 from kubetorch.wire import codecs, exceptions

@@ -25,20 +25,61 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+import kubetorch
 from kubetorch.lib.processes import kill_session
 from kubetorch.pod.user_process import loader, process, protocol
 from kubetorch.pod.user_process.numeric_threads import VARIABLES, NumericThreads
-from kubetorch.pod.user_process.package_snapshot import Snapshot
 from kubetorch.wire import codecs  # noqa: F401  # workers need it with their first pickle
 
 #: What runs in a fresh interpreter.
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
 #: ThreadPool that are known to survive a fork, by name: their libraries start them anew.
 SAFE_THREADS = ("jemalloc_bg_thd",)
+
+
+class Snapshot:
+    """The state of the files behind the modules that are imported now.
+
+    For installed packages it is enough to look at the folder that they are installed in: its time
+    changes with every package that comes, goes, or changes its version. Modules from elsewhere
+    (editable installs, entries of `PYTHONPATH`) are compared one by one.
+    """
+
+    def __init__(self) -> None:
+        site = _folders("purelib", "platlib") | {
+            entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))
+        }
+        library = _folders("stdlib", "platstdlib") | {str(Path(kubetorch.__file__).parent)}
+        self._times = {path: _time(path) for path in site}
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if not isinstance(path, str) or _is_below(path, site) or _is_below(path, library):
+                continue
+            self._times[path] = _time(path)
+
+    def has_changed(self) -> bool:
+        """Whether anything is not as it was."""
+        return any(_time(path) != time for path, time in self._times.items())
+
+
+def _folders(*names: str) -> set[str]:
+    return {sysconfig.get_path(name) for name in names}
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    return any(path.startswith(folder + os.sep) for folder in folders)
+
+
+def _time(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 class Zygote:

@@ -18,10 +18,16 @@ from typing import Any
 from kubetorch.sdk.calls import broadcast, handles
 from kubetorch.sdk.calls import map as maps
 from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target, Yielded
-from kubetorch.sdk.calls.call import Call, RemoteAsyncIterator, RemoteIterator
+from kubetorch.sdk.calls.call import (
+    Call,
+    RankAsyncIterator,
+    RankIterator,
+    RemoteAsyncIterator,
+    RemoteIterator,
+    Rounds,
+)
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.options import CallOptions
-from kubetorch.sdk.calls.rank_iterators import RankAsyncIterator, RankIterator, Rounds
 from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
 

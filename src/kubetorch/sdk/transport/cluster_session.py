@@ -58,6 +58,13 @@ class Inside(NamedTuple):
 
 def open_session(cluster: ClusterSettings) -> Session:
     """A session with the controller of a cluster."""
+    try:
+        return _open(cluster)
+    except KubetorchError as error:
+        raise FirstContact().explain(error)  # noqa: B904  # it is the same error
+
+
+def _open(cluster: ClusterSettings) -> Session:
     if cluster.api_url is not None:
         return _relayed(cluster, cluster.api_url)
     found = inside(cluster)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from kubetorch.pod.user_process.package_snapshot import Snapshot
+from kubetorch.pod.user_process.zygote import Snapshot
 
 
 @pytest.fixture

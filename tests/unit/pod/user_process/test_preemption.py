@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
-from kubetorch.pod.user_process.current_call import current
-from kubetorch.pod.user_process.preemption import Callbacks
+from kubetorch.pod.user_process.current_call import Callbacks, current
 
 
 def ran(callbacks: Callbacks) -> None:
