@@ -130,6 +130,15 @@ def test_programs_of_packages_are_found(deploy, image):
     assert program("python", "-c", "import alpha; print(alpha.VALUE)") == "alpha 1.0"
 
 
+def test_programs_of_the_interpreter_find_what_steps_install(deploy, image, tmp_path):
+    test = tmp_path / "test_alpha.py"
+    test.write_text("import alpha\ndef test_version(): assert alpha.VALUE == 'alpha 1.0'\n")
+    with_alpha = image.pip_install("alpha==1.0")
+    for steps in (with_alpha, with_alpha.run_bash("true")):
+        program = deploy("program", steps)
+        assert "1 passed" in program("pytest", "-q", "-p", "no:cacheprovider", str(test))
+
+
 def test_a_second_service_with_the_same_steps_shares_the_environment(
     deploy, image, index, tmp_path
 ):
@@ -146,6 +155,15 @@ def test_the_same_steps_run_nothing_and_keep_the_worker(deploy, image):
     image.pip_install("alpha==1.0")
     pid = deploy("pid", image)()
     assert deploy("pid", image)() == pid
+
+
+def test_requirements_that_are_installed_together_are_one_step(deploy, image, capsys):
+    for steps in (image, image.run_bash("true")):
+        deploy("values", steps.pip_install(["alpha==1.0", "gamma"]))
+
+        said = [line for line in capsys.readouterr().err.splitlines() if " pip install " in line]
+        assert len(said) == 1, said
+        assert "RUN pip install alpha==1.0 gamma " in said[0]
 
 
 def test_an_added_step_is_live_in_the_same_pod_and_only_it_is_run(deploy, image, capsys):

@@ -208,14 +208,18 @@ class Preparation:
                 self._folder = posixpath.join(self._images.working_dir, step.path)
             if number < todo.kept:
                 continue
+            if isinstance(step, PipStep):
+                if number >= shared:
+                    wanted = image_steps.installation(steps, number, len(steps))
+                    if wanted is None:
+                        continue  # the last one of its command runs it
+                    self._announce(number, wanted)
+                    own = await self._run_in_copy(number, wanted, self._own(own) or venv)
+                records.ran = RanSteps(self._base, steps[: number + 1], own)
+                continue
             self._announce(number, step)
             if isinstance(step, (CopyStep, WorkdirStep)):
                 await self._write(step, Place(self.environ(number, venv), "/"))
-            elif isinstance(step, PipStep) and number >= shared:
-                wanted = image_steps.installation(steps, number, len(steps))
-                if wanted is None:
-                    continue  # it was run when the last one of its command was
-                own = await self._run_in_copy(number, wanted, self._own(own) or venv)
             elif isinstance(step, RunStep) and self._refused(step) is None:
                 self._check_rights(step)
                 own = await self._run_in_copy(number, step, self._own(own) or venv)

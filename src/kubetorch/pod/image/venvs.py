@@ -29,7 +29,7 @@ import shutil
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kubetorch.datastore.blobs import digest_of
@@ -44,6 +44,11 @@ _PIP = """#!/bin/sh
 here=$(dirname "$0")
 "$here/python" -c 'import pip' 2>/dev/null && exec "$here/python" -m pip "$@"
 exec "$here/uv" pip "$@"
+"""
+#: Has the interpreter beside it run a Python program, as uv has it.
+_PROGRAM = b"""#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"
+' '''
 """
 #: Environments that nobody used for so many seconds are removed.
 LONGEST_UNUSED = 14 * 86400.0
@@ -72,7 +77,7 @@ def find_uv() -> str:
 def base_digest(python: str, version: str | None, site: Sequence[str]) -> str:
     """Identity of an interpreter with what is installed in it."""
     found = [str(path) for path in _distributions(site)]
-    return digest_of(json.dumps([1, python, version, found]).encode())
+    return digest_of(json.dumps([2, python, version, found]).encode())
 
 
 def create_command(uv: str, python: str, folder: Path) -> list[str]:
@@ -89,10 +94,42 @@ def finish_creation(folder: Path, site: Sequence[str], uv: str) -> None:
         # The interpreter's own program would install into the interpreter.
         (folder / "bin" / name).write_text(_PIP)
         (folder / "bin" / name).chmod(0o755)
+    for program in _programs(site):
+        place = folder / "bin" / program.name
+        code = None if place.exists() else _code_of(program)
+        if code is not None:
+            place.write_bytes(_PROGRAM + code)
+            place.chmod(0o755)
     # Byte code of modules at the top level must not look like another package.
     (site_packages(folder) / "__pycache__").mkdir()
     lines = [f"import site; site.addsitedir({entry!r})\n" for entry in site]
     (site_packages(folder) / _PTH).write_text("".join(lines))
+
+
+def _programs(site: Sequence[str]) -> Iterator[Path]:
+    """The programs of the packages of an interpreter, wherever their installer put them."""
+    for path in _distributions(site):
+        try:
+            lines = (path / _RECORD).read_text().splitlines()
+        except (OSError, UnicodeDecodeError):  # not every installer writes one
+            continue
+        for name in (line.partition(",")[0] for line in lines if line.startswith("../")):
+            program = path.parent / name
+            if program.parent.name == "bin":
+                yield program
+
+
+def _code_of(program: Path) -> bytes | None:
+    """A Python program without the lines that name its interpreter; `None` if it is none."""
+    try:
+        head, _, code = program.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if head.startswith(b"#!") and b"python" in head:
+        return code
+    if head == b"#!/bin/sh" and code.startswith(b"'''exec'"):  # a path with blanks, or a long one
+        return code.split(b"\n", 2)[-1]
+    return None
 
 
 def python_of(folder: Path) -> str:
