@@ -147,3 +147,21 @@ def test_what_an_image_copies_there_is_not_written_into_the_project(
     names = kt.fn(module.names).to(compute)
     assert names("data") == ["weights.bin"]
     names.teardown()
+
+
+def test_a_file_that_was_left_out_is_named(deploy: Deploy, project: UserProject) -> None:
+    project.write(".gitignore", "weights/")
+    project.write("weights/last.bin", "w")
+    read = deploy("read")
+
+    with pytest.raises(FileNotFoundError) as raised:
+        read("weights/last.bin")
+    (note,) = raised.value.__notes__
+    assert "leave weights/ out" in note
+    project.write(".ktignore", "!weights/")
+    assert deploy("read")("weights/last.bin") == "w"
+    # A deploy whose import needs it says so, too.
+    (project.folder / ".ktignore").unlink()
+    with pytest.raises(FileNotFoundError) as raised:
+        deploy("read", SOURCE.replace("data/x.csv", "weights/last.bin"))
+    assert "leave weights/ out" in raised.value.__notes__[0]

@@ -29,7 +29,7 @@ from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
-from kubetorch.sdk.deploys import source
+from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
@@ -70,6 +70,7 @@ class Target:
     broadcast: tuple[int, ...] | None = None
     is_distributed: bool = False
     origin: str | None = None
+    where: ProjectRef | None = None
 
     @property
     def name(self) -> str:
@@ -348,7 +349,7 @@ class Invocation:
         error = exceptions.rebuild(failure, modules=self.target.modules)
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)
-        source.explain_missing(error)
+        explain_missing(error, self.target.where)
         return error
 
     def _may_retry(self, error: Exception) -> bool:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from types import FunctionType
 from typing import Literal
 
+from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.deploys.source import Source
@@ -43,6 +44,7 @@ def describe(
         broadcast=called_together(spec, view.pool),
         is_distributed=spec.compute.distribution is not None,
         origin=None if spec.origin is None else spec.origin.key,
+        where=None if source is None or inpod.is_worker() else source.locate(),
     )
 
 

@@ -23,11 +23,13 @@ from typing import Any, TypeVar, cast
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
+from kubetorch.datastore import ignore_rules
 from kubetorch.errors import SpecError
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.workload import Origin, RuntimeSpec
+from kubetorch.wire import exceptions
 
 #: What makes a folder the top of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
@@ -186,12 +188,17 @@ def is_installed(path: Path) -> bool:
 
 
 def explain_missing(error: BaseException, where: ProjectRef | None = None) -> None:
-    """Add to an error from a pod that a module is missing there what to do.
+    """Add to an error from a pod that a module or a file is missing there what to do.
 
     Args:
         error: Any error.
         where: What was sent, where that may be the cause.
     """
+    if isinstance(error, FileNotFoundError) and type(error.filename) is str and where is not None:
+        reason = _reason_of_file(error.filename, where)
+        if reason is not None:
+            notes = [*getattr(error, "__notes__", ()), reason]
+            exceptions.set_attribute(error, "__notes__", notes)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return
     reason = None if where is None else reason_of(error.name, where)
@@ -234,13 +241,23 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         return "no code was sent: its own modules must be installed in the pods"
     root = where.folder / where.root
     here = _file_of(module, root)
-    if where.only is None:
-        if here is None:
-            return None
+    if where.only is not None:
+        return _only(where, here)
+    if here is not None:
         return (
             f"{here} is here, and was not sent: .ktignore, .gitignore or KT_RSYNC_FILTERS leave it "
             "out, or it is a link that leads out of the project"
         )
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or is_installed(Path(file)) or Path(file).is_relative_to(where.folder):
+        return None
+    return _outside(Path(file), where.folder)
+
+
+def _only(where: ProjectRef, here: Path | None) -> str:
+    """Why a file that lies beside the one that was sent was not."""
+    assert where.folder is not None
+    root = where.folder / where.root
     found = "" if here is None else f", and not {here}"
     markers = f"{', '.join(MARKERS[:-1])} or {MARKERS[-1]}"
     advice = f"make one of them there, or give sync_dir={str(root)!r}"
@@ -250,6 +267,57 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         f"only {where.only} was sent{found}: neither {root} nor a folder above it is a project, "
         f"which has {markers}; {advice}"
     )
+
+
+def _outside(file: Path, folder: Path) -> str:
+    above = Path(os.path.commonpath([file.parent, folder]))
+    advice = "move it into the project"
+    if above not in (Path.home(), Path(above.anchor)):
+        advice += f", or give sync_dir={str(above)!r}, which sends both"
+    return f"{file} lies outside of the project {folder}, which was sent; {advice}"
+
+
+def _reason_of_file(name: str, where: ProjectRef) -> str | None:
+    """Why a pod has no file that is here; `None` if nothing here tells."""
+    folder, here = where.folder, Path(os.path.abspath(name))  # noqa: PTH100  # links stay
+    if folder is None:
+        return None
+    inner = PurePosixPath(name)
+    if inner.is_absolute():  # a pod has the project in a folder of its own
+        inner = PurePosixPath(name.rpartition(f"/{where.name}/")[2])
+    if not inner.is_absolute() and (folder / inner).exists():
+        if where.only is not None:
+            return _only(where, Path(inner))
+        entry = _left_out(inner, folder)
+        if entry is not None:
+            return (
+                f"{inner} is in {folder}, and was not sent: .gitignore, .ktignore or "
+                f"KT_RSYNC_FILTERS leave {entry} out\nhint: a line !{entry} in .ktignore sends it; "
+                "a kt.Volume is for what is large"
+            )
+    if not here.exists():
+        return None
+    if not here.is_relative_to(folder):
+        return _outside(here, folder)
+    return (
+        f"{here} is here; the working directory of pods is the top of the project, where it is "
+        f"{here.relative_to(folder)}"
+    )
+
+
+def _left_out(path: PurePosixPath, folder: Path) -> str | None:
+    """The file, or the folder above it, that ignore rules leave out of a project."""
+    given = environment.rsync_filters()
+    filters = None if given is None else ignore_rules.parse_filters(given)
+    rules = ignore_rules.IgnoreRules(str(folder), filters)
+    above = ""
+    for part in path.parts:
+        inner = f"{above}/{part}" if above else part
+        is_folder = (folder / inner).is_dir()
+        if rules.is_ignored(above, part, is_folder=is_folder):
+            return f"{inner}/" if is_folder else inner
+        above = inner
+    return None
 
 
 def _file_of(module: str, root: Path) -> Path | None:

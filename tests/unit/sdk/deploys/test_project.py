@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -272,3 +274,46 @@ def test_the_reason_stands_in_the_message(folder: Path) -> None:
     source.explain_missing(error, source.locate(str(folder / "main.py"), None))
     assert "not sib.py" in str(error)
     assert error.args == (error.msg,)
+
+
+def test_trust_a_file_that_stayed_is_explained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").touch()
+    (folder / ".gitignore").write_text("data/\n")
+    for name in ("data/x.csv", "conf/c.yaml", "sub/data/y.csv"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    (folder.parent / "outer.csv").touch()
+    monkeypatch.chdir(folder / "sub")
+
+    def said(name: str) -> str:
+        error = FileNotFoundError(2, "No such file or directory", name)
+        source.explain_missing(error, source.locate(str(folder / "main.py"), None))
+        return "".join(getattr(error, "__notes__", ()))
+
+    for name in ("data/x.csv", "/pod/code/0/work/data/x.csv"):
+        assert f"data/x.csv is in {folder}, and was not sent" in said(name)
+        assert "a line !data/ in .ktignore" in said(name)
+    assert said("data/y.csv").endswith("top of the project, where it is sub/data/y.csv")
+    assert said(str(folder / "conf/c.yaml")).endswith("where it is conf/c.yaml")
+    assert f"lies outside of the project {folder}" in said("../../outer.csv")
+    assert said("conf/c.yaml") == said("nothing.csv") == said("/nothing.csv") == ""
+
+
+def test_trust_a_module_outside_of_the_project_is_explained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").touch()
+    (folder.parent / "common").mkdir()
+    file = folder.parent / "common" / "consts.py"
+    module = types.ModuleType("consts")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "consts", module)
+    monkeypatch.setenv("HOME", "/elsewhere")
+
+    said = str(reason(folder, "consts"))
+    assert said.startswith(f"{file} lies outside of the project {folder}")
+    assert f"sync_dir={str(folder.parent)!r}" in said
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert "sync_dir" not in str(reason(folder, "consts"))
