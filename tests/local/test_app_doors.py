@@ -78,6 +78,19 @@ def test_run_shows_lines_and_ends_with_the_exit_code_of_the_command(project):
     assert kt_("teardown", "work", "-y").returncode == 0
 
 
+def test_run_says_which_options_behind_the_command_are_its_own(project):
+    project.write("work.py", SCRIPT.format(more=""))
+    done = kt_("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
+    assert "kt run takes --name for itself" in done.stderr
+    assert done.stdout.startswith("arguments ['--lr', '1', '0']")
+    assert kt_("teardown", "exp", "-y").returncode == 0
+
+    done = kt_("run", "--", "python", "work.py", "--name", "exp", "0")
+    assert "for itself" not in done.stderr
+    assert done.stdout.startswith("arguments ['--name', 'exp', '0']")
+    assert kt_("teardown", "work", "-y").returncode == 0
+
+
 def test_run_async_returns_once_it_runs(project):
     project.write(
         "nap.py", "import kubetorch as kt\nkt.app(name='naps')\nimport time; time.sleep(99)"
@@ -97,6 +110,7 @@ def test_run_async_returns_once_it_runs(project):
     [
         ((), 2, "give a command to run"),
         (("work.py",), 2, "give python work.py to run"),
+        (("--cpus", "1", "python", "work.py"), 2, "kt run has no option --cpus"),
         (("echo", "hello"), 1, "no Python file was detected"),
         (("python", "missing.py"), 1, "missing.py not found"),
         (("python", "plain.py"), 1, "no kt.app was found"),

@@ -199,6 +199,15 @@ def test_each_kind_of_what_cannot_travel_says_what_it_is(notebook):
         assert reason in message
 
 
+def test_a_value_of_a_class_that_a_cell_defined_anew_is_named(notebook):
+    cell = "import dataclasses\n@dataclasses.dataclass\nclass Config:\n    lr: float = 0.1\n"
+    message = refused(
+        notebook, cell, "USUAL = Config()", cell, "def f():\n    return USUAL.lr\ndeployed(f)"
+    )
+    assert "USUAL is a __main__.Config of an earlier definition of the class" in message
+    assert "make the value again" in message
+
+
 def test_magics_in_a_function_are_passed_over_and_their_values_refused(notebook):
     shown = notebook(
         DEPLOY,

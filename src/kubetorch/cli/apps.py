@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shlex
 import signal
@@ -11,9 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, AsRaw, Replace
@@ -32,7 +34,25 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _EXAMPLE = "for example kt run python train.py --epochs 5"
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True})
+class _Run(TyperCommand):
+    """Warns of options behind the command that it takes for its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # typer's own
+        written = list(itertools.takewhile(lambda word: word != "--", args))
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"] or [""]
+        behind = written[written.index(words[0]) :] if words[0] in written else []
+        own = {name for parameter in self.params for name in parameter.opts}
+        taken = [word for word in behind if word.partition("=")[0] in own and word not in words]
+        if taken:
+            Output().warn(
+                f"kt run takes {' and '.join(taken)} for itself; what follows -- is the command's: "
+                f"kt run -- {shlex.join(behind)}"
+            )
+        return rest
+
+
+@app.command("run", cls=_Run, context_settings={"ignore_unknown_options": True})
 def run(
     words: Annotated[
         list[str] | None,
@@ -88,6 +108,10 @@ def _request(words: list[str], name: str | None, file: str | None, run_async: bo
     if not words or words[0].endswith(".py"):
         hint = f"python {words[0]}" if words else "a command"
         raise typer.BadParameter(f"give {hint} to run; {_EXAMPLE}")
+    if words[0].startswith("-"):
+        raise typer.BadParameter(
+            f"kt run has no option {words[0]}; those of the command follow the command, {_EXAMPLE}"
+        )
     command = words[0] if len(words) == 1 else shlex.join(words)
     path = file or python_file(" ".join(words))
     if path is None:

@@ -175,7 +175,10 @@ def init_args(value: object) -> dict[str, Any]:
     try:
         encode("json", dict(value))
     except SerializationError as error:
-        raise SpecError(f"init_args: {error.message}") from error
+        raise SpecError(
+            f"init_args: {error.message}",
+            hint="give plain values that the constructor makes it of, or pass it to a method",
+        ) from error
     for key in _other_keys(value):
         warn(f"init_args: the key {key!r} arrives as text, because constructors get JSON")
         break

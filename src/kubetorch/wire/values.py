@@ -56,7 +56,8 @@ _TEXTS = frozenset({str})
 _DIGITS, _INTEGER_BITS = 4300, 2000
 #: Buffers that are smaller are copied: each of the others is a piece of its own.
 _COPIED = 4096
-_PICKLE = (
+#: What to do about a value of which nothing better is known.
+PICKLE = (
     'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
     "pickle"
 )
@@ -151,7 +152,7 @@ def encode(value: object, root: str = "result", mode: int = PLAIN) -> list[Buffe
         raise SerializationError(
             f"the {root or 'arguments'} cannot travel: a value contains itself, or it is nested "
             "too deep",
-            hint=_PICKLE,
+            hint=PICKLE,
         ) from error
     if not packer.is_tagged:
         return [text]
@@ -230,7 +231,7 @@ class Packer:
             self._places[id(value)] = value, offset
         return found
 
-    def refuse(self, value: object, why: str = "", hint: str = _PICKLE) -> NoReturn:
+    def refuse(self, value: object, why: str = "", hint: str = PICKLE) -> NoReturn:
         """Say that a value cannot travel."""
         what = name_of(type(value))
         article = "an" if what[0] in "aeiouAEIOU" else "a"
@@ -349,6 +350,12 @@ class Packer:
 
     def _missing(self, value: object, kind: type) -> NoReturn:
         where = exceptions.module_of(kind)
+        if find_class(where, kind.__qualname__, {}) is not None:
+            self.refuse(
+                value,
+                f" of an earlier definition of the class, which {where} has anew by now",
+                "make the value again, as by running the cell or the program that makes it",
+            )
         self.refuse(
             value,
             f", and there is no class {kind.__qualname__} in the module {where} to find it by",
@@ -373,8 +380,15 @@ _NOTHING = object()
 _HASHED = "whose class would have to hash it where it arrives"
 _UNHASHED = "use values that Python hashes itself, such as text, numbers and tuples of them"
 _ADVICE = {
-    "generator": (", which cannot travel", "yield from it: the function is a generator then"),
-    "memoryview": (", which cannot travel", "send bytes(...) of it"),
+    kind: (", which cannot travel", advice)
+    for kind, advice in {
+        "generator": "yield from it: the function is a generator then",
+        "memoryview": "send bytes(...) of it",
+        "argparse.Namespace": "send vars(...) of it",
+        "types.SimpleNamespace": "send vars(...) of it",
+        "kubetorch.sdk.fn.Fn": "send its service_name: kt.fn(name=...) is a handle of it there",
+        "kubetorch.sdk.cls.Cls": "send its service_name: kt.cls(name=...) is a handle of it there",
+    }.items()
 }
 #: Classes whose subclasses JSON carries, and what is left of one of those.
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (

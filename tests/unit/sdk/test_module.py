@@ -195,7 +195,7 @@ def test_init_args_are_for_classes_and_for_json():
     compute = kt.Compute()
     with pytest.raises(ValueError, match="train is a function"):
         kt.fn(train).to(compute, init_args={"x": 1}, dryrun=True)
-    with pytest.raises(ValueError, match="set"):
+    with pytest.raises(ValueError, match=r"set at \$\.x\nhint: give plain values"):
         kt.cls(Counter).to(compute, init_args={"x": {1, 2}}, dryrun=True)
     with pytest.raises(ValueError, match="dictionary"):
         kt.cls(Counter).to(compute, init_args=[1], dryrun=True)

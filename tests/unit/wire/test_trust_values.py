@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import datetime
@@ -358,6 +359,22 @@ def test_a_class_that_no_module_has_is_refused_where_it_is_sent() -> None:
     assert is_same(sent(Number.ONE), 1)
 
 
+def test_an_instance_of_a_class_that_was_defined_anew_is_refused_as_such() -> None:
+    def define() -> type:
+        made = dataclasses.make_dataclass("Redefined", ["a"])
+        made.__module__ = "kt_cells"
+        return made
+
+    old, new = define(), define()
+    _in_module("kt_cells", Redefined=new)
+    with pytest.raises(
+        SerializationError, match="of an earlier definition of the class, which kt_cells has anew"
+    ) as raised:
+        codecs.encode("values", old(1))
+    assert "make the value again" in str(raised.value.hint)
+    codecs.encode("values", new(1))
+
+
 # ------------------------------------------------------------------------------- what cannot travel
 
 
@@ -458,3 +475,10 @@ def test_large_buffers_are_not_copied() -> None:
     _, area = codecs.encode("values", {"a": data, "b": 1})
     assert isinstance(area, values.Gathered)
     assert any(isinstance(part, memoryview) and part.obj is data for part in area.parts)
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
+def test_a_namespace_is_refused_with_its_way_out(kind: type) -> None:
+    with pytest.raises(SerializationError) as raised:
+        codecs.encode("values", {"args": kind(lr=1)})
+    assert raised.value.hint == "send vars(...) of it"

@@ -279,7 +279,10 @@ class _Writer:
         try:
             segments = values.encode(value, name, values.EXACT)
         except SerializationError as error:
-            raise self._refusal(name, users, f"what cannot travel: {error.message}") from None
+            way_out = "" if error.hint in (None, values.PICKLE) else str(error.hint)
+            raise self._refusal(
+                name, users, f"what cannot travel: {error.message}", way_out
+            ) from None
         size = sum(map(len, segments))
         if size > VALUE_LIMIT:
             way_out = f"pass it to {self.target} as an argument, or put it into a volume"
