@@ -35,7 +35,7 @@ from kubetorch.errors import (
     SerializationError,
     SpecError,
 )
-from kubetorch.pod.ranks import RankGroup
+from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker import Worker

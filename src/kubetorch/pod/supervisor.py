@@ -23,7 +23,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.datastore.slots import CodeSlots, Slot
 from kubetorch.errors import CallableNotFoundError, CallRefusedError, DataStoreError, KubetorchError
 from kubetorch.lib import deadlines
-from kubetorch.pod import environment, frameworks, ray_node, reload
+from kubetorch.pod import environment, rank_environment, ray_node, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.environment import Interpreters, Prepared
@@ -32,7 +32,7 @@ from kubetorch.pod.image.images import Images
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.monarch_node import MonarchNode
 from kubetorch.pod.peers import Peers
-from kubetorch.pod.ranks import RankGroup
+from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.ray_node import RayNode
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
@@ -254,11 +254,11 @@ class GenerationLoader:
         specs = []
         for node, local in itertools.product(nodes, range(world.processes)):
             env = dict(wanted.env)
-            own = frameworks.rank_environ(spec.compute, world, node, local, env)
+            own = rank_environment.rank_environ(spec.compute, world, node, local, env)
             if distribution.distribution_type == "ray" and ray_node.OPERATED in self._environ:
                 paths = [self._code.shown(slot, path) for path in wanted.sys_path]
                 own |= ray_node.job_environ(paths, env)
-            rank = frameworks.rank_of(world, node, local)
+            rank = rank_environment.rank_of(world, node, local)
             threads = distribution.threads or wanted.threads
             specs.append(replace(wanted, own_env=tuple(own.items()), rank=rank, threads=threads))
         own_node = await self._kept_node(world.epoch)
@@ -303,7 +303,7 @@ class GenerationLoader:
             started = monarch = MonarchNode(
                 wanted.python, env, functools.partial(self._on_node_line, wanted.generation)
             )
-            starting = monarch.start(frameworks.monarch_hosts(world, distribution.port), node)
+            starting = monarch.start(rank_environment.monarch_hosts(world, distribution.port), node)
         try:
             async with deadlines.timeout(float(spec.compute.launch_timeout)):
                 await starting
@@ -366,7 +366,7 @@ class GenerationLoader:
         ordinals = [member.ordinal for member in members if member.pod == self._pod.pod]
         if spec.compute.broadcast is None or not ordinals:
             return {}
-        return frameworks.pool_environ(spec.compute, ordinals[0], members)
+        return rank_environment.pool_environ(spec.compute, ordinals[0], members)
 
     async def load_app(
         self, generation: int, spec: WorkloadSpec, *, make_room: Callable[[], Awaitable[None]]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import CallRefusedError, ProtocolError
-from kubetorch.wire import codecs, exceptions, frames, ranks
+from kubetorch.wire import codecs, exceptions, frames, rank_values
 
 Buffer = bytes | bytearray | memoryview
 
@@ -117,8 +117,8 @@ def value_of(
     if isinstance(outcome, Raised):
         raise exceptions.rebuild(outcome.failure, modules=modules)
     segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
-    if outcome.codec == ranks.CODEC:
-        entries = ranks.unpack(segments)
+    if outcome.codec == rank_values.CODEC:
+        entries = rank_values.unpack(segments)
         for one in entries:
             codecs.check_answer(one.codec, asked)
         return [codecs.decode(one.codec, one.segments, modules=modules) for one in entries]

@@ -21,10 +21,10 @@ from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.streams import GRANT_COUNT
 from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
-from kubetorch.wire import codecs, exceptions, ranks, routes
+from kubetorch.wire import codecs, exceptions, rank_values, routes
 from kubetorch.wire.calls import Returned, new_call_id
 from kubetorch.wire.frames import Body, Open, Progress
-from kubetorch.wire.ranks import Buffer
+from kubetorch.wire.rank_values import Buffer
 
 #: Bytes that the body of a `POST` may have, decompressed; streams take more.
 BODY_LIMIT = 64 * 1024 * 1024
@@ -209,8 +209,8 @@ async def _answer(result: _Returned, respond: Responder) -> None:
         if not respond.has_begun:
             await respond.begin(200, NDJSON)
         await respond.write(_lines("return", codec, segments), more=False)
-    elif codec == ranks.CODEC:
-        values = (_json(one.codec, one.segments) for one in ranks.unpack(segments))
+    elif codec == rank_values.CODEC:
+        values = (_json(one.codec, one.segments) for one in rank_values.unpack(segments))
         await respond.answer(200, b"[%b]" % b",".join(values), JSON)
     elif codec == "none" and len(segments) == 2:
         # Raw content and its type, which the user's code made itself.
@@ -221,11 +221,11 @@ async def _answer(result: _Returned, respond: Responder) -> None:
 
 def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
     """A value as a line of JSON; of a distributed service a line for each rank."""
-    if codec != ranks.CODEC:
+    if codec != rank_values.CODEC:
         return b'{"%b":%b}\n' % (key.encode(), _json(codec, segments))
     return b"".join(
         b'{"rank":%d,"%b":%b}\n' % (one.rank, key.encode(), _json(one.codec, one.segments))
-        for one in ranks.unpack(segments)
+        for one in rank_values.unpack(segments)
         # A rank that has ended returns its value with the others, at the end.
         if key == "return" or not one.is_streamed
     )

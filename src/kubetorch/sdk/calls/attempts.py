@@ -33,7 +33,7 @@ from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames, ranks
+from kubetorch.wire import calls, codecs, exceptions, frames, rank_values
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
@@ -114,7 +114,7 @@ class RankValues(list[Any]):
     """
 
     def __init__(self, segments: Sequence[Buffer], modules: Mapping[str, str], asked: str) -> None:
-        entries = ranks.unpack(segments)
+        entries = rank_values.unpack(segments)
         for one in entries:
             codecs.check_answer(one.codec, asked)
         values = (codecs.decode(one.codec, one.segments, modules=modules) for one in entries)
@@ -321,7 +321,7 @@ class Invocation:
         try:
             segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
             asked = self.body.codec
-            if body.codec == ranks.CODEC:
+            if body.codec == rank_values.CODEC:
                 value: object = RankValues(segments, self.target.modules, asked)
             else:
                 codecs.check_answer(body.codec, asked)

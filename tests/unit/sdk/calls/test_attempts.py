@@ -25,7 +25,7 @@ from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Location, Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
-from kubetorch.wire import codecs, exceptions, frames, ranks
+from kubetorch.wire import codecs, exceptions, frames, rank_values
 from kubetorch.wire.frames import Kind
 
 
@@ -155,9 +155,11 @@ def test_ranks_of_a_pod_that_is_gone_are_gone_with_it() -> None:
 
 
 def test_ranks_come_as_a_list_in_rank_order() -> None:
-    segments = ranks.pack([ranks.Entry(1, "json", [b'"b"']), ranks.Entry(0, "json", [b'"a"'])])
+    segments = rank_values.pack(
+        [rank_values.Entry(1, "json", [b'"b"']), rank_values.Entry(0, "json", [b'"a"'])]
+    )
     payload = b"".join(codecs.join(segments))
-    body = frames.Body(ranks.CODEC, tuple(map(len, segments)), len(payload))
+    body = frames.Body(rank_values.CODEC, tuple(map(len, segments)), len(payload))
     done = invocation().step(stream(), event(Kind.RESULT, frames.Result(body), payload))
     assert isinstance(done, Done)
     assert done.value == ["a", "b"]

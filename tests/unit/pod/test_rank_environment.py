@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kubetorch.pod import frameworks
+from kubetorch.pod import rank_environment
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire.messages import Member, World
@@ -21,7 +21,7 @@ def environ(framework="spmd", node=1, local=1, *, processes=2, members=MEMBERS, 
     around = more.pop("around", {})
     compute = ComputeSpec(distribution=DistributionSpec(distribution_type=framework), **more)
     world = World(1, 1, members, processes, ports)
-    return frameworks.rank_environ(compute, world, node, local, around)
+    return rank_environment.rank_environ(compute, world, node, local, around)
 
 
 def test_every_rank_is_counted_over_all_processes_of_all_pods():
@@ -119,7 +119,7 @@ def test_jax_counts_among_the_devices_that_it_sees(processes, around, expected):
 
 def test_a_pool_of_replicas_counts_pods_and_waits_for_nobody():
     compute = ComputeSpec(replicas=3)
-    found = frameworks.pool_environ(compute, 2, [*MEMBERS[:2], Member("t-9", 9, "")])
+    found = rank_environment.pool_environ(compute, 2, [*MEMBERS[:2], Member("t-9", 9, "")])
     assert found == {
         "WORLD_SIZE": "3",
         "RANK": "2",

@@ -5,8 +5,8 @@
                                └─ PeerPart ══ RankGroup    of another pod, and of those below it
 
 A call runs on all ranks of a world, whichever pod it reaches. What they return is put together in
-rank order without being decoded (`kubetorch.wire.ranks`). The first rank that fails ends the call:
-the others are cancelled, and what fails with them in the next moment is attached. See
+rank order without being decoded (`kubetorch.wire.rank_values`). The first rank that fails ends the
+call: the others are cancelled, and failures of the next moment are attached. See
 docs/design/ranks.md.
 """
 
@@ -48,11 +48,11 @@ from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker import CallSink, Worker
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
-from kubetorch.wire import codecs, exceptions, ranks
+from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Log, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
-from kubetorch.wire.ranks import Entry
+from kubetorch.wire.rank_values import Entry
 
 #: Seconds that the other ranks get to say how they ended once one has failed, and how long they
 #: get where that may be the consequence of a loss that is not known yet.
@@ -483,7 +483,7 @@ class Run:
                 entries += [entry._replace(is_streamed=True) for entry in ended]
             if not self.is_quiet and not self._failures:
                 sizes, payload = _together(entries)
-                self._sink.on_yield(ranks.CODEC, sizes, payload)
+                self._sink.on_yield(rank_values.CODEC, sizes, payload)
             for _, one in rounds:
                 one.release()
 
@@ -554,7 +554,7 @@ class Run:
         sizes, payload = _together(self._entries)
         is_streamed = any(entry.is_streamed for entry in self._entries)
         self._release()
-        self._sink.on_result(ranks.CODEC, sizes, payload, streamed=is_streamed)
+        self._sink.on_result(rank_values.CODEC, sizes, payload, streamed=is_streamed)
 
     def _conclude(self) -> None:
         """Answer with the failures that have come, unless they may be those of a loss."""
@@ -770,9 +770,9 @@ class PeerPart(RankPart):
     def entries(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> list[Entry]:
-        if codec != ranks.CODEC:
+        if codec != rank_values.CODEC:
             raise ProtocolError(f"pod {self._member.pod} answered a part of a call with {codec}")
-        return ranks.unpack(codecs.split(payload.view, sizes))
+        return rank_values.unpack(codecs.split(payload.view, sizes))
 
     def on_log(self, log: Log) -> None:
         if not self.run.is_quiet:
@@ -954,7 +954,7 @@ def _share(payload: Payload, count: int) -> list[Payload]:
 
 def _together(entries: Sequence[Entry]) -> tuple[tuple[int, ...], Payload]:
     """One payload with the values of several ranks."""
-    segments = ranks.pack(entries)
+    segments = rank_values.pack(entries)
     sizes = tuple(len(one) for one in segments)
     _, total = codecs.layout(sizes)
     if total >= _LARGE:

@@ -3,14 +3,14 @@
 import pytest
 
 from kubetorch.errors import ProtocolError
-from kubetorch.wire import ranks
-from kubetorch.wire.ranks import Entry
+from kubetorch.wire import rank_values
+from kubetorch.wire.rank_values import Entry
 
 
 def test_entries_come_back_in_rank_order():
     entries = [Entry(3, "pickle", [b"a", b"bc"]), Entry(1, "json", [b"1"], True)]
 
-    found = ranks.unpack(ranks.pack(entries))
+    found = rank_values.unpack(rank_values.pack(entries))
 
     assert [(one.rank, one.codec, list(one.segments), one.is_streamed) for one in found] == [
         (1, "json", [b"1"], True),
@@ -21,4 +21,4 @@ def test_entries_come_back_in_rank_order():
 @pytest.mark.parametrize("segments", [[], [b"x"], [b"[1]"], [b'[[0,"json",2,false]]', b"1"]])
 def test_other_payloads_are_refused(segments):
     with pytest.raises(ProtocolError):
-        ranks.unpack(segments)
+        rank_values.unpack(segments)

@@ -26,14 +26,14 @@ from kubetorch.errors import (
 from kubetorch.lib import memory
 from kubetorch.pod.membership import REPEAT, Membership
 from kubetorch.pod.peers import PeerSink, fan_out
-from kubetorch.pod.ranks import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
+from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
 from kubetorch.pod.worker_process.output import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.distribution import DistributionSpec
-from kubetorch.wire import codecs, exceptions, ranks
+from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.frames import Log, Open, Part, Progress
 from kubetorch.wire.messages import LostMember, Member, Members, Regroup, World
-from kubetorch.wire.ranks import Entry
+from kubetorch.wire.rank_values import Entry
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, line, make_calls, opening
 from tests.unit.pod.fakes import spec as workload
 
@@ -102,13 +102,13 @@ class Peers:
 
 
 def packed(entries: Sequence[Entry]) -> tuple[str, list[int], OwnedPayload]:
-    segments = ranks.pack(entries)
+    segments = rank_values.pack(entries)
     sizes = [len(one) for one in segments]
-    return ranks.CODEC, sizes, OwnedPayload(b"".join(codecs.join(segments)))
+    return rank_values.CODEC, sizes, OwnedPayload(b"".join(codecs.join(segments)))
 
 
 def values(sizes: Sequence[int], payload: Payload) -> dict[int, Any]:
-    found = ranks.unpack(codecs.split(payload.view, sizes))
+    found = rank_values.unpack(codecs.split(payload.view, sizes))
     return {one.rank: codecs.decode(one.codec, one.segments) for one in found}
 
 
@@ -132,16 +132,16 @@ class Sink:
         self.reports.append(report)
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        assert codec == ranks.CODEC
+        assert codec == rank_values.CODEC
         self.rounds.append(values(sizes, payload))
-        entries = ranks.unpack(codecs.split(payload.view, sizes))
+        entries = rank_values.unpack(codecs.split(payload.view, sizes))
         self.ended.append({one.rank for one in entries if one.is_streamed})
 
     def on_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
         self.ends += 1
-        self.result = values(sizes, payload) if codec == ranks.CODEC else bytes(payload.view)
+        self.result = values(sizes, payload) if codec == rank_values.CODEC else bytes(payload.view)
 
     def on_failing(self, failure: bytes) -> None:
         self.failing = exceptions.parse_json(failure)
