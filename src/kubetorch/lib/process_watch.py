@@ -1,4 +1,4 @@
-"""Processes under an event loop: their ends, the lines that they print, programs run to their end.
+"""Processes under an event loop: their ends, the lines that they print, programs, orphans.
 
 Linux reports the end of a process through a pidfd, macOS through a kqueue; both are
 descriptors that an event loop can wait for.
@@ -14,9 +14,15 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 
 from kubetorch.lib import processes
 
+#: Seconds from the end of a child until orphans are looked for: one look for many of them.
+ORPHAN_DELAY = 1.0
+#: Seconds after which nobody waits for the leader of a session any more; killing takes up to 10.
+LEADER_DELAY = 30.0
 #: Number of the system call, the same on every architecture.
 _PIDFD_OPEN = 434
 
@@ -208,3 +214,74 @@ async def run(
             reader.drain()
     status = processes.exit_status(pid)
     return 1 if status is None else status
+
+
+class OrphanReaper:
+    """Reaps orphans, as long as it is started.
+
+    Workers and zygotes have somebody who waits for them. They lead a session each, as a few orphans
+    do too: a leader is taken only when it has been left alone for long.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        # Leaders of sessions that have ended, and when that was seen first.
+        self._leaders: dict[int, float] = {}
+
+    def start(self) -> None:
+        """Look for orphans whenever a child ends."""
+        # Not the loop's own add_signal_handler: uvloop keeps this signal for itself.
+        signal.signal(signal.SIGCHLD, self._on_signal)
+
+    def stop(self) -> None:
+        """Look no more."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._look_in, ORPHAN_DELAY)
+
+    def _look_in(self, delay: float) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        leaders: dict[int, float] = {}
+        for pid in _children():
+            leads = _leads_session(pid)
+            if leads is None:
+                continue
+            since = self._leaders.get(pid, now)
+            if not leads or now - since >= LEADER_DELAY:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            else:
+                leaders[pid] = since
+        self._leaders = leaders
+        if leaders:
+            self._look_in(LEADER_DELAY)
+
+
+def _children() -> list[int]:
+    """The children of this process; none where the system does not say."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path("/proc/self/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _leads_session(pid: int) -> bool | None:
+    """Whether a process that has ended led its session; `None` if it lives or is gone."""
+    try:
+        # The name, in parentheses, may have spaces and parentheses in it.
+        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    state, session = fields[0], int(fields[3])
+    return session == pid if state == b"Z" else None

@@ -20,6 +20,7 @@ from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import files, http_server, memory, processes, proxy, websocket
+from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.websocket import Endpoint
 from kubetorch.pod import environment, identity
 from kubetorch.pod.apps.process import AppHost
@@ -34,19 +35,19 @@ from kubetorch.pod.environment import (
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
-from kubetorch.pod.image.images import Images
+from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import KnativeKeepAlive
 from kubetorch.pod.logs import AgentLines, LogLine, PodLog
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
-from kubetorch.pod.pod_processes import MemoryLimit, OrphanReaper
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.session import HEARTBEAT, RANK_HEARTBEAT, ControllerAddress, Session
 from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import Worker, WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS

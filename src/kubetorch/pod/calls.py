@@ -37,7 +37,7 @@ from kubetorch.errors import (
 )
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import Worker
 from kubetorch.pod.worker_process.worker_socket import Payload
 from kubetorch.specs.callable import CALLABLES

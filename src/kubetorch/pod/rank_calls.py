@@ -44,7 +44,7 @@ from kubetorch.lib.memory import Memory
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
 from kubetorch.pod.user_process.protocol import INLINE
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import CallSink, Worker
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec

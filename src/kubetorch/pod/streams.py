@@ -28,7 +28,7 @@ from kubetorch.lib.asgi import refusal
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.http.auth import Guard, refused
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin

@@ -28,7 +28,7 @@ from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.environment import Interpreters, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
-from kubetorch.pod.image.images import Images
+from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.monarch_node import MonarchNode
 from kubetorch.pod.peers import Peers
@@ -36,7 +36,7 @@ from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.ray_node import RayNode
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 from kubetorch.pod.calls import Call, Calls
 from kubetorch.pod.results import Outcomes
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.specs.callable import CallableRef

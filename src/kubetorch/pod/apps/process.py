@@ -30,7 +30,7 @@ from kubetorch.lib.changes import Changes
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.http1 import AnswerReader, encoded, request_head
 from kubetorch.lib.process_watch import ExitWatch
-from kubetorch.pod.worker_process.output import Line, Output
+from kubetorch.pod.worker_process.log_lines import Line, LogPipe
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
 from kubetorch.wire.messages import AppView
@@ -204,7 +204,7 @@ class AppProcess:
         finally:
             os.close(theirs)
         self.started = time.time()
-        self._output = Output(output, b"\x1eKT" + os.urandom(13), self._deliver)
+        self._output = LogPipe(output, b"\x1eKT" + os.urandom(13), self._deliver)
         self._watch = ExitWatch(self.pid, self._on_end)
 
     # ------------------------------------------------------------------------------------ state

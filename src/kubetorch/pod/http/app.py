@@ -26,7 +26,7 @@ from kubetorch.pod.calls import Calls
 from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
 from kubetorch.pod.image import commands
-from kubetorch.pod.image.images import Images
+from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.supervisor import Supervisor

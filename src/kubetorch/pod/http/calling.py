@@ -19,7 +19,7 @@ from kubetorch.errors import ProtocolError, SerializationError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.streams import GRANT_COUNT
-from kubetorch.pod.worker_process.output import Line
+from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
 from kubetorch.wire import codecs, exceptions, rank_values, routes
 from kubetorch.wire.calls import Returned, new_call_id

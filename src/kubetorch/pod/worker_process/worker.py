@@ -2,7 +2,7 @@
 
 WorkerHost ── Zygotes ── Zygote ══ zygote process
     │                                  │ forks
-    └─ Worker ── WorkerSocket, Output ══ worker process
+    └─ Worker ── WorkerSocket, LogPipe ══ worker process
 
 Everything here runs on the agent's event loop; what a call produces is handed to its `CallSink`
 right in the loop's callback. See docs/design/workers.md.
@@ -38,7 +38,7 @@ from kubetorch.lib import deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import Frame
-from kubetorch.pod.worker_process.output import Line, Output
+from kubetorch.pod.worker_process.log_lines import Line, LogPipe
 from kubetorch.pod.worker_process.stacks import StackFile
 from kubetorch.pod.worker_process.worker_socket import Payload, WorkerSocket
 from kubetorch.pod.worker_process.zygotes import (
@@ -211,7 +211,7 @@ class Worker:
         self._preempted = asyncio.Event()
         self._kills = OomKills(self.pid)
         self._nonce = b"\x1eKT" + os.urandom(13)
-        self._output = Output(process.output, self._nonce, self._deliver)
+        self._output = LogPipe(process.output, self._nonce, self._deliver)
         # At its end the process is about to end too, or user code closed the socket: nothing more
         # can come.
         self._socket = WorkerSocket(process.sock, self._on_frame, lambda: self.abort(None))

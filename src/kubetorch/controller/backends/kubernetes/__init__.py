@@ -4,7 +4,7 @@ backend ──► prepare          what pods need before they can start: account
    │   ──► apply, objects   what there should be: objects, applied when they differ
    │   ──► adopt            what an earlier controller applied
    │   ──► pods             what there is: pods as they change, and as `PodStatus`
-   │   ──► pod_owners       which of them are a workload's; refused_pods: which end
+   │   ──► pod_owners       which of them are a workload's; mount_refusals: which end
    │   ──► cluster_watch    what happens around pods, and the verdicts on launches
    └────► launch_failures   why a launch cannot succeed, or waits: pure
 secrets, volumes             the backend's stores

@@ -29,6 +29,7 @@ from kubetorch.controller.backends.kubernetes.launch_watch import (
     ClusterWatch,
     LaunchVerdicts,
 )
+from kubetorch.controller.backends.kubernetes.mount_refusals import RefusedPods
 from kubetorch.controller.backends.kubernetes.objects import (
     AppliedWorkload,
     ObjectReplacement,
@@ -45,7 +46,6 @@ from kubetorch.controller.backends.kubernetes.pods import (
     root_image,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
-from kubetorch.controller.backends.kubernetes.refused_pods import RefusedPods
 from kubetorch.errors import (
     AdmissionError,
     KubernetesNotFoundError,

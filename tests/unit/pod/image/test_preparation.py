@@ -1,4 +1,4 @@
-from kubetorch.pod.image.images import RanSteps, StepRecords
+from kubetorch.pod.image.preparation import RanSteps, StepRecords
 from kubetorch.specs.image import PipStep, RunStep
 
 A, B, FORCED = PipStep("a"), PipStep("b"), RunStep("c", force=True)

@@ -1,4 +1,4 @@
-"""Lines out of a worker's pipe of output; pure but for `Output`, which reads the pipe.
+"""Lines out of a worker's pipe of output; pure but for `LogPipe`, which reads the pipe.
 
 See docs/design/logs.md and `kubetorch.pod.user_process.protocol`.
 """
@@ -233,7 +233,7 @@ def _character_end(data: bytearray, limit: int) -> int:
     return limit
 
 
-class Output:
+class LogPipe:
     """The agent's end of a worker's pipe, which the event loop reads."""
 
     def __init__(self, descriptor: int, nonce: bytes, on_line: Callable[[Line], None]) -> None:

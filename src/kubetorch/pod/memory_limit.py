@@ -1,0 +1,87 @@
+"""The memory limit of a pod of the local backend, which its agent enforces."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from kubetorch.errors import OutOfMemoryError
+from kubetorch.lib import processes
+
+#: Seconds between two looks.
+INTERVAL = 0.05
+# A look takes at most this share of the time.
+_SHARE = 0.05
+_log = logging.getLogger(__name__)
+
+
+class Process(Protocol):
+    """A worker or an app."""
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    def abort(self, error: OutOfMemoryError) -> None:
+        """End it, for this reason."""
+
+
+class MemoryLimit:
+    """Ends the worker or app that uses most memory when the pod uses more than its limit."""
+
+    def __init__(
+        self, limit: int, *, pod_name: str, processes: Callable[[], Collection[Process]]
+    ) -> None:
+        self._limit = limit
+        self._pod_name = pod_name
+        self._processes = processes
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._timer = self._loop.call_later(INTERVAL, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        begun = self._loop.time()
+        pids = processes.descendants(os.getpid())
+        if processes.resident(pids) > self._limit:
+            used = processes.proportional(pids)
+            if used > self._limit:
+                self._end_largest(used)
+        cost = self._loop.time() - begun
+        self._timer = self._loop.call_later(max(INTERVAL, cost / _SHARE), self._look)
+
+    def _end_largest(self, used: int) -> None:
+        sizes = {
+            worker: processes.proportional(processes.descendants(worker.pid))
+            for worker in self._processes()
+            if worker.is_alive
+        }
+        if not sizes:
+            return
+        largest = max(sizes, key=lambda worker: sizes[worker])
+        limit, found = processes.written(self._limit), processes.written(used)
+        _log.warning("memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit, found)
+        error = OutOfMemoryError(
+            f"the worker in {self._pod_name} was killed: the pod used {found} of memory, and its "
+            f"limit is {limit}",
+            exit_code=-signal.SIGKILL,
+            hint="resources.limits.memory in the manifest, or in service_template, allows more",
+        )
+        error.pod_name = self._pod_name
+        error.limit_bytes, error.used_bytes = self._limit, used
+        largest.abort(error)
