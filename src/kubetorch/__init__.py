@@ -80,9 +80,9 @@ if TYPE_CHECKING:
     from kubetorch.errors import WorkerMembershipChanged as WorkerMembershipChanged
     from kubetorch.errors import WorkerRecycledError as WorkerRecycledError
     from kubetorch.errors import WorkloadError as WorkloadError
+    from kubetorch.sdk import backend as globals
     from kubetorch.sdk import distributed as distributed
     from kubetorch.sdk import images as images
-    from kubetorch.sdk import services as globals
     from kubetorch.sdk.app import App as App
     from kubetorch.sdk.app import app as app
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
@@ -245,7 +245,7 @@ _MODULES = {
     "distributed": "kubetorch.sdk.distributed",
     "fn": "kubetorch.sdk.fn",
     "get": "kubetorch.sdk.data_store",
-    "globals": "kubetorch.sdk.services",
+    "globals": "kubetorch.sdk.backend",
     "images": "kubetorch.sdk.images",
     "ls": "kubetorch.sdk.data_store",
     "on_preempt": "kubetorch.sdk.preemption",

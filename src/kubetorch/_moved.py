@@ -52,7 +52,7 @@ _EARLIER = {
     "kubetorch.globals": {
         **_all("DebugConfig LoggingConfig MetricsConfig config"),
         "ControllerClient": "kubetorch.sdk.controller.Controller",
-        "*": "kubetorch.sdk.services",
+        "*": "kubetorch.sdk.backend",
     },
     "kubetorch.provisioning.autoscaling": {
         **_all("AutoScalingError"),

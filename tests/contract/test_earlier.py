@@ -24,7 +24,7 @@ from kubetorch.controller.cluster import resource
 from kubetorch.controller.state import SqliteState
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import calls, codecs
 
@@ -189,10 +189,10 @@ def test_trust_what_is_set_in_a_module_of_0_5_is_set() -> None:
         sys.modules.pop("kubetorch.globals", None)
         globals_ = importlib.import_module("kubetorch.globals")
     assert globals_.config is kt.config
-    assert globals_.controller_client is services.controller_client
+    assert globals_.controller_client is backend.controller_client
     try:
         globals_.disable_decorators = True
-        assert services.disable_decorators is True
+        assert backend.disable_decorators is True
     finally:
         globals_.disable_decorators = False
-    assert services.disable_decorators is False
+    assert backend.disable_decorators is False

@@ -63,7 +63,7 @@ def test_declaring_a_function_loads_nothing_that_only_verbs_need() -> None:
 
 
 def test_a_program_that_calls_loads_neither_servers_nor_a_terminal_library() -> None:
-    loaded = _loaded_by("import kubetorch.sdk.fn, kubetorch.sdk.services, kubetorch.local.lifetime")
+    loaded = _loaded_by("import kubetorch.sdk.fn, kubetorch.sdk.backend, kubetorch.local.lifetime")
     assert loaded & (SERVERS | TERMINAL | {"sqlite3", "yaml"}) == set()
 
 

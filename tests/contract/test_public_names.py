@@ -113,7 +113,7 @@ def test_names_mean_the_same_whatever_was_imported_before(first):
     )
 
     assert in_a_new_process(code) == (
-        "KubetorchConfig function function kubetorch.sdk.services True"
+        "KubetorchConfig function function kubetorch.sdk.backend True"
     )
 
 

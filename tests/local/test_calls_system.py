@@ -22,7 +22,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.errors import CallRefusedError
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.route import Location
 from tests.local.calling import InThread, until
@@ -132,7 +132,7 @@ def lab(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield kt.cls(module.Lab).to(compute)
     finally:
         sys.path.remove(str(folder))
-        services.route(services.session(), *_name()).close()
+        backend.route(backend.session(), *_name()).close()
 
 
 def _name() -> tuple[str, str]:
@@ -140,7 +140,7 @@ def _name() -> tuple[str, str]:
 
 
 def _agent_of(lab: Any) -> psutil.Process:
-    view = services.session().ask(lambda asked: asked.get_workload(*_name()))
+    view = backend.session().ask(lambda asked: asked.get_workload(*_name()))
     assert view.pods[0].pid
     return psutil.Process(view.pods[0].pid)
 
@@ -274,8 +274,8 @@ def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
 
 def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_path: Path) -> None:
     lab.echo(1)
-    route = services.route(services.session(), *_name())
-    view = services.session().ask(lambda asked: asked.get_workload(*_name()))
+    route = backend.route(backend.session(), *_name())
+    view = backend.session().ask(lambda asked: asked.get_workload(*_name()))
     trace = tmp_path / "trace"
     with Relay(int(view.pods[0].url.rpartition(":")[2])) as relay:
         route.locate(Location((relay.url,), view.token))
@@ -289,13 +289,13 @@ def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_pa
 
 
 def test_fault_a_local_service_killed_does_not_disturb_calls(lab: Any) -> None:
-    pid = services.controller_client().get_status().pid
+    pid = backend.controller_client().get_status().pid
     call = InThread(lab.sleep, 0.5)
     time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     assert call.join().value == 0.5
     assert lab.echo(2) == 2
-    assert services.session().ask(lambda asked: asked.get_status()).pid != pid
+    assert backend.session().ask(lambda asked: asked.get_status()).pid != pid
 
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])
@@ -435,7 +435,7 @@ def test_a_generator_that_is_repeated_with_its_key_is_an_error_and_not_empty(
 def test_threads_share_one_connection_and_leave_none_behind(lab: Any) -> None:
     threads = [InThread(lambda: [lab.echo(n) for n in range(50)]) for _ in range(16)]
     assert all(thread.join().value == list(range(50)) for thread in threads)
-    assert len(services.route(services.session(), *_name())._streams) == 1
+    assert len(backend.route(backend.session(), *_name())._streams) == 1
     assert threading.active_count() < 30
 
 

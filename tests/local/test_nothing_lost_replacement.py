@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 import kubetorch as kt
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from shared import WHOLE
 
 JOBS = """
@@ -280,11 +280,11 @@ def test_nothing_lost_03_a_spawned_call_that_nobody_asks_for_takes_no_notice_awa
     with pytest.raises(kt.WorkerDiedError):
         notes.die(slow=True)
     # As of a program that knows no instance, and while there is none.
-    services.forget(services.session(), "default", notes.service_name)
+    backend.forget(backend.session(), "default", notes.service_name)
     unread = notes.add.spawn(1)
     while kt.CallHandle.from_id(unread.id).status() == "running":
         time.sleep(0.05)
-    services.forget(services.session(), "default", notes.service_name)
+    backend.forget(backend.session(), "default", notes.service_name)
     if way == "error":
         with pytest.raises(kt.InstanceReplacedError):
             notes.add(2)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import kubetorch as kt
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from tests.local.user_project import UserProject
 
 JOBS = """
@@ -50,7 +50,7 @@ def test_nothing_lost_01_what_is_open_says_that_its_service_was_torn_down(tmp_pa
     values = count()
     next(values)
     # The program forgets the service before its pod has said anything.
-    services.forget(services.session(), "default", count.service_name)
+    backend.forget(backend.session(), "default", count.service_name)
     with pytest.raises(kt.ServiceNotFoundError, match="torn down"):
         for _ in values:
             pass

@@ -12,7 +12,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.local import lifetime
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from tests.local.fake_cluster import CONTROLLER, FakeCluster
 
 SOURCE = """
@@ -45,7 +45,7 @@ def cluster(service, tmp_path, monkeypatch):
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
         monkeypatch.setenv("KT_BACKEND", "kubernetes")
         yield cluster
-        services.close_all()
+        backend.close_all()
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_refused_port_forward_of_the_controller_says_which_right_is_missing(cl
     cluster.refused["forward controller"] = 403
 
     with pytest.raises(kt.errors.KubernetesForbiddenError, match="pods/portforward") as caught:
-        services.controller_client().get_status()
+        backend.controller_client().get_status()
     assert "Role" in str(caught.value.hint)
 
 
@@ -185,7 +185,7 @@ def test_without_a_token_the_error_says_how_to_grant_one(cluster):
     cluster.refused["token kubetorch-admin"] = 403
 
     with pytest.raises(kt.errors.KubernetesCredentialsError) as caught:
-        services.controller_client().get_status()
+        backend.controller_client().get_status()
     assert "kubectl create role kubetorch-login" in str(caught.value.hint)
     assert "serviceaccounts/token" in str(caught.value.hint)
 
@@ -195,7 +195,7 @@ def test_a_bearer_token_of_the_kubeconfig_is_the_login(cluster, service, tmp_pat
     file = cluster.kubeconfig(tmp_path / "other", token=service.token)
     monkeypatch.setenv("KUBECONFIG", str(file))
 
-    assert services.controller_client().get_status().backend == "local"
+    assert backend.controller_client().get_status().backend == "local"
     assert cluster.tokens == []
 
 
@@ -205,7 +205,7 @@ def test_a_cluster_without_kubetorch_is_an_error_that_says_so(cluster):
     with pytest.raises(
         kt.errors.ConfigError, match="not installed in namespace kubetorch"
     ) as caught:
-        services.controller_client().get_status()
+        backend.controller_client().get_status()
     assert "kt install" in str(caught.value.hint)
 
 
@@ -240,7 +240,7 @@ def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
     change(cluster)
     begun = time.monotonic()
 
-    found = services.session()
+    found = backend.session()
 
     assert (type(found.transport).__name__ == "PortForwardTransport") is is_cluster
     assert time.monotonic() - begun < 3.0
@@ -255,7 +255,7 @@ def test_auto_waits_no_longer_for_a_server_that_says_nothing(by_default):
         by_default.write_text(old.replace("https://127.0.0.1:", f"https://127.0.0.1:{port}#"))
         begun = time.monotonic()
 
-        assert type(services.session().transport).__name__ == "DirectTransport"
+        assert type(backend.session().transport).__name__ == "DirectTransport"
         assert 1.0 < time.monotonic() - begun < 2.5
 
 
@@ -283,7 +283,7 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
         handle = double.spawn(4)
         assert handle.get(10) == 8
         assert double.compute.run_bash("echo $POD_NAME") is not None
-        assert type(services.session().transport).__name__ == "DirectTransport"
+        assert type(backend.session().transport).__name__ == "DirectTransport"
         assert CONTROLLER in cluster.forwarded
     finally:
         double.teardown()

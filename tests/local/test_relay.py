@@ -11,7 +11,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.local import lifetime
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from tests.local.fake_apiserver import Authority
 from tests.local.fake_cluster import CONTROLLER, FakeCluster
 from tests.local.user_project import UserProject
@@ -38,7 +38,7 @@ def cluster(service, tmp_path, monkeypatch):
         monkeypatch.setenv("KUBECONFIG", str(file))
         monkeypatch.setenv("KT_BACKEND", "kubernetes")
         yield cluster
-        services.close_all()
+        backend.close_all()
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_calls_go_through_tls(cluster, ingress, jobs, monkeypatch):
         assert double.endpoint() == f"{ingress}/default/{double.service_name}/double"
     finally:
         double.teardown()
-        services.close_all()
+        backend.close_all()
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(cluster, ingress, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(cluster, ingress, monk
     monkeypatch.delenv("SSL_CERT_FILE")
 
     with pytest.raises(kt.errors.KubetorchError, match="certificate"):
-        services.controller_client().get_status()
+        backend.controller_client().get_status()
 
 
 def test_calls_pass_through_the_controller_where_ports_may_not_be_forwarded(cluster, jobs):
@@ -221,4 +221,4 @@ def test_a_token_does_not_travel_unencrypted(cluster, monkeypatch):
     monkeypatch.setenv("KT_API_URL", "http://kubetorch.example.com")
 
     with pytest.raises(kt.errors.ConfigError, match="unencrypted"):
-        services.session()
+        backend.session()

@@ -11,7 +11,7 @@ import typer
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.local import lifetime
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 
 
 def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -19,9 +19,9 @@ def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         if lifetime.find() is None:
             return []
-        services.be_quiet()
+        backend.be_quiet()
         namespace: str = ctx.params.get("namespace") or config.namespace
-        found = services.session().ask(lambda asked: asked.list_workloads(namespace))
+        found = backend.session().ask(lambda asked: asked.list_workloads(namespace))
     except KubetorchError:
         return []
     return sorted(view.spec.name for view in found if view.spec.name.startswith(incomplete))

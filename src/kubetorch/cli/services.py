@@ -11,7 +11,7 @@ from kubetorch.cli.views import mode
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import KubernetesUnavailableError, ServiceNotFoundError, SpecError
-from kubetorch.sdk import services as sdk
+from kubetorch.sdk import backend as sdk
 from kubetorch.sdk.calls import options, target
 from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.handles import CallHandle

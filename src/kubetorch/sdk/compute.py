@@ -15,7 +15,7 @@ from kubetorch.config import environment
 from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import labels as known_labels
-from kubetorch.sdk import compute_parameters, inpod, parameters, services
+from kubetorch.sdk import backend, compute_parameters, inpod, parameters
 from kubetorch.sdk.compute_parameters import ABSENT, PARAMETERS
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.read_only import shown
@@ -943,7 +943,7 @@ class Compute:
     def session(self) -> Session:
         """The way to the controller: in the cluster of its kubeconfig, if it names one."""
         # That of a service that was found is a path of another machine, perhaps.
-        return services.session(None if self._is_found else self._spec.kubeconfig_path)
+        return backend.session(None if self._is_found else self._spec.kubeconfig_path)
 
     def _pods(self) -> ComputePods:
         if self._service_name is None:

@@ -15,7 +15,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
-from kubetorch.sdk import logs, parameters, service_logs, services, shells
+from kubetorch.sdk import backend, logs, parameters, service_logs, shells
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.deploys import attachments
 from kubetorch.sdk.image import Image
@@ -165,7 +165,7 @@ class ComputePods:
     def local_port(self) -> int:
         """A port of this machine that leads to the pods."""
         view = self._view()
-        return services.port_of(self._session, view.spec.namespace, view.spec.name)
+        return backend.port_of(self._session, view.spec.namespace, view.spec.name)
 
     def open_shell(self, pod_name: str | None) -> None:
         """Run a shell on this program's terminal, in the oldest pod if none is named."""

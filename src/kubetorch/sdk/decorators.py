@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.compute import ComputeArguments
 
 #: Where programs switch all decorators off: `kt.globals.disable_decorators = True`.
-_GLOBALS = "kubetorch.sdk.services"
+_GLOBALS = "kubetorch.sdk.backend"
 
 
 T = TypeVar("T")

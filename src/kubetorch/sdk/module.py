@@ -17,7 +17,7 @@ from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
 from kubetorch.lib import terminal
-from kubetorch.sdk import inpod, parameters, services
+from kubetorch.sdk import backend, inpod, parameters
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import (
@@ -135,7 +135,7 @@ class Module(Generic[HandleT]):
         """The way to the controller, in the cluster that the compute names."""
         if self._compute is not None:
             return self._compute.session()
-        return services.session()
+        return backend.session()
 
     # ------------------------------------------------------------------------------------ names
 
@@ -466,7 +466,7 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            services.delete(self._session(), self.namespace, self.service_name)
+            backend.delete(self._session(), self.namespace, self.service_name)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -604,7 +604,7 @@ class Module(Generic[HandleT]):
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(
                 f"there is no service {looked_for} in namespace {self.namespace!r}",
-                hint=services.near_services(self._session(), self.namespace, self.name)
+                hint=backend.near_services(self._session(), self.namespace, self.name)
                 if self._source is None
                 else "deploy it with .to(kt.Compute(...))",
             )
@@ -615,7 +615,7 @@ class Module(Generic[HandleT]):
         """Say whose service it is that a bare name has led to."""
         is_bare = found.spec.name == names.service_name(self._name) and not self._reload_prefixes
         if is_bare and self._service_name is None:
-            services.say_whose(self._session(), found)
+            backend.say_whose(self._session(), found)
 
     def _accept(self, view: WorkloadView) -> None:
         """Be the service that a deploy or a look-up found."""
@@ -630,7 +630,7 @@ class Module(Generic[HandleT]):
         self._found = spec.callable
         self._view = view
         self._callers.clear()
-        services.remember(self._session(), view)
+        backend.remember(self._session(), view)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -648,7 +648,7 @@ class Module(Generic[HandleT]):
                 raise target.failure_of(view, self._source)
         caller = Caller(
             target.describe(view, method, self._source, self.logging_config),
-            services.route(self._session(), view.spec.namespace, view.spec.name),
+            backend.route(self._session(), view.spec.namespace, view.spec.name),
             replace(self._options, stream_logs=self._given_stream_logs),
             (self, method),
         )
@@ -669,7 +669,7 @@ class Module(Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        return services.base_url(self._session(), self._known())
+        return backend.base_url(self._session(), self._known())
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.

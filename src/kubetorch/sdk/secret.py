@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from kubetorch.config.settings import config
 from kubetorch.errors import SecretNotFound, SpecError
 from kubetorch.lib.secret_bytes import SecretBytes
-from kubetorch.sdk import credentials, inpod, parameters, services
+from kubetorch.sdk import backend, credentials, inpod, parameters
 from kubetorch.sdk.credentials import Credentials, EnvVars, SecretSource
 from kubetorch.specs import names
 from kubetorch.specs import secret as specs
@@ -216,7 +216,7 @@ class Secret:
         if inpod.is_importing():
             # A module that a pod imports must not ask anybody.
             return cls.reference(name, namespace=namespace)
-        session = services.session()
+        session = backend.session()
         try:
             view = session.ask(lambda asked: asked.secrets.find(where, name))
             values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError, did_you_mean
-from kubetorch.sdk import inpod, parameters, services
+from kubetorch.sdk import backend, inpod, parameters
 from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
@@ -110,7 +110,7 @@ class Volume:
         volume._reference = VolumeSpec(claim, place, namespace=namespace, claim=claim)
         if inpod.is_importing():
             return volume  # a module that a pod imports must not ask anybody
-        found = services.session().ask(lambda asked: asked.volumes.get(where, claim))
+        found = backend.session().ask(lambda asked: asked.volumes.get(where, claim))
         if found is not None:
             place = path or found.spec.mount_path
             volume._spec = VolumeSpec(
@@ -127,7 +127,7 @@ class Volume:
                 volume._reference, mount_path=place, access_mode=found.spec.access_mode
             )
         elif namespace is not None or not _may_be_elsewhere(claim):
-            raise services.session().ask(lambda asked: missing(asked, claim, where))
+            raise backend.session().ask(lambda asked: missing(asked, claim, where))
         return volume
 
     # --------------------------------------------------------------------------------- questions
@@ -190,7 +190,7 @@ class Volume:
         if found is not None:
             return found.storage_class
         namespace = self.namespace
-        return services.session().ask(
+        return backend.session().ask(
             lambda asked: asked.volumes.storage_class(spec.access_mode, namespace)
         )
 
@@ -236,7 +236,7 @@ class Volume:
             if found is None:
                 raise self._missing()
         else:
-            found = services.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
+            found = backend.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
         # Declaring a volume loads no manifests.
         from kubetorch.manifests import storage  # noqa: PLC0415
 
@@ -267,7 +267,7 @@ class Volume:
             )
         seconds = timeout if wait else 0.0
         try:
-            gone = services.session().ask(
+            gone = backend.session().ask(
                 lambda asked: asked.volumes.delete(where, spec.claim_name, wait=seconds)
             )
         except VolumeNotFoundError as error:
@@ -290,15 +290,15 @@ class Volume:
         found = self._view()
         if found is None:
             raise self._missing()
-        shells.run_in_volume(services.session(), found, mount_path=self.mount_path, image=image)
+        shells.run_in_volume(backend.session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
         where, claim = self.namespace, self.pvc_name
-        return services.session().ask(lambda asked: asked.volumes.get(where, claim))
+        return backend.session().ask(lambda asked: asked.volumes.get(where, claim))
 
     def _missing(self) -> VolumeNotFoundError:
         where, claim = self.namespace, self.pvc_name
-        return services.session().ask(lambda asked: missing(asked, claim, where))
+        return backend.session().ask(lambda asked: missing(asked, claim, where))
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -328,7 +328,7 @@ class Volume:
 def _may_be_elsewhere(claim: str) -> bool:
     """Whether another namespace, which a service may be in, has a volume of that name."""
     try:
-        found = services.session().ask(lambda asked: asked.volumes.list(None))
+        found = backend.session().ask(lambda asked: asked.volumes.list(None))
     except KubetorchError:  # who may not list them learns it by the deploy
         return True
     return any(one.claim == claim for one in found)

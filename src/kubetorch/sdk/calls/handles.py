@@ -34,7 +34,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
-from kubetorch.sdk import services, tracebacks
+from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
@@ -475,7 +475,7 @@ class CallHandle:
         self._name = name
         self._modules = modules
         self._session: Callable[[], Session] = (
-            services.session if session is None else lambda: session
+            backend.session if session is None else lambda: session
         )
         self._call = SpawnedCall(call_id, self._session)
 
@@ -499,7 +499,7 @@ class CallHandle:
             namespace: Only those of this namespace.
             service: Only those of this service.
         """
-        views = services.session().ask(lambda controller: controller.list_calls(namespace, service))
+        views = backend.session().ask(lambda controller: controller.list_calls(namespace, service))
         return [cls(view.id, view.callable) for view in views]
 
     @property

@@ -44,7 +44,7 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
 from kubetorch.lib import backoff, files
-from kubetorch.sdk import logs, parameters, services, tracebacks
+from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, EventStream
@@ -160,7 +160,7 @@ def begin(order: Order, session: Session) -> Deployment:
     )
     if spec.compute.freeze:
         order = _frozen(order)
-    screen = services.route(session, spec.namespace, spec.name).screen
+    screen = backend.route(session, spec.namespace, spec.name).screen
     return Deployment(order, session, screen)
 
 
@@ -364,7 +364,7 @@ class Deployment:
         silence = max(deadline - time.monotonic(), 1.0)
         packed = bundle.packed(fresh, self._lines.bar)
         with controller.begin_deploy(head, packed, silence=silence) as events:
-            services.note_deploy(self._session)
+            backend.note_deploy(self._session)
             with self._lock:
                 self._events = events
                 if self._is_cancelled:

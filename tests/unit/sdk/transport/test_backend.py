@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kubetorch.sdk import services
+from kubetorch.sdk import backend
 from kubetorch.sdk.transport.session import Choice, ClusterSettings
 
 
@@ -13,15 +13,15 @@ def _nothing_known(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "KT_API_URL", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    services.choose_anew()
+    backend.choose_anew()
     yield
-    services.choose_anew()
+    backend.choose_anew()
 
 
 def test_this_machine_is_taken_at_its_word(monkeypatch):
     monkeypatch.setenv("KT_BACKEND", "local")
-    assert services.choose().cluster is None
-    assert services.choose("/some/kubeconfig").cluster is None
+    assert backend.choose().cluster is None
+    assert backend.choose("/some/kubeconfig").cluster is None
 
 
 def test_a_cluster_is_what_settings_say(monkeypatch):
@@ -29,9 +29,9 @@ def test_a_cluster_is_what_settings_say(monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/a:/b")
     monkeypatch.setenv("KT_INSTALL_NAMESPACE", "tools")
 
-    assert services.choose() == Choice(ClusterSettings("/a:/b", "tools", None), "KUBECONFIG")
+    assert backend.choose() == Choice(ClusterSettings("/a:/b", "tools", None), "KUBECONFIG")
     found = ClusterSettings("/other", "tools", None)
-    assert services.choose("/other") == Choice(found, "kubeconfig_path")
+    assert backend.choose("/other") == Choice(found, "kubeconfig_path")
 
 
 def test_without_a_kubeconfig_nothing_for_clusters_is_loaded(monkeypatch):
@@ -40,7 +40,7 @@ def test_without_a_kubeconfig_nothing_for_clusters_is_loaded(monkeypatch):
         name for name in sys.modules if name.startswith("kubetorch.sdk.transport.cluster_session")
     }
 
-    assert services.choose() == Choice(None, "there is no kubeconfig")
+    assert backend.choose() == Choice(None, "there is no kubeconfig")
     assert loaded == {
         n for n in sys.modules if n.startswith("kubetorch.sdk.transport.cluster_session")
     }
@@ -48,11 +48,11 @@ def test_without_a_kubeconfig_nothing_for_clusters_is_loaded(monkeypatch):
 
 def test_a_kubeconfig_of_a_compute_or_an_api_url_means_a_cluster(monkeypatch):
     monkeypatch.setenv("KT_BACKEND", "auto")
-    assert services.choose("/mine").cluster is not None
+    assert backend.choose("/mine").cluster is not None
     monkeypatch.setenv("KUBECONFIG", "/listed")
-    assert services.choose().cluster is not None
+    assert backend.choose().cluster is not None
     monkeypatch.setenv("KT_API_URL", "https://kt.example.com")
-    found = services.choose().cluster
+    found = backend.choose().cluster
     assert found is not None
     assert found.api_url == "https://kt.example.com"
 
@@ -62,6 +62,6 @@ def test_in_a_pod_the_kubeconfig_of_another_machine_means_nothing(monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
 
-    found = services.choose("/home/somebody/.kube/config").cluster
+    found = backend.choose("/home/somebody/.kube/config").cluster
     assert found is not None
     assert found.kubeconfig is None

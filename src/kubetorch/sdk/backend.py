@@ -1,4 +1,4 @@
-"""The controller of this process, and the services there that it knows; `kt.globals`.
+"""Which backend runs the pods, and the sessions of this process with controllers; `kt.globals`.
 
 `choose` finds out which backend is meant. `local` is this machine, with a background service of the
 user that is started on demand; `kubernetes` is the cluster of the kubeconfig's context, or the one
