@@ -55,7 +55,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it can name a blob."""
+    """True if the text can name a blob."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -72,7 +72,7 @@ def poisoned(digest: str, what: str) -> DataStoreError:
 
 @dataclass(frozen=True)
 class Room:
-    """How many bytes a store may have, and what to tell who meets one without room."""
+    """The bytes that a store may have, and the hint for a store without room."""
 
     whose: str = ""
     hint: str = "make room there, then deploy again"
@@ -124,7 +124,7 @@ class BlobStore:
         return self._root
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies, or would lie."""
+        """The path of a blob, which need not exist."""
         return Path(self._file(digest))
 
     def _file(self, digest: str) -> str:
@@ -134,7 +134,6 @@ class BlobStore:
     # ------------------------------------------------------------------------------------ reading
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is here."""
         return os.path.exists(self._file(digest))  # noqa: PTH110  # thousands at once
 
     def missing(self, digests: Iterable[str]) -> list[str]:

@@ -82,7 +82,7 @@ class Patterns:
         return None
 
     def follow(self, path: str) -> bool:
-        """Whether a line names this link as one whose target is to travel."""
+        """True if a line names this link as one whose target travels."""
         return any(pattern.matches(path) for pattern in self._links)
 
 
@@ -238,7 +238,7 @@ class IgnoreRules:
         return signature
 
     def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
-        """Whether the entry `name` of a folder stays at home."""
+        """True if the entry `name` of a folder does not travel."""
         path = f"{folder}/{name}" if folder else name
         if self._filter_patterns is not None:
             found = self._filter_patterns.decide(path, is_folder=is_folder)
@@ -254,7 +254,7 @@ class IgnoreRules:
         return own is not None and own.is_excluding
 
     def is_followed(self, folder: str, name: str) -> bool:
-        """Whether a link out of the project is named as one whose target is to travel."""
+        """True if a link out of the project is named as one whose target travels."""
         path = f"{folder}/{name}" if folder else name
         while True:
             base = f"{folder}/" if folder else ""
@@ -298,7 +298,7 @@ class IgnoreRules:
 
 
 def _ignores(patterns: Patterns, folder: str) -> bool:
-    """Whether a folder, or one above it, is ignored."""
+    """True if a folder, or one above it, is ignored."""
     while folder:
         found = patterns.decide(folder, is_folder=True)
         if found is not None and found.is_excluding:
@@ -334,7 +334,7 @@ def _above(root: str) -> list[str]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """What `KT_RSYNC_FILTERS` means, as lines of a `.gitignore`.
+    """Translate `KT_RSYNC_FILTERS` into lines of a `.gitignore`.
 
     Takes `--exclude=PATTERN` and `--include=PATTERN` of rsync, where the first pattern that matches
     a name decides.

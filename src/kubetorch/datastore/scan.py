@@ -48,7 +48,7 @@ Sizes = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a project may be."""
+    """The bounds of a project."""
 
     total_bytes: int = trees.FILES_LIMIT
     files: int = trees.ENTRY_LIMIT
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Options:
-    """How a project is scanned.
+    """The options of a scan.
 
     Attributes:
         only: The one file of the folder that travels.
@@ -227,7 +227,7 @@ class Walk:
     def _read_rules(
         self, visit: _Visit, listing: list[str], old: FolderRecord | None, found: FolderRecord
     ) -> bool:
-        """Whether the rules in this folder are others than at the last scan."""
+        """Read the rules in this folder; true if they differ from those of the last scan."""
         for name in IGNORE_FILES:
             if name in listing:
                 try:
@@ -349,7 +349,7 @@ class Walk:
             self.warnings.append(f"{path} does not travel: it leads to no file or folder")
 
     def _is_named(self, visit: _Visit, name: str, real: str) -> bool:
-        """Whether the target of a link out of the project is to travel."""
+        """True if the target of a link out of the project travels."""
         if self._is_single or any(_is_within(real, one) for one in (*visit.followed, *self._named)):
             return True
         return self._rules.is_followed(visit.path, name)
@@ -444,7 +444,7 @@ class Scan:
         }
 
     def has(self, digest: str) -> bool:
-        """Whether it is the tree, or a file of it."""
+        """True if the digest is that of the tree or of a file in it."""
         return digest == self.digest or digest in self._files
 
     def size(self, digest: str) -> int:

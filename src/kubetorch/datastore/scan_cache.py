@@ -40,7 +40,7 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
 
     def matches(self, facts: os.stat_result) -> bool:
-        """Whether the file has not changed since."""
+        """True if the file has not changed since."""
         return (
             facts.st_ctime_ns == self.ctime_ns
             and facts.st_mtime_ns == self.mtime_ns
@@ -96,13 +96,13 @@ def new(root: str, signature: Sequence[str], tree: str, folders: list[FolderReco
 
 
 class ListingCache:
-    """Where the listings of one project are kept; several processes may use it at once."""
+    """The stored listings of one project; several processes may use them at once."""
 
     def __init__(self, folder: Path | None, key: str) -> None:
         self._path = folder and folder / f"{digest_of(os.fsencode(key))[:32]}.listing"
 
     def load(self) -> Listings | None:
-        """What the last scan saw; nothing if that is unknown or unreadable."""
+        """The listings of the last scan; `None` if they are missing or unreadable."""
         if self._path is None:
             return None
         try:

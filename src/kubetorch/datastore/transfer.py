@@ -126,7 +126,7 @@ class Receiver:
 
 
 class _Sink:
-    """Where the decompressor writes: piece by piece, so that a bomb never lies in memory."""
+    """Takes the decompressor's output piece by piece, so that a bomb never lies in memory."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver

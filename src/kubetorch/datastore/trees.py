@@ -113,7 +113,7 @@ def decode(encoded: bytes) -> Tree:
 
 
 def _count(encoded: bytes) -> int:
-    """How many entries an encoded tree claims to have, which costs nothing to know."""
+    """The number of entries that an encoded tree claims to have, read without decoding."""
     if encoded[:1] == b"\xdd":
         return int.from_bytes(encoded[1:5], "big")
     return int.from_bytes(encoded[1:3], "big") if encoded[:1] == b"\xdc" else 0
@@ -131,7 +131,7 @@ def _too_large(what: str) -> ProjectTooLargeError:
 
 
 def check(entries: Sequence[Entry]) -> None:
-    """Whether these entries are a tree that can be materialised safely."""
+    """Refuse entries that cannot be materialised safely."""
     _check_count(len(entries))
     previous: str | None = None
     for entry in entries:
@@ -166,14 +166,14 @@ def _folders(paths: Iterable[str]) -> set[str]:
 
 
 def check_path(path: str) -> None:
-    """Whether a path stays in its tree and can be written."""
+    """Refuse a path that leaves its tree or cannot be written."""
     fault = _fault(path)
     if fault is not None:
         raise _refusal(path, fault)
 
 
 def _fault(path: str) -> str | None:
-    """What is wrong with a relative path."""
+    """The fault of a relative path, in words; `None` if it has none."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -207,7 +207,7 @@ def _check_content(entry: Entry) -> None:
 
 
 def _check_target(entry: Entry) -> None:
-    """Whether a link's target lies in the tree.
+    """Refuse a link whose target lies outside the tree.
 
     Steps up come first: the folder of a link is no link, so they lead where they seem to. After a
     name, which may be that of another link, a step up could lead anywhere.
@@ -230,7 +230,7 @@ def _refusal(path: str, why: str) -> DataStoreError:
 
 
 class WrittenFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was written, and what `lstat` said of it then."""
+    """A file that was written, with its `lstat` result of then."""
 
     entry: Entry
     size: int
@@ -254,7 +254,7 @@ def materialise(
 def compare(
     base: str, files: Sequence[WrittenFile], tree: Tree
 ) -> tuple[dict[str, WrittenFile], list[str]]:
-    """What of a folder can stay: the files that are as wanted and untouched, and what must go."""
+    """The files of a folder that may stay, untouched and as wanted, and the paths that must go."""
     wanted = {entry.path: entry for entry in tree.entries}
     kept: dict[str, WrittenFile] = {}
     removed: list[str] = []
@@ -282,7 +282,7 @@ def compare(
 
 
 def _remove_links_to_folders(base: str, paths: Iterable[str]) -> None:
-    """Where a folder of the tree should be, user code may have put a link that leads elsewhere."""
+    """Remove links that user code has put in place of folders of the tree."""
     # Those above first: nothing is ever reached through a link.
     for folder in sorted(_folders(paths)):
         try:

@@ -30,7 +30,7 @@ Fetch = Callable[[str], Awaitable[Object]]
 
 
 class Served(NamedTuple):
-    """What a cluster serves."""
+    """The kinds that a cluster serves."""
 
     kinds: list[Resource]
     unanswered: list[str]
@@ -48,7 +48,7 @@ class Discovery:
         self._known: dict[str, dict[str, Resource]] = {}
 
     async def find(self, api_version: str, kind: str) -> Resource:
-        """How a kind is served."""
+        """Find the resource of a kind."""
         known = self._known.get(api_version, {})
         if kind not in known:
             try:
@@ -61,7 +61,7 @@ class Discovery:
         return known[kind]
 
     async def resource_of(self, manifest: Mapping[str, Any]) -> Resource:
-        """How the kind of an object is served."""
+        """The resource of an object's kind."""
         return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
 
     async def everything(self, *verbs: str) -> Served:
@@ -134,7 +134,7 @@ Patch = Object | list[Object]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a list found."""
+    """The objects of a list, and its version."""
 
     items: list[Object]
     resource_version: str
@@ -332,18 +332,18 @@ class Client:
         return (namespace or self.access.namespace) if resource.is_namespaced else None
 
     def path(self, ref: Ref) -> str:
-        """Where an object or a part of one lies."""
+        """The path of an object, or of a part of it."""
         namespace = self.namespace_of(ref.resource, ref.namespace)
         return ref.resource.path(namespace=namespace, name=ref.name, subresource=ref.subresource)
 
     def action(self, verb: str, ref: Ref) -> Action:
-        """What a verb on an object is called in messages."""
+        """A verb on an object, for messages."""
         what = f"{ref.resource}/{ref.subresource}" if ref.subresource else str(ref.resource)
         namespace = self.namespace_of(ref.resource, ref.namespace)
         return Action(verb, what, namespace, ref.name, self.access.origin)
 
     def action_on(self, verb: str, selection: Selection) -> Action:
-        """What a verb on a selection is called in messages."""
+        """A verb on a selection, for messages."""
         return Action(verb, str(selection.resource), selection.namespace, None, self.access.origin)
 
     async def _ref(self, manifest: Object, subresource: str) -> Ref:

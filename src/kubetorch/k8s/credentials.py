@@ -39,7 +39,7 @@ _LIMIT = 1024 * 1024
 
 @dataclass(frozen=True)
 class Credential:
-    """What a plugin gave."""
+    """A credential from a plugin."""
 
     token: str | None = field(default=None, repr=False)
     certificate: Pem = ABSENT
@@ -63,7 +63,7 @@ async def run(plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]) 
 
 
 def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str, Any]:
-    """What a plugin is told in `KUBERNETES_EXEC_INFO`."""
+    """The content of `KUBERNETES_EXEC_INFO`, which plugins read."""
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.wants_cluster:
         authority = cluster.authority
@@ -84,7 +84,7 @@ def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str,
 
 
 def parse(plugin: Plugin, output: bytes) -> Credential:
-    """What a plugin printed."""
+    """Parse the output of a plugin."""
     try:
         printed = json.loads(output)
         status = printed["status"]
@@ -155,7 +155,7 @@ async def _output_of(
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """What a program prints, as far as it is of any interest."""
+    """Read the output of a program, up to a limit."""
     kept = bytearray()
     while stream is not None and (piece := await stream.read(64 * 1024)):
         kept += piece[: _LIMIT - len(kept)]
@@ -192,7 +192,7 @@ def _state(pem: Pem) -> object:
 
 
 def tls_context(cluster: Cluster, certificate: Pem, key: Pem) -> ssl.SSLContext:
-    """What to trust and what to show."""
+    """The trusted authorities, and the certificate of the client."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
@@ -282,7 +282,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _excludes(exception: str, host: str, port: int) -> bool:
-    """Whether an item of `NO_PROXY` covers a host: `*`, address, network, domain, `.domain`."""
+    """True if an item of `NO_PROXY` covers a host: `*`, address, network, domain, `.domain`."""
     if not exception:
         return False
     if exception == "*":
@@ -345,7 +345,7 @@ class Credentials:
 
     @property
     def can_change(self) -> bool:
-        """Whether others could be had, after the server refused these."""
+        """True if other credentials could be had after the server refused these."""
         return self._access.user.token_file is not None or self._access.user.plugin is not None
 
     def reject(self, headers: tuple[Pair, ...]) -> None:
@@ -371,7 +371,7 @@ class Credentials:
         return None
 
     async def headers(self) -> tuple[Pair, ...]:
-        """What says who asks."""
+        """The headers that authenticate a request."""
         acting = impersonation_headers(self._access.user.impersonation)
         self._given = (*await self._authorization(), *acting)
         return self._given
@@ -422,7 +422,7 @@ class Credentials:
             return known
 
     async def route(self) -> Route:
-        """How to reach the server, with the certificates as they are now."""
+        """The way to the server, with the certificates as they are now."""
         cluster = self._access.cluster
         context = await self._tls() if self._is_tls else None
         return Route(self._host, self._port, context, cluster.tls_name, self._proxy)
@@ -447,7 +447,7 @@ class Credentials:
 
 
 def impersonation_headers(impersonation: Impersonation) -> tuple[Pair, ...]:
-    """What says whom to act as."""
+    """The headers that name the user to act as."""
     if not impersonation.user:
         return ()
     pairs = [("Impersonate-User", impersonation.user)]

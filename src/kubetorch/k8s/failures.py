@@ -23,7 +23,7 @@ _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """What is asked of the server, in the words of RBAC."""
+    """An action on the server, in the words of RBAC."""
 
     verb: str
     resource: str
@@ -144,22 +144,22 @@ def _hint(action: Action, status_code: int, reason: str, said: str) -> str | Non
 
 
 def is_passing(error: errors.KubernetesRequestError) -> bool:
-    """Whether the server only cannot do it just now: it, or a node that it asks, is away."""
+    """True if the server, or a node that it asks, is only away for now."""
     return error.status_code == 429 or error.status_code >= 500
 
 
 def is_unserved(said: str) -> bool:
-    """Whether a message says that a path is not served, rather than that an object is missing."""
+    """True if a message says that a path is not served, rather than that an object is missing."""
     return "could not find the requested resource" in said or "404 page not found" in said
 
 
 def is_admission(said: str) -> bool:
-    """Whether a message is that of an admission webhook or policy."""
+    """True if a message comes from an admission webhook or policy."""
     return "admission webhook" in said or "ValidatingAdmissionPolicy" in said
 
 
 def is_quota(said: str) -> bool:
-    """Whether a message says that a ResourceQuota is full."""
+    """True if a message says that a ResourceQuota is full."""
     return "exceeded quota" in said
 
 

@@ -76,7 +76,7 @@ class Informer:
 
     @property
     def is_listed(self) -> bool:
-        """Whether all objects were known once; until then, none of them means nothing."""
+        """True if all objects were known once; until then, an empty set means nothing."""
         return self._state.is_listed
 
     def get(self, name: str, namespace: str = "") -> Object | None:

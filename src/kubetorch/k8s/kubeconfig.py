@@ -32,7 +32,6 @@ class Pem:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is any."""
         return self.path is not None or self.data is not None
 
 
@@ -78,7 +77,7 @@ class Impersonation:
 
 @dataclass(frozen=True)
 class User:
-    """Who asks. At most one of token, password and plugin is used, in this order."""
+    """A user. At most one of token, password and plugin is used, in this order."""
 
     certificate: Pem = ABSENT
     key: Pem = ABSENT
@@ -108,7 +107,7 @@ _INTERACTIONS = ("Never", "IfAvailable", "Always")
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a cluster, user or context says, and in which file."""
+    """The entry of a cluster, user or context, and its file."""
 
     value: dict[str, Any]
     file: Path
@@ -130,7 +129,7 @@ class Kubeconfig:
         return sorted(self._contexts)
 
     def access(self, context: str | None = None) -> Access:
-        """What a context comes to."""
+        """Resolve a context to its cluster and user."""
         name = context or self.current_context
         where = ", ".join(map(str, self.files)) or "no file"
         if not name:

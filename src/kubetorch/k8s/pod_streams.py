@@ -44,7 +44,7 @@ class Channels(Endpoint):
 
     @property
     def subprotocol(self) -> str | None:
-        """What is spoken."""
+        """The WebSocket subprotocol of the streams."""
         return self._connection.subprotocol if self._connection is not None else None
 
     async def receive(self) -> tuple[int, bytes] | None:
@@ -173,7 +173,7 @@ class Process:
         self._channels.send_now(_RESIZE, size)
 
     async def output(self) -> AsyncGenerator[tuple[int, bytes], None]:
-        """What it writes, as it comes: pairs of `STDOUT` or `STDERR` and bytes, until it ends."""
+        """The output as it comes, to its end: pairs of `STDOUT` or `STDERR` and bytes."""
         while (received := await self._channels.receive()) is not None:
             channel, data = received
             if channel in (STDOUT, STDERR) and data:
@@ -199,7 +199,7 @@ class Process:
 
 
 def exit_code(action: Action, data: bytes) -> int:
-    """What the status of a program says."""
+    """Parse the exit code in the status of a program."""
     status = failures.parse_status(data) or _loose_status(data)
     if status.get("status") == "Success":
         return 0

@@ -15,7 +15,7 @@ _NOT_THERE = b"unable to retrieve container logs for "
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Which part of which log."""
+    """The part of a log that is read."""
 
     container: str | None = None
     previous: bool = False
@@ -25,7 +25,7 @@ class LogOptions:
     timestamps: bool = False
 
     def query(self) -> tuple[tuple[str, str], ...]:
-        """What says it in a URL."""
+        """The same as the query of a URL."""
         wanted = {
             "container": self.container,
             "previous": "true" if self.previous else None,
@@ -40,7 +40,7 @@ class LogOptions:
 async def read(
     client: Client, pod: Ref, options: LogOptions | None = None, *, limit: int = 16 * 1024**2
 ) -> bytes:
-    """What there is of a log now."""
+    """Read the log as it is now."""
     ref, wanted = replace(pod, subresource="log"), (options or LogOptions()).query()
     query = (*wanted, ("limitBytes", str(limit)))
     call = Call(client.action("get", ref), "GET", client.path(ref), query)

@@ -56,12 +56,12 @@ class Ref:
 
 
 def is_leaving(pod: Object) -> bool:
-    """Whether somebody asked for the deletion of a pod."""
+    """True if the deletion of a pod was requested."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def is_over(pod: Object) -> bool:
-    """Whether all containers of a pod have ended for good."""
+    """True if all containers of a pod have ended for good."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -76,13 +76,13 @@ class Selection:
 
     @property
     def query(self) -> dict[str, str]:
-        """What says it in a URL, but for the namespace."""
+        """The query of a URL, but for the namespace."""
         query = {"labelSelector": self.labels, "fieldSelector": self.fields}
         return {name: value for name, value in query.items() if value}
 
 
 def group_path(api_version: str) -> str:
-    """Where a version of an API group lies."""
+    """The path of a version of an API group."""
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 

@@ -207,7 +207,7 @@ class Session:
     def _renews(
         self, status: int, headers: tuple[tuple[str, str], ...], attempts: _Attempts
     ) -> bool:
-        """Whether a refusal is of credentials that others may take the place of, for once."""
+        """True if other credentials may replace the refused ones, which is tried once."""
         if status != 401 or not self._credentials.can_change or attempts.renewed:
             return False
         attempts.renewed = True

@@ -43,7 +43,7 @@ class Change:
 
 
 class WatchState:
-    """What a watcher knows."""
+    """The state of a watcher."""
 
     def __init__(self, action: failures.Action) -> None:
         self.objects: dict[Key, Object] = {}
@@ -123,6 +123,6 @@ class WatchState:
 
 
 def _is_forgotten(error: KubernetesRequestError) -> bool:
-    """Whether the server does not know the moment any more, or never did (etcd was restored)."""
+    """True if the server has forgotten the version, or never had it (etcd was restored)."""
     never_was = any(cause["reason"] == "ResourceVersionTooLarge" for cause in error.causes)
     return error.status_code == 410 or error.reason in ("Expired", "Gone") or never_was

@@ -259,5 +259,4 @@ def host_of_origin(header: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name is of this machine's loopback interface."""
     return host in ("localhost", "::1") or _IPV4.fullmatch(host) is not None

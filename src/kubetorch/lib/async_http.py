@@ -37,8 +37,6 @@ class TooLargeError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask."""
-
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -151,14 +149,14 @@ class _Connection:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the server has neither closed it nor said anything unasked."""
+        """True if the server has neither closed the connection nor sent anything unasked."""
         reader = self._reader
         is_over = self._writer.is_closing() or reader.at_eof() or reader.exception()
         return not (is_over or reader.was_told_unasked)
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may follow the answer, which was read to its end."""
+        """True if another request may follow the answer, which was read to its end."""
         return self._answer.lets_follow
 
     def write(self, request: Request) -> None:

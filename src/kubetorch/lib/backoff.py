@@ -23,7 +23,7 @@ def jittered(delays: Iterator[float]) -> Iterator[float]:
 
 
 class Patience:
-    """How long something that fails is tried again. Progress renews it.
+    """The time for which a failing operation is tried again. Progress renews it.
 
     It begins to run out with the first failure after progress: what went well for hours and then
     breaks has all of it.

@@ -53,7 +53,7 @@ class FileLock:
         self._is_closed = False
 
     def get_at_once(self) -> bool:
-        """Whether it could be had without waiting."""
+        """Take the lock if it is free; false if it is not."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -61,7 +61,7 @@ class FileLock:
         return True
 
     def get(self, timeout: float) -> bool:
-        """Whether it could be had within so many seconds."""
+        """Wait for the lock; false if it stays taken for so many seconds."""
         if self.get_at_once():
             return True
         self._is_waited_for = True

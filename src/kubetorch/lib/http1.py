@@ -103,7 +103,7 @@ def _head(first: bytes, headers: Iterable[Header]) -> bytes:
 
 
 def connection_names(headers: Iterable[Header]) -> set[bytes]:
-    """What the header `Connection` names. Raises `ValueError` for headers of the framing."""
+    """The names in the header `Connection`. Raises `ValueError` for headers of the framing."""
     values = [value for name, value in headers if name == b"connection"]
     named = {one.strip().lower() for value in values for one in value.split(b",")}
     if framing := named & _FRAMING:
@@ -211,7 +211,7 @@ class AnswerReader:
             self.rest = rest
 
     def take(self) -> bytes:
-        """What came of the body since the last time."""
+        """Return the part of the body that came since the last time."""
         pieces = self._pieces
         taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -219,14 +219,14 @@ class AnswerReader:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether nothing but the end of the connection says where the body ends."""
+        """True if only the end of the connection ends the body."""
         has_no_body = self.status in (204, 304)
         says_length = self.headers.keys() & {"content-length", "transfer-encoding"}
         return not (has_no_body or says_length)
 
     @property
     def lets_follow(self) -> bool:
-        """Whether another request may follow: the answer is complete, and nothing came after it."""
+        """True if another request may follow: the answer is complete, and nothing came after it."""
         closes = "close" in self.headers.get("connection", "").lower()
         is_whole = self.is_complete and not self._has_excess and not self.ends_with_connection
         return is_whole and not closes and self._version == "1.1"

@@ -50,7 +50,7 @@ class IncompleteError(BrokenError):
 
 
 def is_target(text: str) -> bool:
-    """Whether a request line can have it as its target: quoted, without blanks."""
+    """True if the text can be the target of a request line: quoted, without blanks."""
     return _IMPOSSIBLE_TARGET.search(text) is None
 
 
@@ -249,7 +249,7 @@ def unavailable(request: str, error: BaseException, hint: str | None) -> Control
 
 
 def is_unanswered(error: BaseException | None) -> bool:
-    """Whether a connection ended before the first byte of an answer."""
+    """True if the connection ended before the first byte of an answer."""
     return isinstance(error, (ConnectionResetError, BrokenPipeError))
 
 
@@ -469,7 +469,7 @@ class _Pieces:
 
 
 def _is_readable(connection: _Connection) -> bool:
-    """Whether an idle connection has bytes, or its end, to read: it cannot be used again."""
+    """True if an idle connection has bytes, or its end, to read: it cannot be used again."""
     if hasattr(select, "poll"):  # select() refuses file descriptors above 1023
         poll = select.poll()
         poll.register(connection.socket, select.POLLIN)

@@ -117,7 +117,7 @@ class Cycle:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more of the body is wanted for now."""
+        """True if no more of the body is wanted for now."""
         return len(self._body) > BODY_WAITING
 
     def end(self) -> None:
@@ -218,7 +218,7 @@ class Upgrade:
 
 
 class Successor(Protocol):
-    """What takes over a connection that changes its protocol."""
+    """Takes over a connection that changes its protocol."""
 
     def take_over(
         self, transport: asyncio.Transport, rest: bytes, connections: Connections
@@ -264,7 +264,7 @@ class Connections(set[Any]):
             self.empty.set()
 
     def make_room(self) -> bool:
-        """Whether one more may be kept; a stranger's ends for it if need be."""
+        """Make room for one more connection, ending a stranger's if need be; false without success."""
         if len(self) < self._most:
             return True
         oldest = next(iter(self._strangers), None)

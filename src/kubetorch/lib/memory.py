@@ -212,7 +212,7 @@ trim = _pool.trim
 
 
 class Lending:
-    """What of this process's memory one other process looks at, and which files it knows."""
+    """The memory of this process that another process looks at, and the files that it knows."""
 
     def __init__(self) -> None:
         self._known: dict[int, _File] = {}
@@ -233,7 +233,7 @@ class Lending:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the other process looks at nothing."""
+        """True if the other process looks at nothing."""
         return not self._lent
 
     def take_back(self, number: int, *, is_spent: bool) -> None:
@@ -260,7 +260,7 @@ class Lending:
 
 
 class Mappings:
-    """What this process looks at of the memory of one other process."""
+    """The memory of another process that this process looks at."""
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
@@ -305,7 +305,7 @@ class Mappings:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no file of the other process here."""
+        """True if no file of the other process is here."""
         return not self._files
 
     def close(self) -> None:

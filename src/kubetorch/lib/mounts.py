@@ -67,7 +67,7 @@ def _set_read_only(place: Path) -> None:
 
 
 def mounted_places() -> dict[Path, str]:
-    """Where something is mounted in this namespace, and kinds of file systems."""
+    """The places where file systems are mounted in this namespace, with their kinds."""
     found = {}
     # A path may have any bytes, and any line break but the usual one.
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n"):
@@ -112,7 +112,7 @@ def _unshare_user() -> None:
 
 
 def _may_mount() -> bool:
-    """Whether this user may mount in a user namespace; some machines give one for nothing."""
+    """True if this user may mount in a user namespace; some machines create one to no avail."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -265,7 +265,7 @@ def separate() -> str | None:
 
 
 class View:
-    """What the processes of a namespace see; see `separate`."""
+    """The files that the processes of a namespace see; see `separate`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -277,7 +277,7 @@ def _children() -> list[int]:
 
 
 def _leads_session(pid: int) -> bool | None:
-    """Whether a process that has ended led its session; `None` if it lives or is gone."""
+    """True if an ended process led its session; `None` if the process lives or is gone."""
     try:
         # The name, in parentheses, may have spaces and parentheses in it.
         fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, as text to compare with; `None` if it is gone or a zombie."""
+    """The start of a process, as text to compare with; `None` if it is gone or a zombie."""
     if sys.platform != "linux":
         return _start_time_by_ps(pid)
     try:
@@ -39,7 +39,7 @@ def state(pid: int) -> str | None:
 
 
 def _stat(folder: Path) -> list[bytes]:
-    """What the kernel says of a process, from its state on."""
+    """The fields of `/proc/PID/stat`, from the state on."""
     # The name, in parentheses, may have spaces and parentheses in it.
     return (folder / "stat").read_bytes().rpartition(b")")[2].split()
 
@@ -172,7 +172,7 @@ def become_subreaper() -> bool:
 
 
 def exit_status(pid: int) -> int | None:
-    """What a child ended with, as `subprocess` counts; `None` if it lives or is not a child."""
+    """The status of an ended child, as `subprocess` counts; `None` if it lives or is no child."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -277,7 +277,7 @@ def usable() -> set[int]:
 
 
 def quota() -> float:
-    """How many processors' time the CPU limit of this container leaves; infinite without one."""
+    """The processors that the CPU limit of this container allows; infinite without a limit."""
     for paths in (_V2, _V1):
         try:
             return parse_quota(" ".join(path.read_text() for path in paths))

@@ -55,7 +55,7 @@ _FORWARDED_HOST = b"x-forwarded-host"
 
 
 class Mount(NamedTuple):
-    """Where the paths of a server appear.
+    """The place where the paths of a server appear.
 
     Attributes:
         outside: What they begin with for the client.
@@ -68,7 +68,7 @@ class Mount(NamedTuple):
     seen: str = ""
 
     def has(self, path: bytes) -> bool:
-        """Whether a path, as the client has quoted it, belongs to the server."""
+        """True if a path, as the client has quoted it, belongs to the server."""
         # Each part is decoded by itself, so a quoted `/` separates nothing, here as in `enter`.
         parts = path.decode("latin-1").split("/")[: self.outside.count("/") + 1]
         return [unquote(part) for part in parts] == self.outside.split("/")
@@ -130,7 +130,7 @@ class Target(NamedTuple):
     dial: Callable[[], Awaitable[socket.socket]] | None = None
 
     async def place(self) -> dict[str, Any]:
-        """What `asyncio` is to connect to."""
+        """The arguments with which `asyncio` connects."""
         if self.dial is None:
             return {"host": self.host, "port": self.port}
         return {"sock": await self.dial()}
@@ -288,7 +288,7 @@ class _Side(asyncio.Protocol):
             asyncio.get_running_loop().call_later(CLOSE_TIMEOUT, transport.abort)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Whether the peer is not read for now."""
+        """Pause or resume reading from the peer."""
         transport = self._transport
         if transport is None or transport.is_closing() or transport.is_reading() != is_paused:
             return

@@ -21,7 +21,7 @@ _FOLDER = os.path.dirname(SITE)  # noqa: PTH120
 
 
 def is_used() -> bool:
-    """Whether this package lies in such a runtime."""
+    """True if this package lies in such a runtime."""
     return os.path.join(_FOLDER, "site") == SITE and os.path.exists(  # noqa: PTH110, PTH118
         os.path.join(_FOLDER, "bin", "kt-agent")  # noqa: PTH118
     )
@@ -38,7 +38,7 @@ def add_dependencies() -> None:
 
 
 def tag() -> str:
-    """What compiled packages must have been made for, such as `cp312-gnu`."""
+    """The platform that compiled packages must fit, such as `cp312-gnu`."""
     return f"cp{sys.version_info[0]}{sys.version_info[1]}-{'gnu' if _has_glibc() else 'musl'}"
 
 

@@ -48,7 +48,6 @@ def say_once(text: str) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # no file, or a closed one

@@ -48,7 +48,7 @@ class UntrustedError(UnreachableError):
 
 @dataclass(frozen=True)
 class Route:
-    """How to reach a server."""
+    """The way to a server."""
 
     host: str
     port: int
@@ -185,7 +185,7 @@ class _Greeting(asyncio.Protocol):
         return self._take(count)
 
     async def read_any(self) -> bytes:
-        """What has come, once there is something."""
+        """Wait for bytes, and return those that came."""
         while not self._received:
             await self._more()
         return self._take(len(self._received))

@@ -100,7 +100,6 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
         return self._is_open
 
     def send(self, *parts: Buffer, opcode: int = websocket_protocol.BINARY) -> None:
@@ -137,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parser.limit(max_message)
 
     def read_on(self, is_wanted: bool) -> None:
-        """Whether more messages are taken now, or wait with the peer."""
+        """Take more messages, or leave them with the peer."""
         transport = self._transport
         if transport and not transport.is_closing() and self._is_paused == is_wanted:
             self._is_paused = not is_wanted
@@ -265,7 +264,7 @@ Acceptor = Callable[[str, Mapping[str, str]], Endpoint | Awaitable[Endpoint]]
 
 
 def upgrader(acceptor: Acceptor, *, max_message: int) -> Upgrader:
-    """What `kubetorch.lib.http_server.Server` is given, so that upgrades become WebSockets."""
+    """The upgrader for `kubetorch.lib.http_server.Server` that makes WebSockets of connections."""
     return lambda request: _ServerHandshake(request, acceptor, max_message)
 
 

@@ -130,7 +130,7 @@ class ClientHandshake:
 
     @property
     def rest(self) -> bytes:
-        """What came of the WebSocket together with the answer."""
+        """The bytes of the WebSocket that came together with the answer."""
         return self._answer.rest
 
 
@@ -162,7 +162,7 @@ def parse_close(payload: bytes) -> tuple[int, str]:
 
 
 class Handler(Protocol):
-    """What a parser tells its owner. Views are valid only during the call; placed memory stays."""
+    """Receives what a parser finds. Views are valid only during the call; placed memory stays."""
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         """A whole text or binary message."""
@@ -217,7 +217,7 @@ class Parser:
         self._view = memoryview(b"")
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes from the peer belong."""
+        """The memory for the next bytes from the peer."""
         if self._rest is not None:
             return self._rest[self._filled :]
         if self._start == self._end:
