@@ -20,7 +20,7 @@ _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE
 
 
 class RunRequest(NamedTuple):
-    """What `kt run` was told.
+    """The request of `kt run`.
 
     Attributes:
         command: The command.
@@ -45,7 +45,7 @@ class RunRequest(NamedTuple):
 
 
 def run_request() -> RunRequest | None:
-    """What `kt run` was told, in the program that it runs."""
+    """The request of `kt run`, in the program that it runs."""
     command, file = os.environ.get("KT_RUN_CMD"), os.environ.get("KT_RUN_FILE")
     if os.environ.get("KT_RUN") != "1" or not command or not file:
         return None
@@ -54,12 +54,12 @@ def run_request() -> RunRequest | None:
 
 
 def launch_timeout() -> str | None:
-    """What `launch_timeout` is when a `kt.Compute` does not say."""
+    """The `launch_timeout` of a `kt.Compute` that names none."""
     return os.environ.get("KT_LAUNCH_TIMEOUT") or None
 
 
 def allowed_serialization() -> list[str] | None:
-    """What `allowed_serialization` is when a `kt.Compute` does not say."""
+    """The `allowed_serialization` of a `kt.Compute` that names none."""
     given = os.environ.get("KT_ALLOWED_SERIALIZATION")
     if not given:
         return None
@@ -67,7 +67,7 @@ def allowed_serialization() -> list[str] | None:
 
 
 def gpu_anti_affinity() -> bool | None:
-    """What `gpu_anti_affinity` is when a `kt.Compute` does not say."""
+    """The `gpu_anti_affinity` of a `kt.Compute` that names none."""
     given = os.environ.get("KT_GPU_ANTI_AFFINITY")
     if not given:
         return None
@@ -78,7 +78,7 @@ def gpu_anti_affinity() -> bool | None:
 
 
 def pretends_gpus() -> bool:
-    """Whether pods of this machine that ask for GPUs are to run without any."""
+    """True if pods of this machine that ask for GPUs run without GPUs."""
     given = os.environ.get("KT_LOCAL_GPUS")
     if given and given != "pretend":
         raise ConfigError(f"KT_LOCAL_GPUS is {given!r}; it can be 'pretend' alone, or unset")
@@ -86,7 +86,7 @@ def pretends_gpus() -> bool:
 
 
 def rsync_filters() -> str | None:
-    """Which files of a project travel, in the words of rsync, instead of what ignore files say."""
+    """The files of a project that travel, in the words of rsync, in place of ignore files."""
     return os.environ.get("KT_RSYNC_FILTERS") or None
 
 
@@ -112,7 +112,6 @@ def deployed_apps() -> tuple[str, ...]:
 
 
 def is_in_pod() -> bool:
-    """Whether this process runs in a pod of Kubetorch."""
     return any(os.environ.get(name) for name in ("KT_SERVICE_NAME", "KT_POD_NAME"))
 
 
@@ -122,7 +121,7 @@ def contexts_file() -> Path:
 
 
 def origin() -> str | None:
-    """Whose code a pod runs, as JSON of `kubetorch.specs.workload.Origin`; none elsewhere."""
+    """The origin of the code that a pod runs, as JSON of `kubetorch.specs.workload.Origin`."""
     return os.environ.get(ORIGIN) or None
 
 
@@ -132,7 +131,7 @@ def session_name() -> str | None:
 
 
 def replaces() -> bool:
-    """Whether a deploy may replace the service of somebody else, if it does not say so itself."""
+    """True if a deploy may replace another user's service without a word in the program."""
     given = os.environ.get("KT_REPLACE", "").lower()
     if given not in ("", "0", "1", "false", "true"):
         raise ConfigError(f"KT_REPLACE is {given!r}; it must be 1 or 0")
@@ -173,13 +172,13 @@ def pod_token_file() -> Path | None:
 
 
 def controller_url() -> str | None:
-    """Where the controller of this pod answers, as its backend said it."""
+    """The URL of the controller of this pod."""
     names = "KT_POD_CONTROLLER_URL", "KT_CONTROLLER_URL"
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def members_file() -> Path | None:
-    """Where the agent keeps the addresses of the pods of its service, in a worker."""
+    """The file in which the agent keeps the addresses of the pods of its service, for workers."""
     given = os.environ.get(MEMBERS_FILE)
     return Path(given) if given else None
 

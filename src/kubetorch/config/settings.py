@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 
 
 def read_yaml(path: Path) -> object:
-    """What a YAML file says; `None` when there is none, or nothing in it."""
+    """The content of a YAML file; `None` if the file is absent or empty."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +50,7 @@ class SettingsFile:
         self._values: dict[str, object] = {}
 
     def values(self) -> Mapping[str, object]:
-        """What the file says; values of YAML's `null` are left out."""
+        """The values of the file; values that are `null` are left out."""
         try:
             facts = self.path.stat()
         except OSError:  # what is wrong, other than that there is no file, is said on reading
@@ -387,7 +387,7 @@ class KubetorchConfig:
 
 
 def is_nothing(value: object) -> bool:
-    """Whether a value stands for "not set"."""
+    """True if a value means "not set"."""
     return value is None or (isinstance(value, str) and value.strip() in ("", "None", "null"))
 
 

@@ -146,7 +146,7 @@ def mapping(value: object) -> dict[str, Plain]:
 
 
 def backend(value: object) -> Backend:
-    """Where pods run."""
+    """Parse the name of a backend."""
     for known in BACKENDS:
         if value == known:
             return known

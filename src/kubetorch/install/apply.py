@@ -33,14 +33,13 @@ _ESTABLISHED = 30.0
 
 @dataclass(frozen=True)
 class Applied:
-    """What an installation did."""
+    """The result of an installation."""
 
     release: Release
     changes: Mapping[Item, Change]
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything is different now."""
         return any(change != "unchanged" for change in self.changes.values())
 
 
@@ -182,7 +181,7 @@ async def _remove(client: Client, item: Item, namespace: str) -> Change:
 
 
 async def find(client: Client, item: Item) -> Ref | None:
-    """Where an object would be; `None` when the cluster does not even have its kind."""
+    """The reference of an object; `None` if the cluster does not serve its kind."""
     try:
         resource = await client.discovery.find(item.api_version, item.kind)
     except KubernetesNotFoundError:

@@ -53,12 +53,12 @@ class Chart:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What `Chart.yaml` says."""
+        """The content of `Chart.yaml`."""
         return dict(_yaml(self.folder / "Chart.yaml"))
 
     @cached_property
     def defaults(self) -> Values:
-        """What `values.yaml` says."""
+        """The content of `values.yaml`."""
         return dict(_yaml(self.folder / "values.yaml"))
 
     @cached_property
@@ -79,7 +79,7 @@ class Chart:
         return values.merged(self.defaults, given)
 
     def faults(self, given: Mapping[str, Any]) -> list[str]:
-        """What of given values the schema does not allow, each with where it stands."""
+        """The given values that the schema refuses, each with its path."""
         schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
         return values.faults(schema, values.merged(self.defaults, given))
 
@@ -105,7 +105,7 @@ class Chart:
         return values.written(self.values(given)["image"], str(self.about["appVersion"]))
 
     def notes(self, given: Mapping[str, Any], *, namespace: str) -> str:
-        """What to tell the user once it is installed."""
+        """The notes for the user after the installation."""
         return self.templates.render("templates/NOTES.txt", self._data(given, namespace))
 
     def _data(self, given: Mapping[str, Any], namespace: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ _EXEC_TIMEOUT = 15.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look found."""
+    """The result of one check."""
 
     check: str
     state: State
@@ -178,7 +178,7 @@ async def _controller(client: Client, namespace: str) -> Finding:
 
 
 async def _dns(client: Client, namespace: str) -> Finding:
-    """Whether the controller's pod resolves the name by which pods find the controller."""
+    """Check that the controller's pod resolves the name by which pods find the controller."""
     name = f"{NAME}.{namespace}.svc.cluster.local"
     pods = (await client.list(Selection(PODS, namespace, LABELS))).items
     running = [one for one in pods if readiness.state_of(one) == "ready"]
@@ -212,7 +212,7 @@ async def _storage(client: Client) -> Finding:
 
 
 async def _images(client: Client, namespace: str) -> Finding:
-    """Whether nodes have the images already; a node says so only of some of what it has."""
+    """Check that nodes have the images already; a node lists only some of its images."""
     deployment = await client.get(Ref(_DEPLOYMENTS, NAME, namespace))
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     variables = {one["name"]: one.get("value") for one in container.get("env") or []}

@@ -157,7 +157,7 @@ class _Watch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all run, and one of them has taken the lead and answers clients."""
+        """True if all pods run and one of them leads and answers clients."""
         if self._deployment is None or not is_rolled_out(self._deployment):
             return False
         return any(_leads(pod) and state_of(pod) == "ready" for pod in self.pods.objects.values())
@@ -168,7 +168,7 @@ class _Watch:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the cluster makes no pods, as far as it has said so."""
+        """True if the cluster is known to make no pods."""
         return self._deployment is not None and refusal_of(self._deployment) is not None
 
     def failed(self) -> set[str]:
@@ -193,7 +193,7 @@ class _Watch:
         return refusal_of(deployment)
 
     def progress(self) -> str:
-        """What it waits for, in one line."""
+        """The state in one line."""
         deployment = self._deployment
         if deployment is None:
             return "waiting for the Deployment"
@@ -221,7 +221,7 @@ class _Watch:
         return f"{state} ({told[-1]})" if told else state
 
     def _told(self, pod: Object, reason: str | None = None) -> list[str]:
-        """What events say about a pod, the latest last."""
+        """The messages of events of a pod, the latest last."""
         uid = pod["metadata"]["uid"]
         found = [
             event
@@ -243,7 +243,7 @@ def _restarts(pod: Object) -> int:
 
 
 def is_rolled_out(deployment: Object) -> bool:
-    """Whether all replicas of a Deployment are of its present generation, and ready."""
+    """True if all replicas of a Deployment are of its present generation, and ready."""
     status = deployment.get("status") or {}
     wanted = deployment["spec"].get("replicas", 1)
     counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
@@ -263,7 +263,7 @@ def watched(deployment: Object) -> list[str]:
 
 
 def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:
-    """What tells the pods of the present template from those before."""
+    """The hash that distinguishes pods of the present template from earlier pods."""
     revision = _annotation(deployment)
     for one in replica_sets:
         if _annotation(one) == revision:

@@ -50,7 +50,7 @@ class Item:
         return f"{self.kind} {self.name}{where}"
 
     def is_same_as(self, other: Item) -> bool:
-        """Whether both are one object, perhaps in two versions of its kind."""
+        """True if both are one object, perhaps in two versions of its kind."""
         return self._key == other._key
 
     @property
@@ -66,7 +66,7 @@ DEFINITION = Item(
 
 @dataclass(frozen=True)
 class Release:
-    """What is installed in one namespace."""
+    """The installation in one namespace."""
 
     namespace: str
     version: str
@@ -91,7 +91,7 @@ class Release:
 
 
 async def load(client: Client, namespace: str) -> Release | None:
-    """What is installed in a namespace; `None` if nothing is."""
+    """Find the installation in a namespace; `None` without an installation."""
     try:
         found = await client.get(Ref(_CONFIG_MAPS, NAME, namespace))
     except KubernetesNotFoundError:
@@ -151,13 +151,13 @@ def owner(found: Object) -> str | None:
 
 
 def is_of(found: Object, namespace: str) -> bool:
-    """Whether `kt install` made an object, for the installation in that namespace."""
+    """True if `kt install` made an object for the installation in that namespace."""
     is_ours = labels(found).get(MANAGED_BY) == OURS
     return is_ours and owner(found) == namespace
 
 
 def is_of_release(found: Object, namespace: str) -> bool:
-    """Whether helm made an object, for the installation in that namespace."""
+    """True if helm made an object for the installation in that namespace."""
     return labels(found).get(MANAGED_BY) == _HELM and owner(found) == namespace
 
 

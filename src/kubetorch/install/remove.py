@@ -63,7 +63,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Removal:
-    """What is removed, and how."""
+    """The objects to remove, and the manner of their removal."""
 
     namespace: str
     scope: Scope
@@ -75,7 +75,7 @@ class Removal:
 
 @dataclass
 class Removed:
-    """What was removed."""
+    """The removed objects."""
 
     items: list[Item] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
@@ -179,7 +179,7 @@ class _Run:
             await self._delete([releases.DEFINITION])
 
     async def _others(self) -> list[str]:
-        """Who else needs the definition: what this installation has is gone by now."""
+        """The other installations that need the definition; those of this one are gone by now."""
         beside = await scope.others(self._client, self._removal.namespace)
         found = [f"the Kubetorch in namespace {one.namespace}" for one in beside]
         try:
@@ -236,7 +236,7 @@ class _Run:
             await self._delete([item])
 
     async def _left_in(self, namespace: str) -> list[str]:
-        """What somebody else has in the namespace, or may have."""
+        """The objects of other owners in the namespace, or the reason why they are unknown."""
         found, unseen = await self._search("", Scope((namespace,)))
         # Some kinds are served by two groups.
         left = {f"{one['kind']} {one['metadata']['name']}" for one in found if _is_left(one)}
@@ -299,7 +299,7 @@ _OF_NO_CONSEQUENCE = (
 
 
 def _is_left(found: Object) -> bool:
-    """Whether an object is neither in every namespace nor goes with another one."""
+    """True if an object is neither in every namespace nor deleted with another object."""
     metadata, kind = found["metadata"], found["kind"]
     is_default = (kind, metadata["name"]) in _DEFAULTS or kind in _OF_NO_CONSEQUENCE
     is_going = "deletionTimestamp" in metadata or bool(metadata.get("ownerReferences"))
@@ -307,7 +307,7 @@ def _is_left(found: Object) -> bool:
 
 
 def _is_of_controller(found: Object) -> bool:
-    """Whether the controller made an object for itself: claims and secrets of users are theirs."""
+    """True if the controller made an object for itself: claims and secrets belong to users."""
     metadata = found["metadata"]
     is_of_user = (
         found["kind"] == "PersistentVolumeClaim" or labels.SECRET_NAME in metadata["labels"]
@@ -316,7 +316,7 @@ def _is_of_controller(found: Object) -> bool:
 
 
 def _is_of_workload(found: Object) -> bool:
-    """Whether an object goes away with a workload."""
+    """True if an object is deleted with a workload."""
     owners = found["metadata"].get("ownerReferences") or []
     return any(
         owner["kind"] == WORKLOADS.kind and owner["apiVersion"].startswith(WORKLOADS.group)

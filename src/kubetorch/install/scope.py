@@ -25,7 +25,7 @@ _NAMED = 10
 
 @dataclass(frozen=True)
 class Scope:
-    """Where to look."""
+    """The namespaces to look in."""
 
     namespaces: tuple[str, ...] | None = None
     without: frozenset[str] = frozenset()
@@ -41,13 +41,13 @@ class Scope:
         return namespace in self.namespaces
 
     def meets(self, other: Scope) -> bool:
-        """Whether some namespace is in both."""
+        """True if the scopes share a namespace."""
         if self.namespaces is None:
             return other.namespaces is None or any(map(self.has, other.namespaces))
         return any(map(other.has, self.namespaces))
 
     def is_less_than(self, other: Scope) -> bool:
-        """Whether all of them are in the other one, which has more."""
+        """True if the other scope contains this one and more."""
         if self.namespaces is None or self == other:
             return False
         return all(map(other.has, self.namespaces))
@@ -70,7 +70,7 @@ class Scope:
 
 
 def names(workloads: Iterable[Object]) -> list[str]:
-    """What workloads are called, `namespace/name`, the first ones of many."""
+    """The names of workloads, `namespace/name`: the first of them if there are many."""
     both = ((one["metadata"]["namespace"], one["metadata"]["name"]) for one in workloads)
     found = [f"{namespace}/{name}" for namespace, name in sorted(both)]
     more = len(found) - _NAMED

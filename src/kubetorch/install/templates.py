@@ -113,7 +113,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What a pipeline sees: `.`, `$`, and how to include a template."""
+    """The environment of a pipeline: `.`, `$`, and the templates that it can include."""
 
     dot: Value
     root: Value
@@ -297,7 +297,7 @@ class Templates:
         }
 
     def render(self, file: str, data: Mapping[str, Any]) -> str:
-        """What a file writes."""
+        """Render a file."""
         return self._render(self._bodies[file], data, 0)
 
     def _render(self, body: Sequence[str | _Block], data: Value, depth: int) -> str:

@@ -47,7 +47,7 @@ def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
 
 
 def parse_set(text: str) -> Values:
-    r"""What `--set` says: `a.b=1,c={x,y}`; `\` escapes a mark."""
+    r"""Parse a `--set` argument: `a.b=1,c={x,y}`; `\` escapes a mark."""
     found: Values = {}
     for part in _parts(text):
         path, equals, value = _cut(part)
@@ -114,7 +114,7 @@ _KNOWN |= {"pattern", "minLength", "minimum", "maximum"}
 
 
 def faults(schema: Schema, value: object, path: str = "") -> list[str]:
-    """What is wrong with a value, each with where it stands; empty when it will do."""
+    """The faults of a value, each with its path; empty if there are none."""
     if unknown := set(schema) - _KNOWN:
         raise InstallError(f"values.schema.json has {unknown}, which is not known here")
     wanted = schema.get("type")

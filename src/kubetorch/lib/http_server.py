@@ -264,7 +264,7 @@ class Connections(set[Any]):
             self.empty.set()
 
     def make_room(self) -> bool:
-        """Make room for one more connection, ending a stranger's if need be; false without success."""
+        """Make room for one more connection, ending a stranger's if need be; false if it fails."""
         if len(self) < self._most:
             return True
         oldest = next(iter(self._strangers), None)

@@ -19,7 +19,7 @@ LOG_LIMIT = 1024 * 1024
 
 
 class Running(NamedTuple):
-    """What a running service says of itself."""
+    """The record that a running service keeps of itself."""
 
     pid: int
     start_time: str
@@ -29,7 +29,6 @@ class Running(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
         return processes.start_time(self.pid) == self.start_time
 
 
@@ -98,7 +97,7 @@ class Home:
             raise ConfigError(f"the token in {self.token} cannot be read: {error}") from error
 
     def secret_bytes(self, path: Path, length: int = 32) -> bytes:
-        """What lies in a file of secret text, which is made when it is not there."""
+        """The content of a secret file, which is created on first use."""
         if not path.exists():
             files.write_atomically(path, os.urandom(length).hex().encode())
         check_private(path)

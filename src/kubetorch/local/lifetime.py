@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What is known of a service."""
+    """The state of a service."""
 
     home: Path
     log: Path
@@ -106,7 +106,6 @@ def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP
 
 
 def status(folder: Path | None = None) -> Status:
-    """What is known of the service."""
     place = Home(folder or home())
     return Status(place.path, place.log, place.running())
 

@@ -29,7 +29,7 @@ SPARE = python("-m", "kubetorch.pod.spare")
 
 
 def marks(home: str) -> str:
-    """What the marks of a home's processes begin with: no other folder has its inode."""
+    """The prefix of the marks of a home's processes: no other folder has its inode."""
     found = os.stat(home)  # noqa: PTH116  # pathlib costs 3 ms
     return f"{found.st_dev:x}.{found.st_ino:x}-"
 

@@ -52,7 +52,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Agents(NamedTuple):
-    """Where agents come from."""
+    """The source of agents."""
 
     command: tuple[str, ...]
     spare: tuple[str, ...] | None = None

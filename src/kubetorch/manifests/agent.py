@@ -169,7 +169,7 @@ def _remove(node: Manifest, key: str, gone: Collection[str]) -> None:
 
 
 def working_dir(spec: WorkloadSpec) -> str | None:
-    """Where workers of a workload run unless its pods say; `None`: where their image says.
+    """The folder in which workers of a workload run; `None`: the folder that their image names.
 
     So it is in the pods of `kt apply`, which run what the user's own object would.
     """

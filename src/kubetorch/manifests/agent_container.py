@@ -196,7 +196,7 @@ def _write_variables(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def mentions_itself(name: str, value: str) -> bool:
-    """Whether a value is made of the variable's own, as `$PATH:/opt/bin` is.
+    """True if a value refers to its own variable, as `$PATH:/opt/bin` does.
 
     Only who starts a worker can expand that: set for the container, it would hide what the image
     says, and the agent's own start would break on such a `PATH`.
@@ -267,7 +267,7 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def command_line(command: Command) -> str | None:
-    """What a Dockerfile says, see `ImageSpec.command`, if it says anything."""
+    """The command of a Dockerfile as text, see `ImageSpec.command`; `None` without a command."""
     return command if command is None or isinstance(command, str) else shlex.join(command)
 
 

@@ -73,7 +73,7 @@ class Attached:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where something is shown that needs a path of the pod's own."""
+        """The paths of files and claims, for which a pod needs paths of its own."""
         return (*(one.path for one in self.files), *(one.path for one in self.claims))
 
 
@@ -94,7 +94,7 @@ class Mounted(msgspec.Struct, frozen=True):
 
 
 def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounted:
-    """What a container sees."""
+    """The mounts of a container."""
     volumes = {one["name"]: one for one in pod.get("volumes") or ()}
     places = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
     seen = [volumes.get(place["name"]) or {} for place in places]
@@ -187,7 +187,7 @@ _NAMED = ("Pod", "StatefulSet")
 
 
 class DesiredPods(msgspec.Struct, frozen=True):
-    """What a manifest says, for a backend that is no Kubernetes."""
+    """The pods that a manifest asks for, for a backend that is no Kubernetes."""
 
     namespace: str
     name: str
@@ -205,7 +205,7 @@ class DesiredPods(msgspec.Struct, frozen=True):
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:
-    """What a manifest says."""
+    """Read the pods that a manifest asks for."""
     workload = WorkloadManifest.parse(manifest, pod_template_path)
     kind, primary = workload.kind, workload.primary
     container, spec = primary.container, manifest.get("spec") or {}

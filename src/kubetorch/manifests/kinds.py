@@ -241,7 +241,7 @@ def path(given: str | Sequence[str | int]) -> Path:
 
 
 def get(manifest: Any, path: Path, default: Any = None) -> Any:  # noqa: ANN401  # any node of it
-    """What stands at `path`; digits index lists."""
+    """The value at `path`; digits index lists."""
     found = manifest
     for key in path:
         if isinstance(found, list):

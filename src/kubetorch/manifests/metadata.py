@@ -31,18 +31,16 @@ _SPECIAL_DOMAINS = (
 
 
 def is_own_label(name: str) -> bool:
-    """Whether a label is the user's own."""
     return name not in _SPECIAL_LABELS
 
 
 def is_own_annotation(name: str) -> bool:
-    """Whether an annotation is the user's own."""
     is_of_gpu = name in (labels.GPU_MEMORY, labels.GPU_DEVICES)
     return not is_of_gpu and not name.startswith(_SPECIAL_DOMAINS)
 
 
 def _shared(template: PodTemplate, key: str, is_own: Callable[[str], bool]) -> Pairs | None:
-    """What the object and its pods both have: so would have been written by a parameter."""
+    """The pairs that the object and its pods share, as a parameter would have written them."""
     of_pods = template.read_pods(key)
     found = template.read_object(key).items()
     return tuple(one for one in found if is_own(one[0]) and one in of_pods.items()) or None

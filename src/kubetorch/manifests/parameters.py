@@ -75,7 +75,7 @@ def read_manifest(
 
 
 def read_compute(manifest: Manifest, *, pod_template_path: Path | None = None) -> ComputeSpec:
-    """What a manifest says of a compute; fields that it does not say have their defaults."""
+    """Read the parameters of a compute from a manifest; absent fields have their defaults."""
     return read_workload(WorkloadManifest.parse(manifest, pod_template_path))
 
 
@@ -98,7 +98,7 @@ def read_workload(workload: WorkloadManifest) -> ComputeSpec:
 
 
 def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:
-    """How a call runs on the pods of a kind, where nobody says: a training job's are one world."""
+    """The default distribution of calls on pods of a kind: a training job's pods are one world."""
     if kind.kind == "RayCluster":
         return DistributionSpec("ray")
     return DistributionSpec() if kind.is_job and replicas > 1 else None

@@ -35,7 +35,7 @@ def complying(found: Manifest | None) -> Manifest:
 
 
 def is_complying(template: PodTemplate) -> bool:
-    """Whether the agent's container in a pod template has what the level wants."""
+    """True if the agent's container in a pod template fulfils the level."""
     found = template.container.get("securityContext")
     return found is not None and complying(found) == found
 

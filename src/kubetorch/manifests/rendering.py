@@ -92,7 +92,7 @@ def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def fingerprint(template: Manifest) -> str:
-    """What changes when pods have to be replaced."""
+    """A digest of all that makes it necessary to replace pods."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -279,7 +279,7 @@ def _name_pods(manifest: Manifest) -> None:
 
 
 def _template_label(compute: ComputeSpec, kind: Kind) -> str:
-    """What `kubetorch.com/template` says."""
+    """The value of the label `kubetorch.com/template`."""
     if kind == knative.KIND:
         return knative.TEMPLATE_LABEL
     return raycluster.TEMPLATE_LABEL if kind == raycluster.KIND else kind.kind.lower()

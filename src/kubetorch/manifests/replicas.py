@@ -94,7 +94,7 @@ def write(workload: WorkloadManifest, wanted: int) -> None:
 
 
 def none(workload: WorkloadManifest) -> Manifest:
-    """What to change in an object so that it has no pods for now; nothing where that is not said.
+    """The patch that leaves an object without pods; empty for kinds that cannot be so.
 
     An object that is suspended has no pods either, and its controller does not take it for ended.
     """

@@ -71,7 +71,7 @@ _RESOURCES = "https://kubernetes.io/docs/concepts/configuration/manage-resources
 def requested_resource(
     template: PodTemplate, resource: str, *, section: str = "requests"
 ) -> str | None:
-    """How much of a resource the container asks for."""
+    """The amount of a resource that the container requests."""
     found = ((template.container.get("resources") or {}).get(section) or {}).get(resource)
     return None if found is None else str(found)
 
@@ -153,7 +153,7 @@ def tolerate_gpus(template: PodTemplate) -> None:
 
 
 def _is_shared(compute: ComputeSpec) -> bool:
-    """Whether pods get a part of a GPU: nobody but the KAI scheduler gives any."""
+    """True if pods get a part of a GPU, which only the KAI scheduler gives."""
     return compute.gpu_memory is not None and compute.queue is not None
 
 
@@ -237,12 +237,12 @@ def gpu_products(gpu_type: str) -> list[str]:
 
 
 def _says_maker(gpu_type: str) -> bool:
-    """Whether it is the whole value of one label, and no type that each has a word for."""
+    """True for a type that begins with its maker, which is the value of one label."""
     return gpu_type.lower().startswith(("nvidia-", "tesla-"))
 
 
 def _type_expressions(gpu_type: str) -> list[Manifest]:
-    """What a node of this type fulfils one of: a label of the driver's, or of a cloud."""
+    """The requirements of which a node of this type fulfils one: labels of drivers and clouds."""
     small = gpu_type.lower()
     _, gke, coreweave = _GPU_TYPES.get(gpu_type.upper(), ("", f"nvidia-{small}", gpu_type))
     values = {GPU_PRODUCT_LABEL: gpu_products(gpu_type)}

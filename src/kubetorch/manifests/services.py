@@ -72,12 +72,12 @@ class KubernetesServices:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether calls go to a scaler, which counts them and makes pods for them."""
+        """True if calls go to a scaler, which counts them and makes pods for them."""
         return self._kind is not None and self._kind.is_autoscaled and not self._has_url
 
     @property
     def url(self) -> str:
-        """Where programs in the cluster call the workload."""
+        """The URL of the workload for programs in the cluster."""
         endpoint = self._compute.endpoint
         if endpoint is not None and endpoint.base_url is not None:
             return endpoint.base_url

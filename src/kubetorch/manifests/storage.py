@@ -56,7 +56,7 @@ def mount(template: PodTemplate, volume: Manifest, path: str, *, read_only: bool
 
 
 def _source(volume: Manifest) -> str:
-    """What is mounted, whatever else a volume says of it."""
+    """The key of the mounted source in a volume."""
     claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
     secret = (volume.get("secret") or {}).get("secretName")
     if claim or secret:
@@ -65,7 +65,7 @@ def _source(volume: Manifest) -> str:
 
 
 def mount_paths(template: PodTemplate) -> dict[str, str]:
-    """Where each volume is mounted, by its name."""
+    """The mount path of each volume, by its name."""
     mounts = template.container.get("volumeMounts") or []
     whole = [one for one in mounts if "subPath" not in one]
     return {one["name"]: str(one["mountPath"]) for one in reversed(whole)}

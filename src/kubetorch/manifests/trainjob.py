@@ -38,7 +38,7 @@ _OF_POD = ("serviceAccountName", "nodeSelector", "tolerations", "volumes", "init
 
 
 def template(manifest: Manifest) -> Manifest:
-    """What a TrainJob says of its pods, as a pod template."""
+    """The pod template of a TrainJob."""
     spec = manifest.get("spec")
     if not isinstance(spec, dict) or not spec.get("runtimeRef"):
         raise SpecError(
@@ -161,7 +161,7 @@ def _jobs(spec: Manifest) -> list[Any]:
 
 
 def _override(spec: Manifest, *, is_made: bool = False) -> Manifest:
-    """What changes the pods of the job `node`."""
+    """The override for the pods of the job `node`."""
     key = _NEW if _NEW in spec else _OLD
     target = {"name": NODE}
     for one in spec.get(key) or ():

@@ -89,7 +89,7 @@ def seconds(duration: str) -> int:
 
 
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
-    """What the keywords of `.autoscale()` mean, for a deploy that may take so many seconds."""
+    """Parse the keywords of `.autoscale()`, for a deploy that may take so many seconds."""
     values, extra = _sort_out(arguments)
     grace = values.pop("scale_to_zero_grace_period", None)
     if grace is not None:
@@ -145,7 +145,7 @@ def _check_unlike(given: str, known: Sequence[str]) -> None:
 
 
 def progress_deadline(launch_timeout: int) -> str:
-    """How long a revision may take when nobody says, as a deploy may take so many seconds."""
+    """The default deadline of a revision, for a deploy that may take so many seconds."""
     needed = max(launch_timeout + 60, int(launch_timeout * 1.2))
     return f"{needed}s" if needed > 600 else DEFAULT_PROGRESS_DEADLINE
 

@@ -131,7 +131,7 @@ class ComputeSpec:
 
     @property
     def is_selector_only(self) -> bool:
-        """Whether it names pods that are there, and asks for none."""
+        """True for a selector of existing pods, without a request for pods."""
         resources = (
             self.cpus,
             self.memory,
@@ -144,7 +144,7 @@ class ComputeSpec:
 
     @property
     def is_pool(self) -> bool:
-        """Whether a call goes to all pods that the selector found at the last deploy."""
+        """True if a call goes to all pods that the selector found at the last deploy."""
         is_elsewhere = self.distribution is not None or self.endpoint is not None
         return self.is_selector_only and not is_elsewhere
 

@@ -103,17 +103,17 @@ class DistributionSpec:
 
     @property
     def is_port_declared(self) -> bool:
-        """Whether only that port will do."""
+        """True if no other port may be taken."""
         return bool(json.loads(self.options).get("port"))
 
     @property
     def has_port_each(self) -> bool:
-        """Whether each process listens on a port, or only the first one."""
+        """True if each process listens on a port; false if only the first process does."""
         return self.distribution_type in _PORT_EACH
 
     @property
     def is_monitored(self) -> bool:
-        """Whether the loss of a pod ends the calls that it is part of.
+        """True if the loss of a pod ends the calls that it is part of.
 
         Ray goes on without a pod. Monarch does not, and notices a loss after more than a minute.
         """
@@ -135,7 +135,7 @@ class DistributionSpec:
 
 
 def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
-    """What the keywords of `.distribute()` mean, and warnings for the user."""
+    """Parse the keywords of `.distribute()`; the second result are warnings for the user."""
     given = {key: value for key, value in arguments.items() if value is not None}
     warnings = []
     extra = given.pop("distribution_args", {})

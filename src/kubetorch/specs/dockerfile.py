@@ -218,7 +218,7 @@ _VARIABLE = re.compile(rf"\\\$|{VARIABLE}")
 def variable_value(
     match: re.Match[str], variables: Mapping[str, str], expand: Callable[[str], str]
 ) -> str | None:
-    """What takes the place of a variable; `None` if it is not known, and has no word for that."""
+    """The value of a variable; `None` if it is unknown and the text gives no default."""
     current = variables.get(match["plain"] or match["braced"])
     if match["form"] is None:
         return current

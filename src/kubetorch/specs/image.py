@@ -202,7 +202,7 @@ class ImageSpec:
 
     @property
     def command(self) -> Command:
-        """What a container of it would run: ENTRYPOINT and CMD, joined as Docker joins them."""
+        """The command of the image's containers: ENTRYPOINT and CMD, joined as in Docker."""
         entrypoint, cmd = self.entrypoint, self.cmd
         if entrypoint is None or isinstance(entrypoint, str):  # a shell has no use for arguments
             return cmd if entrypoint is None else entrypoint
@@ -224,7 +224,7 @@ class ImageSpec:
 
 
 def is_reference(name: str) -> bool:
-    """Whether what was given as an image's name is the reference of a container image."""
+    """True if a name of an image is the reference of a container image."""
     return "/" in name or ":" in name
 
 
@@ -235,7 +235,7 @@ Reason = Literal["new", "changed", "forced"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pod has to do to get from the steps that it ran to those that are wanted.
+    """The steps between those that a pod has run and those that a spec wants.
 
     Attributes:
         kept: How many leading steps are as they were.

@@ -110,7 +110,7 @@ def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
 
 
 def _suggestion(text: str, hint: str) -> str:
-    """What the user may have meant: `4 GB` is `4G`, `2 gi` is `2Gi`."""
+    """The correction of a likely mistake: `4 GB` is `4G`, `2 gi` is `2Gi`."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", text)
     if match is None:
         return hint

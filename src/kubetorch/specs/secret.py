@@ -36,7 +36,7 @@ _NEEDED = frozenset(
 
 @dataclass(frozen=True)
 class Provider:
-    """Where a provider keeps its credentials.
+    """The places where a provider keeps its credentials.
 
     Attributes:
         name: As users write it.
@@ -207,7 +207,7 @@ def check_variable(name: object) -> str:
 
 
 def abbreviated(name: str) -> str:
-    """What can be shown of text that should be a variable's name, and may be its value."""
+    """The showable part of a text that should be a variable's name, and may be its value."""
     is_name = re.fullmatch(r"[A-Z0-9_]+", name) or re.fullmatch(r"\w{1,16}", name)
     return name if is_name else f"{name[:3]}…"
 

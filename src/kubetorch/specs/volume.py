@@ -60,7 +60,6 @@ class VolumeSpec:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether pods can only read it."""
         return self.access_mode == "ReadOnlyMany"
 
 
@@ -83,7 +82,7 @@ def check(spec: VolumeSpec) -> None:
 
 
 def default_mount_path(name: str) -> str:
-    """Where a volume is mounted that nobody gave a path."""
+    """The default mount path of a volume."""
     return f"{FOLDER}/{name}"
 
 

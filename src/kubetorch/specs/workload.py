@@ -35,7 +35,7 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose code a workload runs; the controller knows the creator.
+    """The code that a workload runs; the controller knows the creator.
 
     Attributes:
         project: Digest of the project's git remote and the path in it, else of machine and folder.
@@ -100,5 +100,5 @@ class WorkloadSpec:
         return tuple(dict.fromkeys([*([self.tree] if self.tree else []), *copied]))
 
     def is_like(self, other: WorkloadSpec) -> bool:
-        """Whether both are the same, but for the instance."""
+        """True if both specs are equal but for the instance."""
         return replace(self, instance=other.instance) == other

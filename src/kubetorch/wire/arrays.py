@@ -335,7 +335,7 @@ def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
 
 
 def _lie_together(first: Any, second: Any) -> bool:  # noqa: ANN401  # columns
-    """Whether two columns are neighbours in one array, as pandas keeps most of them."""
+    """True if two columns are neighbours in one array, as pandas keeps most columns."""
     one, other = (column.to_numpy().__array_interface__ for column in (first, second))
     step = other["data"][0] - one["data"][0]
     return step in (first.dtype.itemsize, first.dtype.itemsize * len(first))
@@ -776,7 +776,7 @@ class _Flat:
         self._size = _number("<H", data, self._fields)
 
     def field(self, number: int) -> int:
-        """Where a field lies; 0 if it is not there."""
+        """The position of a field; 0 if the field is absent."""
         entry = 4 + 2 * number
         if entry >= self._size:
             return 0
@@ -791,7 +791,7 @@ class _Flat:
                 yield _number("<q", self._data, item), _number("<q", self._data, item + 8)
 
     def offset(self, number: int) -> int:
-        """Where the table or list lies that a field refers to."""
+        """The position of the table or list that a field refers to."""
         place = self.field(number)
         if not place:
             raise ValueError("a message of Arrow that lacks a part")

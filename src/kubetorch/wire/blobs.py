@@ -22,7 +22,7 @@ CONTENT_TYPE = "application/vnd.kubetorch.blobs+zstd"
 
 
 def pack(digest: str, length: int) -> bytes:
-    """What goes before the bytes of one blob."""
+    """The record in front of the bytes of a blob."""
     return _RECORD.pack(bytes.fromhex(digest), length)
 
 

@@ -96,13 +96,13 @@ Outcome = Returned | Raised
 
 
 def returned(meta: frames.Result, payload: Buffer) -> Returned:
-    """What a RESULT frame and the payload that belongs to it say."""
+    """Decode a RESULT frame and its payload."""
     body = meta.body
     return Returned(body.codec, body.sizes, payload, meta.streamed, meta.generation)
 
 
 def raised(payload: Buffer) -> Raised:
-    """What the payload of an ERROR frame says; total: any bytes are made the best of."""
+    """Decode the payload of an ERROR frame; total: any bytes give an error."""
     return Raised(exceptions.parse_json(bytes(payload)))
 
 

@@ -112,7 +112,7 @@ def to_json(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def is_plain(codec: str, payload: Buffer) -> bool:
-    """Whether a payload is JSON without tags, which every end of a stream reads."""
+    """True if a payload is JSON without tags, which every end of a stream reads."""
     return codec in ("json", "none") or (codec == VALUES and bytes(payload[:1]) != values.HEAD)
 
 
@@ -203,12 +203,12 @@ def _find_clash(value: object) -> tuple[object, object] | None:
 
 
 def _json_key(key: object) -> str:
-    """What a key of a dictionary becomes."""
+    """The name that JSON gives to a key of a dictionary."""
     return key if isinstance(key, str) else _json_encoder.encode(key)
 
 
 def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | None:
-    """Where in `value` is what JSON cannot carry, in words."""
+    """The part of `value` that JSON cannot carry, in words."""
     if value is None or isinstance(value, (str, bool, int)):
         return None
     if isinstance(value, float):
@@ -244,7 +244,7 @@ def _type_name(value: object) -> str:
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where segments of these sizes lie in a payload, and how long it is, in bytes."""
+    """The offsets of segments in a payload, and its length, in bytes."""
     offsets = []
     position = 0
     for size in sizes:

@@ -161,7 +161,7 @@ def parse_json(body: bytes | memoryview) -> Failure:
 
 
 def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
-    """What `look` returns where an exception is described; `otherwise` if `look` raises anything.
+    """Return the result of `look`, which describes an exception, or `otherwise` if `look` raises.
 
     Also `SystemExit` and `KeyboardInterrupt` are the user's here: a call that is described has left
     the code that can be interrupted.
@@ -232,7 +232,7 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """What `repr` shows of a value, or else the name of its class."""
+    """The `repr` of a value, or the name of its class if `repr` fails."""
     return safely(lambda: str.__str__(repr(value)), name_of(type(value)))
 
 
@@ -287,7 +287,7 @@ def describe(
 
 
 def _is_own(error: BaseException) -> TypeGuard[errors.KubetorchError]:
-    """Whether the class is of our own tree; a user's may derive from that."""
+    """True if the class is one of ours; a class of the user may derive from ours."""
     return errors.EXCEPTION_REGISTRY.get(name_of(type(error))) is type(error)
 
 
@@ -341,7 +341,7 @@ def _files(trace: TracebackType | None) -> Iterator[str]:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is neither Kubetorch's nor Python's."""
+    """True if a file belongs neither to Kubetorch nor to Python."""
     return f"{os.sep}site-packages{os.sep}" in file or not file.startswith(_NOT_USERS)
 
 
@@ -355,7 +355,7 @@ def _message(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """What `str` says, or as near to what the user wrote as that is."""
+    """The `str` of an exception, or the nearest text that the user wrote."""
     if _is_own(error):
         return _clean(error.message)
     args = _of_error(error, "args")
@@ -375,7 +375,7 @@ def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether a text can be encoded: lone surrogates cannot, as in undecodable file names."""
+    """False for lone surrogates, as in undecodable file names."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -462,7 +462,7 @@ def plain(value: object) -> Any:  # noqa: ANN401  # of JSON
 
 
 def _survives_json(value: object) -> bool:
-    """Whether a value comes out of JSON as it went in."""
+    """True if JSON carries a value without change."""
     copier, nothing = _Copier(), object()
     return safely(copier.copy, nothing, value) is not nothing and copier.is_exact
 

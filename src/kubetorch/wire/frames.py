@@ -50,8 +50,6 @@ assert HEADER_BYTES == 16
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
-
     #: Hashing happens for every frame; that of an enumeration is written in Python.
     __hash__ = int.__hash__
 
@@ -105,7 +103,7 @@ def split(message: memoryview) -> tuple[int, int, memoryview, memoryview]:
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):
-    """How a payload is made up.
+    """The codec and the segments of a payload.
 
     Attributes:
         codec: `json`, `pickle`, `none` or one that the agent offers.
@@ -119,7 +117,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which part of a distributed call one agent asks another to run; see docs/design/ranks.md.
+    """The part of a distributed call that one agent asks another to run; see docs/design/ranks.md.
 
     Attributes:
         epoch: Epoch of the world.
@@ -375,7 +373,7 @@ class Outbox:
                 self.kept_bytes -= len(part)
 
     def after(self, received: int) -> Iterator[Frame]:
-        """What to send again to an end that has `received` frames."""
+        """The frames to send again to an end that has `received` frames."""
         if received < self._acked:
             raise ProtocolError(f"frame {received + 1} was acknowledged and is gone")
         self.ack(received)

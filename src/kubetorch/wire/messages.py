@@ -95,7 +95,7 @@ class Observed(Message, tag="observed", frozen=True):
 
 
 class StageReport(Message, tag="stage", frozen=True):
-    """How far a reload is: `fetching`, `preloading`, `importing`, ….
+    """The progress of a reload: `fetching`, `preloading`, `importing`, ….
 
     Attributes:
         generation: The generation that is being reached.
@@ -140,7 +140,7 @@ class Activity(Message, tag="activity", frozen=True):
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a call has come, as it says by `kt.progress`."""
+    """The progress of a call, as the call reports it by `kt.progress`."""
 
     current: float
     total: float | None = None
@@ -189,7 +189,7 @@ class Regroup(Message, tag="regroup", frozen=True):
 
 
 class Probed(Message, tag="probed", frozen=True):
-    """Whether a sibling answers: the answer to `Probe`."""
+    """The answer to `Probe`: true if the sibling answers."""
 
     id: str
     is_reached: bool
@@ -243,7 +243,7 @@ class Terminate(Message, tag="terminate", frozen=True):
 
 
 class Ending(Message, tag="ending", frozen=True):
-    """Who runs the pod ends it, or has, and this is why: what the error of its calls says.
+    """The reason for which the pod is ended, or has ended: the errors of its calls name it.
 
     Attributes:
         reason: Kubernetes' word, such as `Evicted`.
@@ -474,7 +474,7 @@ DeployEvent = Missing | Accepted | Stage | DeployLog | Ready | Failed
 
 
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the threads of a worker do.
+    """The stacks of a worker's threads.
 
     Attributes:
         pod, pid: Which process it is.
@@ -527,7 +527,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who deployed a workload; of what a pod deployed, who deployed the pod's own.
+    """The user who deployed a workload; for a workload that a pod deployed, the pod's creator.
 
     Attributes:
         user: The authenticated user; empty on one machine, where there is one.
@@ -542,7 +542,7 @@ class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where pods get their agent from, and whom it belongs to.
+    """The image from which pods get their agent, and its owner.
 
     Attributes:
         image: Image that the agent is copied from into pods of other images.
@@ -558,7 +558,7 @@ class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a cluster adds to the object of a workload beyond what its spec says.
+    """The additions of a cluster to the object of a workload.
 
     Attributes:
         runtime: What its pods get their agent from.

@@ -69,7 +69,7 @@ def own_work(root: Path) -> Path:
 
 @dataclass(frozen=True)
 class PodEnv:
-    """What an agent starts with.
+    """The variables with which an agent starts.
 
     Attributes:
         namespace, workload, pod: Who it is.
@@ -135,7 +135,7 @@ class PodEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> PodEnv:
-        """What `write` wrote."""
+        """Parse the output of `write`."""
 
         def value(name: str) -> str:
             if not environ.get(name):

@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Entry(NamedTuple):
-    """What one rank returned or yielded, still encoded.
+    """A value that one rank returned or yielded, still encoded.
 
     Attributes:
         rank: Which one.

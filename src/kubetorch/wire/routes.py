@@ -13,7 +13,7 @@ CONTROLLER, CONTROLLER_PORT = "kubetorch-controller", 8080
 
 
 def controller_url(namespace: str) -> str:
-    """Where pods find the controller that is installed in a namespace."""
+    """The URL of the controller in a namespace, for pods."""
     return f"http://{CONTROLLER}.{namespace}.svc.cluster.local:{CONTROLLER_PORT}"
 
 
@@ -120,7 +120,7 @@ RUN = "/v1/run"
 
 
 def callable_path(callable_name: str, method: str | None = None) -> str:
-    """Where a callable, or a method of a class, is called by `POST`."""
+    """The path of calls of a callable, or of a method of a class, by `POST`."""
     base = f"/{quote(callable_name, safe='')}"
     return f"{base}/{quote(method, safe='')}" if method else base
 

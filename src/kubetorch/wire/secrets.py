@@ -121,7 +121,7 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an upload."""
+    """The result of an upload."""
 
     outcome: Outcome
     secret: SecretView

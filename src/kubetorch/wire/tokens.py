@@ -43,7 +43,7 @@ CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 
 @dataclass(frozen=True)
 class Claims:
-    """What a token says.
+    """The content of a token.
 
     Attributes:
         audience: The workload, `namespace/name`.
@@ -71,12 +71,12 @@ def workload_key(secret: bytes, audience: str) -> bytes:
 
 
 def is_signed(token: str) -> bool:
-    """Whether a token looks like one of these, and not like one of somebody else."""
+    """True if a token looks like one of ours."""
     return token.startswith(f"{_PREFIX}.")
 
 
 def fingerprint(token: str) -> str:
-    """What a pod keeps of the user's own token to recognise it: its SHA-256, in hex."""
+    """The SHA-256 of the user's own token, in hex, by which a pod recognises the token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -93,7 +93,7 @@ def sign(key: bytes, claims: Claims) -> str:
 
 
 def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
-    """What a token says, if it is genuine, for this audience, and this is its time."""
+    """The claims of a token that is genuine, for this audience, and valid now."""
     signed, _, signature = token.rpartition(".")
     expected = _encode(hmac.digest(key, signed.encode(), "sha256"))
     if not hmac.compare_digest(signature.encode(), expected.encode()):

@@ -199,7 +199,7 @@ class Packer:
         return self.area.add(buffer, alignment)
 
     def pack(self, value: Any, mode: int = PLAIN) -> Any:  # noqa: ANN401  # any value, and of JSON
-        """What stands for a value in the text."""
+        """The JSON of a value."""
         kind = type(value)
         if kind in _SCALARS:
             return self._scalar(value) if self._scans else value
@@ -213,12 +213,12 @@ class Packer:
         return self._other(value, kind, mode)
 
     def tag(self, kind: str, *parts: object) -> Tag:
-        """What stands for a value that JSON has not."""
+        """The JSON of a value that JSON lacks."""
         self.is_tagged = True
         return {TAG: [kind, *parts]}
 
     def once(self, value: object, pack: Callable[[], Tag]) -> Tag:
-        """What `pack` gives for a value, whose last part is the place of its buffer.
+        """The result of `pack` for a value, whose last part is the place of its buffer.
 
         The value travels once, however often it is there.
         """
@@ -238,7 +238,7 @@ class Packer:
         raise UnfitError(f"{article} {what}{why or ', which cannot travel'}", hint)
 
     def items(self, value: Sequence[Any], mode: int = PLAIN) -> Any:  # noqa: ANN401  # of JSON
-        """What stands for a list."""
+        """The JSON of a list."""
         plain = self._plain
         if plain.issuperset(map(type, value)):
             return value if type(value) is list else list(value)
@@ -257,7 +257,7 @@ class Packer:
     def named(
         self, values: Mapping[str, Any], step: Callable[[str], str], mode: int
     ) -> dict[str, Any]:
-        """What stands for each of a dictionary with names; `step` is how a path shows one."""
+        """The JSON of a dictionary whose keys are names; `step` shows a name in a path."""
         found: dict[str, Any] = {}
         name = ""
         try:
@@ -290,7 +290,7 @@ class Packer:
         return self.tag("dict", pairs)
 
     def at(self, key: object, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
-        """What `pack` gives for what lies under a key."""
+        """The result of `pack` for the value under a key."""
         try:
             return pack()
         except UnfitError as error:
@@ -516,7 +516,7 @@ def _find_packer(kind: type) -> Pack | None:
 
 
 class _Layout:
-    """Where instances of a class keep what they are made of, read past the user's code."""
+    """The places where instances of a class keep their attributes, read past the user's code."""
 
     def __init__(self, mro: Sequence[type]) -> None:
         found: dict[str, Any] = {}
@@ -564,7 +564,7 @@ def _mro(cls: type) -> tuple[type, ...]:
 
 
 def _layout(cls: type) -> _Layout | None:
-    """How instances of a dataclass or of a pydantic model are made; nothing else is."""
+    """The layout of a dataclass or of a pydantic model; other classes have none."""
     mro = _mro(cls)
     spaces = [_of_type(base) for base in mro]
     is_dataclass = any(is_a(space.get("__dataclass_fields__"), dict) for space in spaces)
@@ -596,7 +596,7 @@ _PYTHONS = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
 
 
 def _hashes_plainly(cls: type) -> bool:
-    """Whether hashing an instance, and comparing it, runs no code of the user."""
+    """True if hashing and comparing an instance runs no code of the user."""
     for name in ("__hash__", "__eq__"):
         owner = next(base for base in _mro(cls) if name in _of_type(base))
         if exceptions.module_of(owner) not in _PYTHONS:

@@ -44,7 +44,7 @@ _STAGES = {"dev": 0, "a": 1, "alpha": 1, "b": 2, "beta": 2, "rc": 3, None: 4, "p
 
 
 def is_newer(one: str, other: str) -> bool:
-    """Whether a version of the package is newer than another; not so if one cannot be read."""
+    """True if a version of the package is newer than another; false if one cannot be parsed."""
     first, second = _order(one), _order(other)
     return first is not None and second is not None and first > second
 
