@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import exceptions
+from kubetorch.wire import introspection
 from kubetorch.wire.values import Packer, Tag, Unpacker, checked_zone, expect, is_zone
 
 _INTEGERS = frozenset({int})
@@ -361,7 +361,7 @@ def _pack_column(packer: Packer, column: Any, mode: int = 0) -> list[object]:  #
 
 
 def _package(value: object) -> str:
-    return exceptions.module_of(type(value)).partition(".")[0]
+    return introspection.module_of(type(value)).partition(".")[0]
 
 
 def _pack_category(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import arrays, exceptions, values
+from kubetorch.wire import arrays, introspection, values
 from kubetorch.wire.values import Buffer, Gathered
 
 Codec = Literal["json", "pickle", "none"]
@@ -285,8 +285,12 @@ def to_text(segments: Sequence[Segment]) -> str:
 
 def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own value
     """The value of such text; classes of its `__main__` are looked up in `module`."""
-    parts = [bytearray(base64.b64decode(part)) for part in text.split(" ")]
-    return values.decode(parts, {"__main__": module})
+    return values.decode(buffers_of(text), {"__main__": module})
+
+
+def buffers_of(text: str) -> list[Buffer]:
+    """The segments of such text."""
+    return [bytearray(base64.b64decode(part)) for part in text.split(" ")]
 
 
 class RawText(str):
@@ -361,8 +365,8 @@ def _encode_pickle(value: object) -> list[Segment]:
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise SerializationError(
-            f"a value of type {exceptions.name_of(type(value))} cannot be pickled: "
-            f"{exceptions.summary(error)}"
+            f"a value of type {introspection.name_of(type(value))} cannot be pickled: "
+            f"{introspection.summary(error)}"
         ) from error
 
 
@@ -374,11 +378,11 @@ def _decode_pickle(segments: Sequence[Buffer], modules: Mapping[str, str]) -> ob
         if modules:
             return _Unpickler(bytes(segments[0]), segments[1:], modules).load()
         return pickle.loads(segments[0], buffers=segments[1:])
-    except (SerializationError, *exceptions.INTERRUPTS):
+    except (SerializationError, *introspection.INTERRUPTS):
         raise
     except BaseException as error:  # unpickling runs code of the user's classes
         raise SerializationError(
-            f"the pickled value cannot be rebuilt here: {exceptions.summary(error)}",
+            f"the pickled value cannot be rebuilt here: {introspection.summary(error)}",
             hint="both ends need the same classes and compatible versions of their libraries",
         ) from error
 

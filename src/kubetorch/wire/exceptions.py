@@ -6,14 +6,10 @@ A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` as 
 contract knows them, and what our own client needs to raise the very class. An exception is never
 pickled, and no constructor of the user runs when the exception is rebuilt.
 
-The user's code may do anything when an exception is looked at: a property may raise `SystemExit`, a
-`__getattr__` may fail for every name, a metaclass may lie. So what Python itself keeps of an
-exception is read past the user's code, and what only the user's code can say is asked by `safely`
-and `attempt`. Nothing has to be imported for that: there may be no file descriptor left.
-
 `args` and `state` are plain JSON. `members` holds, by attribute, what JSON would change and what
 lives in C (`OSError.filename`): tuples, bytes and paths are objects of one key, which is the tag of
-the kind. What cannot travel at all stands in the `args` as text.
+the kind; `value` is what the codec `values` carries, as text. What cannot travel at all stands in
+the `args` as text.
 """
 
 from __future__ import annotations
@@ -25,16 +21,24 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, TracebackType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 from kubetorch import errors
+from kubetorch.wire import codecs
+from kubetorch.wire.introspection import (
+    attempt,
+    is_a,
+    module_of,
+    name_of,
+    of_class,
+    safely,
+    shown,
+)
+from kubetorch.wire.values import EXACT, decode, encode
 
-Found = TypeVar("Found")
-
-#: Ctrl-C, and the end of a call that is itself about to raise what another call ended with.
-INTERRUPTS = (KeyboardInterrupt, errors.CallCancelledError, errors.CallTimeoutError)
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
 #: Bytes of JSON: a failure travels in one frame. Text and traceback alone always fit.
@@ -160,54 +164,12 @@ def parse_json(body: bytes | memoryview) -> Failure:
 # -------------------------------------------------------------------------- the user's exceptions
 
 
-def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
-    """Return the result of `look`, which describes an exception, or `otherwise` if `look` raises.
-
-    Also `SystemExit` and `KeyboardInterrupt` are the user's here: a call that is described has left
-    the code that can be interrupted.
-    """
-    try:
-        return look(*args)
-    except BaseException:  # noqa: BLE001  # the user's
-        return otherwise
-
-
-def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Found:
-    """As `safely`, in the middle of a program, which may be interrupted."""
-    try:
-        return make(*args)
-    except INTERRUPTS:
-        raise
-    except BaseException:  # noqa: BLE001  # SystemExit of the user's class must not end it
-        return otherwise
-
-
-def is_a(value: object, classes: type[Found] | tuple[type[Found], ...]) -> TypeGuard[Found]:
-    """As `isinstance`, which would ask the value itself for its `__class__`."""
-    return issubclass(type(value), classes)
-
-
-def _of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
-    return vars(type)[name].__get__(cls)
-
-
 def _of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
     return vars(BaseException)[name].__get__(error)
 
 
 def _put(error: BaseException, name: str, value: object) -> None:
     vars(BaseException)[name].__set__(error, value)
-
-
-def name_of(cls: type) -> str:
-    """The `__name__` of a class."""
-    return str.__str__(_of_class(cls, "__name__"))
-
-
-def module_of(cls: type) -> str:
-    """The `__module__` of a class, empty if that is no text."""
-    module = safely(_of_class, "", cls, "__module__")
-    return str.__str__(module) if is_a(module, str) else ""
 
 
 def trace_of(error: BaseException) -> TracebackType | None:
@@ -229,17 +191,6 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
     """Set an attribute of an exception, if that is possible: also of a frozen dataclass."""
     # A property, or a class in C, may refuse.
     attempt(lambda: BaseException.__setattr__(error, name, value), None)
-
-
-def shown(value: object) -> str:
-    """The `repr` of a value, or the name of its class if `repr` fails."""
-    return safely(lambda: str.__str__(repr(value)), name_of(type(value)))
-
-
-def summary(error: BaseException) -> str:
-    """The name of the class of an exception, and the text as far as there is one."""
-    text, name = attempt(lambda: str.__str__(str(error)), ""), name_of(type(error))
-    return f"{name}: {text}" if text else name
 
 
 # ---------------------------------------------------------------------- exception → failure
@@ -275,7 +226,7 @@ def describe(
         pod_name=pod_name,
         rank=rank,
         module=module_of(cls),
-        qualname=str.__str__(_of_class(cls, "__qualname__")),
+        qualname=str.__str__(of_class(cls, "__qualname__")),
         args=args,
         state=values if own is None else safely(own.to_state, {}),
         members=members,
@@ -330,7 +281,7 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
         return formatted
     # The user's __cause__ or __notes__ may raise.
     frames = "".join(safely(traceback.format_tb, [], trace))
-    qualname = str.__str__(_of_class(type(error), "__qualname__"))
+    qualname = str.__str__(of_class(type(error), "__qualname__"))
     return f"Traceback (most recent call last):\n{frames}{qualname}: {_message(error)}\n"
 
 
@@ -439,10 +390,10 @@ def _attributes_to_tag(
     if "args" not in values or not _survives_json(list(args)):
         yield "args", args
     # Attributes that are not in the `__dict__`: those of built-in classes, and of `__slots__`.
-    for cls in _of_class(type(error), "__mro__"):
+    for cls in of_class(type(error), "__mro__"):
         if cls is BaseException:
             break
-        for name, kind in _of_class(cls, "__dict__").items():
+        for name, kind in of_class(cls, "__dict__").items():
             is_slot = is_a(kind, (MemberDescriptorType, GetSetDescriptorType))
             if is_slot and not name.startswith("__") and name not in _REPEATED:
                 value = safely(kind.__get__, None, error)  # raises if it was never set
@@ -539,6 +490,12 @@ class _Copier:
             # The traceback of the whole exception has this one's.
             described = replace(describe(value, above=self.above), traceback="", cause=None)
             return {"error": described.to_dict()}
+        # A text of a subclass would be one of the base.
+        is_text = is_a(value, str) and not is_a(value, Enum)
+        segments: list[Any] = [] if is_text else safely(lambda: encode(value, "", EXACT), [])
+        if segments and sum(map(len, segments)) < MEMBERS_LIMIT:
+            return {"value": codecs.to_text(segments)}
+        self.is_too_large |= bool(segments)
         if not self.stands_in:
             raise ValueError(f"a value of type {name_of(kind)}")
         # A text may be of a subclass, whose text is of that subclass again.
@@ -555,21 +512,23 @@ class StandIn(str):
         return self.shown
 
 
-def _untagged(packed: Any, rebuild: Callable[[dict[str, Any]], Exception]) -> Any:  # noqa: ANN401
+def _untagged(packed: Any, modules: Mapping[str, str]) -> Any:  # noqa: ANN401
     """The value of which `_Copier` made a copy with tags."""
     if isinstance(packed, list):
-        return [_untagged(one, rebuild) for one in packed]
+        return [_untagged(one, modules) for one in packed]
     if not isinstance(packed, dict):
         return packed
     ((tag, content),) = packed.items()
     if tag == "error":
-        return rebuild(content)
+        return rebuild(parse(content), modules=modules)
+    if tag == "value":
+        return decode(codecs.buffers_of(content), modules)
     if tag == "float":
         return float(content)
     if tag in ("bytes", "text"):
         data = bytes.fromhex(content)
         return data if tag == "bytes" else data.decode(errors="surrogatepass")
-    parts = _untagged(content, rebuild)
+    parts = _untagged(content, modules)
     if tag == "shown":
         value = StandIn(parts[0])
         value.shown = str(parts[1])
@@ -635,12 +594,8 @@ def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | 
     if not isinstance(cls, type) or not issubclass(cls, Exception):
         return None
     nothing = object()
-
-    def rebuild_inner(data: dict[str, Any]) -> Exception:
-        return rebuild(parse(data), modules=modules)
-
     found = {
-        name: attempt(_untagged, nothing, packed, rebuild_inner)
+        name: attempt(_untagged, nothing, packed, modules)
         for name, packed in failure.members.items()
     }
     members = {name: value for name, value in found.items() if value is not nothing}
@@ -671,7 +626,7 @@ def _instance(
 
     The constructor runs for built-in classes only, whose state lives in C.
     """
-    bases = _of_class(cls, "__mro__")
+    bases = of_class(cls, "__mro__")
     builtin: Any = next(base for base in bases if module_of(base) == "builtins")
     # The first fails if the class has a signature of its own.
     makers: list[Callable[..., Any]] = [lambda: cls.__new__(cls, *args)]
@@ -698,8 +653,8 @@ def with_text(
 
     members = {
         "__module__": module_of(cls),
-        "__qualname__": str.__str__(_of_class(cls, "__qualname__")),
-        "__doc__": _of_class(cls, "__dict__").get("__doc__"),
+        "__qualname__": str.__str__(of_class(cls, "__qualname__")),
+        "__doc__": of_class(cls, "__dict__").get("__doc__"),
         "__str__": lambda _: text,
         "__reduce__": reduce,
     }

@@ -31,8 +31,8 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import exceptions
-from kubetorch.wire.exceptions import is_a
+from kubetorch.wire import introspection
+from kubetorch.wire.introspection import is_a
 
 ALIGNMENT = 64
 #: What decoding imports, beside modules of the standard library.
@@ -349,7 +349,7 @@ class Packer:
         return self._named[kind]
 
     def _missing(self, value: object, kind: type) -> NoReturn:
-        where = exceptions.module_of(kind)
+        where = introspection.module_of(kind)
         if find_class(where, kind.__qualname__, {}) is not None:
             self.refuse(
                 value,
@@ -402,7 +402,7 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def _subscript(key: object) -> str:
-    text = json.dumps(key) if type(key) is str else exceptions.shown(key)
+    text = json.dumps(key) if type(key) is str else introspection.shown(key)
     return f"[{text if len(text) <= 80 else f'{text[:80]}…'}]"
 
 
@@ -412,7 +412,7 @@ def _attribute(name: str) -> str:
 
 def name_of(kind: type) -> str:
     """A class as messages name it."""
-    module = exceptions.module_of(kind)
+    module = introspection.module_of(kind)
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
@@ -534,7 +534,7 @@ class _Layout:
         """The attributes of an instance."""
         found = {} if self._dictionary is None else dict(self._dictionary.__get__(value))
         for name, slot in self._slots.items():
-            item = exceptions.attempt(slot.__get__, _NOTHING, value)  # it may not be set
+            item = introspection.attempt(slot.__get__, _NOTHING, value)  # it may not be set
             if item is not _NOTHING:
                 found[name] = item
         return found
@@ -573,14 +573,14 @@ def _layout(cls: type) -> _Layout | None:
     # A finaliser is code that runs with what the peer put in. Of a class in C nothing is known.
     if any("__del__" in space for space in spaces):
         return None
-    if exceptions.attempt(object.__new__, None, cls) is None:
+    if introspection.attempt(object.__new__, None, cls) is None:
         return None
     return _Layout(mro)
 
 
 def _is_base_model(cls: type) -> bool:
-    module = sys.modules.get(exceptions.module_of(cls))
-    is_pydantics = exceptions.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
+    module = sys.modules.get(introspection.module_of(cls))
+    is_pydantics = introspection.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
     return is_pydantics and vars(module).get("BaseModel") is cls
 
 
@@ -599,7 +599,7 @@ def _hashes_plainly(cls: type) -> bool:
     """True if hashing and comparing an instance runs no code of the user."""
     for name in ("__hash__", "__eq__"):
         owner = next(base for base in _mro(cls) if name in _of_type(base))
-        if exceptions.module_of(owner) not in _PYTHONS:
+        if introspection.module_of(owner) not in _PYTHONS:
             return False
     return True
 
@@ -646,14 +646,14 @@ def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # no
     try:
         unpacker = Unpacker(segments[1] if len(segments) > 1 else b"", modules)
         return _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
-    except (SerializationError, *exceptions.INTERRUPTS):
+    except (SerializationError, *introspection.INTERRUPTS):
         raise
     except BaseException as error:  # whatever a library says of what makes no sense
         # A panic of polars is no `Exception`; what else is none is no library's.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise SerializationError(
-            f"the value cannot be rebuilt here: {exceptions.summary(error)}",
+            f"the value cannot be rebuilt here: {introspection.summary(error)}",
             hint="both ends need compatible versions of the libraries that it is made with",
         ) from error
 
@@ -799,7 +799,7 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
     if found is None:
         owner = next(base for base in _mro(cls) if "_missing_" in _of_type(base))
         # Several flags at once; a class of its own mind is not asked.
-        if exceptions.module_of(owner) == "enum":
+        if introspection.module_of(owner) == "enum":
             found = enum.EnumMeta.__call__(cls, member)
     return found
 
@@ -828,7 +828,7 @@ def _unpack_zoned(
 
 def is_zone(value: object) -> bool:
     kind = type(value)
-    name = exceptions.module_of(kind), exceptions.name_of(kind)
+    name = introspection.module_of(kind), introspection.name_of(kind)
     return name in (("datetime", "timezone"), ("zoneinfo", "ZoneInfo"))
 
 

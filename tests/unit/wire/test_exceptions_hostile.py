@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kubetorch import errors
-from kubetorch.wire import codecs, exceptions
+from kubetorch.wire import codecs, exceptions, introspection
 
 
 def sent(error: BaseException) -> Exception:
@@ -312,13 +312,13 @@ def test_values_of_strange_classes_are_copied_into_plain_ones():
     assert [type(one) for one in copied] == [str, int, list]
 
 
-@pytest.mark.parametrize("interrupt", exceptions.INTERRUPTS)
+@pytest.mark.parametrize("interrupt", introspection.INTERRUPTS)
 def test_an_interruption_is_not_taken_for_the_users(interrupt):
     def interrupted() -> None:
         raise interrupt("now")
 
     with pytest.raises(interrupt):
-        exceptions.attempt(interrupted, None)
+        introspection.attempt(interrupted, None)
 
 
 class Unloadable:

@@ -1,6 +1,8 @@
 """Exceptions of all kinds arrive with their class, text and attributes."""
 
 import builtins
+import dataclasses
+import datetime
 import json
 import pathlib
 import pickle
@@ -10,6 +12,7 @@ import traceback
 from enum import IntEnum
 from typing import ClassVar
 
+import numpy
 import pytest
 
 from kubetorch import errors
@@ -176,6 +179,44 @@ def test_an_exception_arrives_with_its_class_text_and_attributes(kind):
     for name in attributes:
         assert getattr(arrived, name) == getattr(error, name), name
         assert type(getattr(arrived, name)) is type(getattr(error, name)), name
+
+
+@dataclasses.dataclass
+class Step:
+    number: int
+    colours: tuple[Colour, ...]
+
+
+def test_trust_attributes_and_arguments_arrive_as_values_of_a_call_do():
+    error = NeedsArgumentsError(1, detail="x")
+    given = {
+        "loss": numpy.float32(1.5),
+        "gradient": numpy.arange(3.0),
+        "step": Step(2, (Colour.RED,)),
+        "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+        "by": {Colour.RED: (1, {2})},
+    }
+    vars(error).update(given)
+    error.args = ("bad", Step(1, ()))
+
+    arrived = sent(error)
+
+    numpy.testing.assert_array_equal(vars(arrived).pop("gradient"), given.pop("gradient"))
+    for name, value in given.items():
+        assert getattr(arrived, name) == value, name
+        assert type(getattr(arrived, name)) is type(value), name
+    assert arrived.args == ("bad", Step(1, ()))
+
+
+def test_trust_an_attribute_that_is_too_large_or_cannot_travel_leaves_the_others():
+    error = NeedsArgumentsError(1, detail="x")
+    error.large, error.opaque, error.small = numpy.zeros(100_000), Opaque(), numpy.int64(3)
+
+    arrived = sent(error)
+
+    assert arrived.large == "<a value of type ndarray, too large for an exception>"
+    assert not hasattr(arrived, "opaque")
+    assert arrived.small == numpy.int64(3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

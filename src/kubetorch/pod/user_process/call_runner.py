@@ -33,7 +33,7 @@ from kubetorch.pod.user_process.loader import DeployedCallable
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
-from kubetorch.wire import codecs, exceptions
+from kubetorch.wire import codecs, exceptions, introspection
 
 #: Seconds between two reports of progress; the last one is always sent.
 PROGRESS_INTERVAL = 0.05
@@ -400,8 +400,8 @@ class CallRunner:
             else:
                 value = await value
         except BaseException as error:  # noqa: BLE001  # as in `_run`
-            if exceptions.is_a(value, CoroutineType):  # it may not have begun
-                exceptions.safely(value.close, None)
+            if introspection.is_a(value, CoroutineType):  # it may not have begun
+                introspection.safely(value.close, None)
             self._fail(call, error, started=started and not _is_unbound(error))
             return
         self._succeed(call, value, streamed=streamed)
@@ -456,16 +456,16 @@ class CallRunner:
 
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(exceptions.safely(_exit_status, 1, error))
+            _leave_child(introspection.safely(_exit_status, 1, error))
         self._finish(call)
         cancelled = call.cancelled
-        if cancelled is not None and exceptions.is_a(
+        if cancelled is not None and introspection.is_a(
             error, (asyncio.CancelledError, type(cancelled))
         ):
             trace = exceptions.trace_of(error)
             error = type(cancelled)(cancelled.message).with_traceback(trace)
-        if exceptions.is_a(error, (ValueError, RuntimeError)):
-            exceptions.safely(_explain, None, error)
+        if introspection.is_a(error, (ValueError, RuntimeError)):
+            introspection.safely(_explain, None, error)
         self._send_failure(call.number, error, started=started)
 
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
@@ -473,7 +473,7 @@ class CallRunner:
         if os.getpid() != self._pid:
             _leave_child(1)
         self._calls.pop(call.number, None)
-        what = f"the end of the call could not be told: {exceptions.name_of(type(error))}"
+        what = f"the end of the call could not be told: {introspection.name_of(type(error))}"
         told = exceptions.Failure("RemoteError", what, pod_name=self._pod_name)
         self._agent.send(protocol.ERROR, call.number, told.to_json())
 
@@ -509,7 +509,7 @@ def _is_unbound(error: BaseException) -> bool:
     """Whether the arguments did not fit the function, so that nothing of it ran."""
     trace = exceptions.trace_of(error)
     # The only frame is ours, which made the call.
-    return exceptions.is_a(error, TypeError) and trace is not None and trace.tb_next is None
+    return introspection.is_a(error, TypeError) and trace is not None and trace.tb_next is None
 
 
 def _explain(error: BaseException) -> None:

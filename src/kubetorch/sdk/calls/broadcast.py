@@ -21,7 +21,7 @@ from kubetorch.sdk.calls.call import (
     ThreadWakeup,
     is_generator,
 )
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, introspection
 
 #: Said to the pods whose calls are cancelled.
 RECALLED = "the call failed on another pod"
@@ -73,18 +73,18 @@ def combine(outcomes: Sequence[Done]) -> Done:
     lines = [note, *(f"also in {_named(*one)}: {_short(one[1])}" for one in others)]
     exceptions.set_attribute(first, "other_errors", tuple(error for _, error in others))
     # What `add_note` of Python 3.11 does.
-    notes: list[str] = exceptions.attempt(lambda: [*getattr(first, "__notes__", ())], [])
+    notes: list[str] = introspection.attempt(lambda: [*getattr(first, "__notes__", ())], [])
     exceptions.set_attribute(first, "__notes__", [*notes, "\n".join(lines)])
     return Done(None, first)
 
 
 def _named(pod: int, error: Exception) -> str:
-    name = exceptions.attempt(lambda: getattr(error, "pod_name", None), None)
+    name = introspection.attempt(lambda: getattr(error, "pod_name", None), None)
     return f"pod {pod} ({name})" if name else f"pod {pod}"
 
 
 def _short(error: Exception) -> str:
-    return exceptions.summary(error).partition("\n")[0]
+    return introspection.summary(error).partition("\n")[0]
 
 
 class _Broadcast:

@@ -1,0 +1,72 @@
+"""Reads what Python keeps of values and classes of the user, without running the user's code.
+
+The user's code may do anything when a value is looked at: a property may raise `SystemExit`, a
+`__getattr__` may fail for every name, a metaclass may lie. So what Python itself keeps of a value
+is read past the user's code, and what only the user's code can say is asked by `safely` and
+`attempt`. Nothing has to be imported for that: there may be no file descriptor left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
+
+from kubetorch import errors
+
+Found = TypeVar("Found")
+
+#: Ctrl-C, and the end of a call that is itself about to raise what another call ended with.
+INTERRUPTS = (KeyboardInterrupt, errors.CallCancelledError, errors.CallTimeoutError)
+
+
+def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
+    """Return the result of `look`, which describes an exception, or `otherwise` if `look` raises.
+
+    Also `SystemExit` and `KeyboardInterrupt` are the user's here: a call that is described has left
+    the code that can be interrupted.
+    """
+    try:
+        return look(*args)
+    except BaseException:  # noqa: BLE001  # the user's
+        return otherwise
+
+
+def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Found:
+    """As `safely`, in the middle of a program, which may be interrupted."""
+    try:
+        return make(*args)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001  # SystemExit of the user's class must not end it
+        return otherwise
+
+
+def is_a(value: object, classes: type[Found] | tuple[type[Found], ...]) -> TypeGuard[Found]:
+    """As `isinstance`, which would ask the value itself for its `__class__`."""
+    return issubclass(type(value), classes)
+
+
+def of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
+    return vars(type)[name].__get__(cls)
+
+
+def name_of(cls: type) -> str:
+    """The `__name__` of a class."""
+    return str.__str__(of_class(cls, "__name__"))
+
+
+def module_of(cls: type) -> str:
+    """The `__module__` of a class, empty if that is no text."""
+    module = safely(of_class, "", cls, "__module__")
+    return str.__str__(module) if is_a(module, str) else ""
+
+
+def shown(value: object) -> str:
+    """The `repr` of a value, or the name of its class if `repr` fails."""
+    return safely(lambda: str.__str__(repr(value)), name_of(type(value)))
+
+
+def summary(error: BaseException) -> str:
+    """The name of the class of an exception, and the text as far as there is one."""
+    text, name = attempt(lambda: str.__str__(str(error)), ""), name_of(type(error))
+    return f"{name}: {text}" if text else name
