@@ -144,7 +144,7 @@ async def _run(
     zygote: Launched | None,
     sock: socket.socket,
 ) -> bool:
-    """Whether the pod goes on afterwards."""
+    """Run the agent; true if the pod goes on afterwards."""
     environ = container_environ(environ)
     if filesystem.is_container:
         environ = user_environ(environ, Path(pod.root))

@@ -60,7 +60,7 @@ _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.cod
 
 
 class Caller(Protocol):
-    """Who opened a call, or joined it. After a result or a failure nothing follows."""
+    """The client that opened a call, or joined one. Nothing follows a result or a failure."""
 
     def on_log(self, line: Line) -> None:
         """As `CallSink.on_log`."""
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def other_origin(self) -> Origin | None:
-        """Whose code is served, if it is not what the caller means."""
+        """The origin of the served code, if the caller means other code."""
         return self._calls.other_origin(self.request)
 
     @property
@@ -416,7 +416,7 @@ class Calls:
 
     @property
     def spec(self) -> WorkloadSpec | None:
-        """What is served, or about to be."""
+        """The workload that is served, or about to be served."""
         return self._spec
 
     @property
@@ -426,7 +426,7 @@ class Calls:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a call would run at once."""
+        """True if a call would run at once."""
         return self._worker is not None and not self._is_draining
 
     def refuse_waiting(self, call_id: str, failure: dict[str, Any]) -> None:
@@ -533,7 +533,7 @@ class Calls:
         return call
 
     def other_origin(self, request: Open) -> Origin | None:
-        """Whose code is served, if it is not what the caller means."""
+        """The origin of the served code, if the caller means other code."""
         if request.origin is None or request.part is not None or self._spec is None:
             return None
         served = self._spec.origin
@@ -572,7 +572,7 @@ class Calls:
         call.run_on(worker)
 
     def _worker_for(self, request: Open) -> Worker | RankGroup | None:
-        """Who is to run a call: a part of one that began in an earlier world belongs there."""
+        """The worker for a call: a part of a call that began in an earlier world belongs there."""
         earlier, part = self._earlier, request.part
         is_earlier = earlier is not None and part is not None and part.epoch == earlier.world.epoch
         return earlier if is_earlier else self._worker
@@ -756,7 +756,7 @@ class Calls:
         call.fail(error, started=False)
 
     def _is_still_right(self, call: Call) -> bool:
-        """Whether a call may run although something else was deployed since it was opened."""
+        """True if a call may run although another generation was deployed since it was opened."""
         try:
             self.check_target(call.request.callable, call.request.body.codec)
         except KubetorchError as error:
@@ -783,7 +783,7 @@ class Calls:
 
 
 def check_name(name: str, spec: WorkloadSpec) -> None:
-    """Whether this is the callable that was deployed."""
+    """Refuse a name that is not that of the deployed callable."""
     deployed = spec.callable.name
     if name != deployed:
         raise CallableNotFoundError(

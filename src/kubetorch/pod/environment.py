@@ -57,7 +57,7 @@ _VARIABLE = re.compile(
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the workers of a generation start with, once its image is there."""
+    """The interpreter and variables of a generation's workers, once its image is there."""
 
     python: str
     env: dict[str, str]
@@ -182,7 +182,7 @@ def worker_spec(
     code: Path | None,
     init_args: str | None,
 ) -> WorkerSpec:
-    """What a worker of this generation runs, and how."""
+    """The specification of a worker of this generation."""
     ref = spec.callable
     level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
     return WorkerSpec(
@@ -202,7 +202,7 @@ def worker_spec(
 
 
 def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
-    """What there is before the image is."""
+    """The interpreter and variables before the image is there."""
     return Prepared(interpreter(spec), worker_environ(environ, pod, spec), spec.runtime.path)
 
 
@@ -223,7 +223,7 @@ def shell_environ(
 def app_run(
     generation: int, spec: WorkloadSpec, *, pod: PodEnv, prepared: Prepared, code: Path | None
 ) -> AppRun:
-    """What an app of this generation runs, and how.
+    """The run of an app of this generation.
 
     Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
     project, writes lines as they come, and does not deploy the app once more, nor those that
@@ -363,7 +363,7 @@ class Interpreters:
 
 
 def candidates(wanted: str, environ: Mapping[str, str], own: str | None) -> Iterator[str]:
-    """Where to look, the best first, each interpreter once."""
+    """The interpreters to try, the best first, each once."""
     if wanted:
         paths = iter([wanted] if Path(wanted).is_file() else [f"{wanted}/{n}" for n in NAMES])
     else:
@@ -393,7 +393,7 @@ def _usual(environ: Mapping[str, str], own: str | None) -> Iterator[str]:
 
 
 async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
-    """What an interpreter says of itself; `None` if it is none that runs."""
+    """The version and platform that an interpreter reports; `None` if it does not run."""
     lines: list[str] = []
     reader, writer = os.pipe()
     output = Output(reader, lines.append)

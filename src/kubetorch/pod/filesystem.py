@@ -26,7 +26,7 @@ _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 
 class PodFilesystem:
-    """What a pod sees."""
+    """The files that a pod sees."""
 
     def __init__(self, pod: PodEnv, refusal: str | None) -> None:
         #: Whether that is a container's, whose files are the pod's own.
@@ -101,7 +101,7 @@ class PodFilesystem:
 
     @property
     def _shared(self) -> list[str]:
-        """What the pods of the machine share: the installation and its caches."""
+        """The folders that the pods of the machine share: the installation and its caches."""
         return [str(self._home), str(environment.cache_dir())]
 
     def _check(self) -> None:

@@ -83,7 +83,7 @@ def address(url: str) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     workload: str | None = None
     controller_url: str | None = None

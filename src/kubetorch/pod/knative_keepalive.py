@@ -54,7 +54,7 @@ class KnativeKeepAlive:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a request."""
+        """True while a request is open."""
         return self._connection is not None and self._connection.is_open
 
     def start(self) -> None:

@@ -27,8 +27,7 @@ class Process(Protocol):
         """Its first process."""
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended."""
+    def is_alive(self) -> bool: ...
 
     def abort(self, error: OutOfMemoryError) -> None:
         """End it, for this reason."""

@@ -62,7 +62,6 @@ class MonarchNode:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return not self._process.has_ended
 
     async def kill(self) -> None:

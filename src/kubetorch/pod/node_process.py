@@ -55,7 +55,6 @@ class NodeProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does not run any more."""
         return self._has_ended
 
     async def start(self, command: tuple[str, ...], ready: str) -> bool:

@@ -105,7 +105,7 @@ class PeerCall:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the sibling could be heard now."""
+        """True if the sibling can be heard now."""
         return self._stream.is_connected
 
     def cancel(self, reason: str) -> None:
@@ -213,7 +213,7 @@ class PeerCall:
         self._value, self._filled = (kind, meta, place), 0
 
     def place(self, size: int) -> memoryview | None:
-        """Where the next bytes of a value belong."""
+        """The memory for the next bytes of a value."""
         if self._value is None:
             return None
         view = self._value[2].view[self._filled : self._filled + size]
@@ -282,12 +282,12 @@ class PeerStream(Endpoint):
 
     @property
     def is_connected(self) -> bool:
-        """Whether frames go out now."""
+        """True if frames go out now."""
         return self._is_welcome
 
     @property
     def can_send(self) -> bool:
-        """Whether a large frame would go out now."""
+        """True if a large frame would go out now."""
         connection = self._connection
         return self._is_welcome and connection is not None and not connection.is_congested
 
@@ -522,7 +522,7 @@ class Peers:
 
 
 def fan_out(nodes: Sequence[int], fanout: int) -> list[tuple[int, ...]]:
-    """Who passes a call on to whom: the nodes in as many parts of equal size as `fanout` allows.
+    """Divide nodes into as many parts of equal size as `fanout` allows.
 
     The first of each part gets the call, for itself and for the others of its part.
     """

@@ -134,24 +134,24 @@ class RankGroup:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was not ended, and none of its processes has."""
+        """True until the group is ended or one of its processes has ended."""
         return not self._is_over and all(worker.is_alive for worker in self.workers)
 
     @property
     def takes_calls(self) -> bool:
-        """Whether all its processes will live on."""
+        """True if all its processes will live on."""
         return not self._is_over and all(worker.takes_calls for worker in self.workers)
 
     @property
     def running(self) -> int:
-        """How many calls it has that have not ended."""
+        """The number of calls that have not ended."""
         return len(self._runs)
 
     def takes(self, request: Open, opened: float) -> bool:
-        """Whether a call of this time may run now; else it waits for processes of a newer world.
+        """True if a call of this time may run now; else it waits for processes of a newer world.
 
-        Those that it asks for itself are asked for here, unless those that are here were started
-        while it waited: calls that ask at the same time do not end each other.
+        New processes that the call itself wants are requested here, unless the present ones were
+        started while the call waited: simultaneous calls do not end each other.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
@@ -167,7 +167,7 @@ class RankGroup:
 
     @property
     def waits_for(self) -> str | None:
-        """What a newer world waits for, in words; `None` once it is formed."""
+        """The state of a newer world that is not formed yet, in words; `None` once it is formed."""
         newest = self._membership.world_of(self.generation)
         if newest is not None and newest.epoch > self.world.epoch:
             return None
@@ -280,7 +280,7 @@ class RankGroup:
         return range(len(self.world.members)) if self.is_single else nodes
 
     def lost(self, nodes: Collection[int]) -> list[int]:
-        """Which of these nodes are lost."""
+        """Those of the nodes that are lost."""
         gone = {one.member.pod for one in self.world.lost}
         return [node for node in nodes if self.world.members[node].pod in gone]
 
@@ -458,12 +458,12 @@ class Run:
 
     @property
     def sink(self) -> CallSink:
-        """Who is told of lines and progress."""
+        """The receiver of lines and progress."""
         return self._sink
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody is to be told anything more but its end."""
+        """True if nothing more is reported but the end."""
         return self._is_ended or self._answer is not None
 
     def on_round(self) -> None:
@@ -610,7 +610,7 @@ class Run:
 
 
 class RankPart(ABC):
-    """What one worker, or one other pod, has of a call."""
+    """The part of a call that one worker, or one other pod, runs."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -620,7 +620,7 @@ class RankPart(ABC):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it could be heard now."""
+        """True if the other side could be heard now."""
         return True
 
     @property
@@ -811,7 +811,7 @@ class PeerPart(RankPart):
 
 
 def is_tolerant(request: Open) -> bool:
-    """Whether a call runs on whoever is there."""
+    """True if a call runs on the nodes that are there."""
     return request.workers in ("any", "ready")
 
 

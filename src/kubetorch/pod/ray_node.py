@@ -70,7 +70,6 @@ class RayNode:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return not self._process.has_ended
 
     async def kill(self) -> None:

@@ -51,7 +51,7 @@ class Died(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """What served was ended to make room for a generation: both could not live side by side."""
+    """The served generation was ended to make room: both could not live side by side."""
 
     generation: int
 
@@ -130,7 +130,7 @@ class Reconciler:
         self._attempts = 0
 
     def handle(self, event: Event) -> list[Effect]:
-        """What is to be done about an event, in this order."""
+        """The effects of an event, in order."""
         match event:
             case Asked(generation):
                 return self._asked(generation)

@@ -76,7 +76,7 @@ class _File:
 
 
 class Place:
-    """Where an outcome lies, or is going to."""
+    """The place of an outcome, which may still be written."""
 
     def __init__(self, file: _File, begin: int, length: int) -> None:
         self.file = file
@@ -132,7 +132,7 @@ class OutcomeFiles:
         return place
 
     def find(self, name: str, begin: int, length: int) -> Place:
-        """What an earlier process reserved; raises `OSError` if it is not there."""
+        """The reservation of an earlier process; raises `OSError` if it is missing."""
         if not (self._folder / name).is_file():
             raise FileNotFoundError(name)
         file = self._files.get(name) or self._open(name)
@@ -260,7 +260,7 @@ class _CallList:
         self._last: dict[str, _News] = {}
 
     def load(self) -> list[_News]:
-        """What an earlier process wrote."""
+        """Read the entries of an earlier process."""
         with contextlib.suppress(OSError):
             for line in self._path.read_bytes().splitlines():
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -406,7 +406,7 @@ class Results:
             self._storing = asyncio.get_running_loop().create_task(self._store())
 
     def find(self, call_id: str) -> Outcome | None:
-        """How a spawned call ended, until the controller has it."""
+        """The outcome of a spawned call, until the controller has it."""
         found = self._waiting.get(call_id)
         if found is None or found.outcome is not None:
             return None if found is None else found.outcome
@@ -501,7 +501,7 @@ class Results:
                 await asyncio.sleep(0)  # calls come first
 
     def _next(self, most: int) -> list[_Ended]:
-        """What is uploaded together: as many as fit."""
+        """The outcomes of the next upload: as many as fit."""
         batch: list[_Ended] = []
         size = 0
         for ended in self._waiting.values():

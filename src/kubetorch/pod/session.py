@@ -78,7 +78,7 @@ class ControllerAddress:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the local controller's folder is gone; in a cluster, Kubernetes ends the pod."""
+        """True if the local controller's folder is gone; in a cluster, Kubernetes ends the pod."""
         return bool(self.url_file) and not Path(self.url_file).parent.is_dir()
 
     def url(self) -> str:
@@ -124,12 +124,12 @@ class Session:
     # --------------------------------------------------------------------------------- to send
 
     def report_observed(self, message: Observed) -> None:
-        """What a reload came to."""
+        """Report the result of a reload."""
         self._observed = message
         self.send(message)
 
     def report_stage(self, message: StageReport) -> None:
-        """How far a reload is; lost without a session."""
+        """Report the progress of a reload; lost without a session."""
         self._logs_left = LOG_LIMIT
         self.send(message)
 
@@ -301,7 +301,7 @@ class _SessionEndpoint(Endpoint):
         self._woken.set()
 
     def send(self, message: FromAgent) -> bool:
-        """Whether it was written."""
+        """Write a message; false without a session."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return False

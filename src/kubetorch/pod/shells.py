@@ -64,7 +64,7 @@ class Shells:
 
     @property
     def running(self) -> int:
-        """How many there are."""
+        """The number of shells."""
         return len(self._shells)
 
     def accept(self, headers: Mapping[str, str]) -> Endpoint:
@@ -286,7 +286,7 @@ class Shell(Endpoint):
 
 
 def _program(command: str | None) -> tuple[str, ...]:
-    """What runs: the command, or an interactive shell."""
+    """The program to run: the command, or an interactive shell."""
     if command is not None:
         return ("/bin/sh", "-c", command)
     return ("/bin/bash", "-i") if os.access("/bin/bash", os.X_OK) else ("/bin/sh", "-i")

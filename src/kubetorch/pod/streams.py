@@ -103,7 +103,7 @@ class StreamedCall:
         self._memory = memory
 
     def place(self, size: int) -> memoryview | None:
-        """Where the next `size` bytes of arguments belong; `None` when the call has ended."""
+        """The memory for the next `size` bytes of arguments; `None` if the call has ended."""
         if self._memory is None:
             return None
         view = self._memory.view[self._filled : self._filled + size]
@@ -142,7 +142,7 @@ class StreamedCall:
         self._send(frames.encode(Kind.ACCEPTED, self.number))
 
     def stop_receiving(self) -> None:
-        """What still comes of the arguments is dropped."""
+        """Drop the arguments that still come."""
         if self._memory is not None:
             self._memory.release()
             self._memory = None
@@ -587,7 +587,7 @@ class ClientStream(Endpoint):
 
     @property
     def can_send(self) -> bool:
-        """Whether a frame would go out now."""
+        """True if a frame would go out now."""
         connection = self._connection
         return (
             connection is not None
@@ -662,7 +662,7 @@ class Streams:
             raise refused(error, self._pod_name) from error
 
     def has_unseen_call(self) -> bool:
-        """Whether there is a call that no client's first connection stands for.
+        """True if there is a call that no client's first connection stands for.
 
         One that was made by `POST` has its request.
         """

@@ -124,7 +124,7 @@ class ProjectCode:
         )
 
     def shown(self, slot: Slot | None, path: str) -> str:
-        """Where a path is seen in the working directory, which is the same in every pod."""
+        """The place of a path in the working directory, which is the same in every pod."""
         if slot is None or not Path(path).is_relative_to(slot.path):
             return path
         return str(self._working_dir / slot.path.name / Path(path).relative_to(slot.path))
@@ -522,7 +522,7 @@ class Supervisor:
 
     @property
     def serves_app(self) -> bool:
-        """Whether what is served, or is to be, is an app."""
+        """True if the served workload, or the next one, is an app."""
         spec = self._specs.get(self._machine.loading or self._machine.serving)
         return spec is not None and spec.callable.app is not None
 

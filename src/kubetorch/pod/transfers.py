@@ -186,7 +186,7 @@ class _Threads:
         self._free = asyncio.Semaphore(most)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """What `function` returns, in a thread."""
+        """Run `function` in a thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
 

@@ -106,7 +106,7 @@ class AppExitFile:
         self._file = file
 
     def find(self, generation: int) -> AppExit | None:
-        """How the run of a generation ended."""
+        """The recorded end of a generation's run."""
         try:
             found = json_decoder(AppExit).decode(self._file.read_bytes())
         except (OSError, msgspec.MsgspecError):
@@ -211,27 +211,26 @@ class AppProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
         return self._exiting is None and self.ended is None
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended and it is not known yet with what."""
+        """True if the process has ended and its exit code is not known yet."""
         return self._exiting is not None and self.ended is None
 
     @property
     def is_script(self) -> bool:
-        """Whether it serves nothing, and is done when it ends."""
+        """True for an app that serves nothing, and is done when it ends."""
         return self.app.port is None
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended as it was meant to: it is not to be started again."""
+        """True if the app has ended as intended, and is not started again."""
         return self.ended is not None and (self.is_script or self.ended.exit_code == 0)
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """The end of the app, in words."""
         code = "" if self.ended is None else f" with exit code {self.ended.exit_code}"
         return f"the app ended{code}"
 
@@ -461,7 +460,7 @@ class AppHost:
 
     @property
     def is_public(self) -> bool:
-        """Whether requests need no token."""
+        """True if requests need no token."""
         return self._latest is not None and self._latest.app.public
 
     async def serving(self) -> AppProcess:

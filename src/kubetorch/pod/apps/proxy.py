@@ -99,7 +99,7 @@ class AppProxy:
         self._cookie = f"{routes.APP_COOKIE}{re.sub('[^a-zA-Z0-9-]', '-', pod_name)}"
 
     def takes(self, path: bytes) -> bool:
-        """Whether a path, as it is quoted, is one of the app's."""
+        """True if a quoted path belongs to the app."""
         return self._host.view is not None and _MOUNT.has(path)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -215,13 +215,13 @@ def _target(process: AppProcess, headers: list[Header]) -> Target:
 
 
 def _seen(headers: list[Header]) -> str:
-    """Where a browser sees the app, if who passed the request on said so."""
+    """The URL at which a browser sees the app, if the sender of the request named one."""
     told = dict(headers).get(_PREFIX, b"")
     return told.decode() if _PATH.fullmatch(told) else ""
 
 
 def _forwarded(headers: list[Header]) -> list[Header]:
-    """What the app is told of the way to it."""
+    """The headers that describe the way of the request."""
     known = dict(headers)
     more = []
     if _PREFIX not in known:

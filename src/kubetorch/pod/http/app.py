@@ -79,9 +79,9 @@ _ROUTES = {(route.method, route.path): route for route in TABLE}
 
 
 def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
-    """What a token must open for a request, one of these; `None` if the request needs no token.
+    """The verbs of which a token must allow one; `None` if the request needs no token.
 
-    What a path is open for is reading it: a callable may have the same name.
+    An open path may only be read: a callable may have the same name.
     """
     if path == routes.RUN:  # whatever the method, as nobody else has any business there
         return _EXEC

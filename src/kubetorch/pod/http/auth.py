@@ -34,7 +34,7 @@ _CACHE_SIZE = 256
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a backend gives to one agent."""
+    """The credentials that a backend gives to one agent."""
 
     key: bytes = b""
     session: str = ""
@@ -42,7 +42,7 @@ class Credentials:
 
     @classmethod
     def read(cls, path: str) -> Credentials:
-        """What lies in a credentials file."""
+        """Read a credentials file."""
         try:
             found = json.loads(Path(path).read_bytes())
             return cls(bytes.fromhex(found["key"]), str(found["session"]), str(found["user"]))
@@ -106,14 +106,14 @@ class Guard:
             raise UnauthorizedError(text)
 
     def is_token(self, token: str) -> bool:
-        """Whether this is a valid token for calls."""
+        """True for a valid token for calls."""
         try:
             return tokens.CALL in self._verify(token)
         except UnauthorizedError:
             return False
 
     def _verify(self, token: str) -> tuple[str, ...]:
-        """What a token opens."""
+        """The verbs that a token allows."""
         now = self._clock()
         expires, verbs = self._known.get(token, (0.0, ()))
         if expires > now:

@@ -41,7 +41,7 @@ _PASSED_ON = (
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a pod answered; nothing is left of one that streamed its lines."""
+    """The answer of a pod, without the lines that were streamed."""
 
     status: int
     content_type: str = JSON
@@ -50,7 +50,7 @@ class _Answer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the body is a failure."""
+        """True if the body is a failure."""
         return self.status != 200
 
     def as_json(self) -> bytes:
@@ -144,7 +144,7 @@ class _Part:
     async def run(
         self, path: str, headers: Mapping[str, str], body: bytes, output: _Output
     ) -> _Answer:
-        """What the pod answers; what goes wrong on the way is an answer too."""
+        """The answer of the pod; an error on the way becomes an answer, too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         headers = {**headers, routes.ALONE: "1"}

@@ -47,7 +47,7 @@ class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Arguments(NamedTuple):
-    """What the body of a request says."""
+    """The arguments in the body of a request."""
 
     encoded: bytes
     workers: str | tuple[int | str, ...] | None = None

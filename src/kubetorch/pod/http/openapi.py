@@ -65,7 +65,7 @@ class Operation:
 def operations(
     spec: WorkloadSpec, code: Path | None, together: Sequence[int] | None = None
 ) -> list[Operation]:
-    """What can be called, as far as the source says; without the source, only that it can.
+    """The functions that can be called, as the source declares them; without source, their names.
 
     Several pods that are called `together` answer with the list of their results.
     """
@@ -170,7 +170,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def _yields(node: ast.AST) -> bool:
-    """Whether a function has a `yield` of its own."""
+    """True if a function has a `yield` of its own."""
     return any(
         isinstance(child, (ast.Yield, ast.YieldFrom))
         or (not isinstance(child, _SCOPES) and _yields(child))
@@ -325,7 +325,7 @@ class Sources:
         return None if isinstance(found, Module) else found
 
     def methods(self, found: Class) -> dict[str, Function]:
-        """What of a class can be called by name: its own first, then what it inherits."""
+        """The methods of a class that can be called: its own first, then the inherited ones."""
         members: dict[str, Function | None] = {}
         for one in self._order(found, _STEPS):
             own = _members(one.node)
@@ -365,7 +365,7 @@ class Sources:
         return None
 
     def _name(self, module: Module, name: str, steps: int) -> Found | None:
-        """What a name of a module means: the last definition or import of it."""
+        """The meaning of a name in a module: the last definition or import of the name."""
         if steps == 0:
             return None
         for statement in reversed(list(_statements(module.body))):
@@ -444,7 +444,7 @@ def _defined(body: Sequence[ast.stmt], name: str, module: Module) -> Class | Fun
 
 
 def _members(node: ast.ClassDef) -> dict[str, Function | None]:
-    """What a class defines itself; `None` where it is no method."""
+    """The members that a class defines itself; `None` for members that are no methods."""
     found: dict[str, Function | None] = {}
     for statement in _statements(node.body):
         if isinstance(statement, _FUNCTIONS):

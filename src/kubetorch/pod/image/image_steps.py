@@ -91,12 +91,12 @@ _FORGET = (
 
 
 def needs_environment(step: Step) -> bool:
-    """Whether a step runs with an environment to install into."""
+    """True if a step runs with an environment to install into."""
     return isinstance(step, (PipStep, RunStep))
 
 
 def needs_own_paths(step: Step, image: ImageSpec) -> bool:
-    """Whether a step may write at any path, so that the pod needs a view of its own."""
+    """True if a step may write at any path, so that the pod needs a view of its own."""
     if isinstance(step, RunStep) or (isinstance(step, PipStep) and image.install_cmd):
         return True
     if isinstance(step, CopyStep):
@@ -105,12 +105,12 @@ def needs_own_paths(step: Step, image: ImageSpec) -> bool:
 
 
 def _is_outside(path: str) -> bool:
-    """Whether a path leads out of the working directory."""
+    """True if a path leads out of the working directory."""
     return posixpath.normpath(path).split("/")[0] in ("", "..")
 
 
 def shared_steps(image: ImageSpec) -> int:
-    """How many leading steps make the same environment in every pod."""
+    """The number of leading steps that make the same environment in every pod."""
     for number, step in enumerate(image.steps):
         if isinstance(step, RunStep) or step.force:
             return number
@@ -120,7 +120,7 @@ def shared_steps(image: ImageSpec) -> int:
 
 
 def _is_plain(requirement: str) -> bool:
-    """Whether a requirement means the same in every pod."""
+    """True if a requirement means the same in every pod."""
     if _SHELL.search(_QUOTED.sub("", requirement)):
         return False
     try:
@@ -140,7 +140,7 @@ def _is_local(word: str) -> bool:
 
 
 def installation(steps: Sequence[Step], number: int, end: int) -> PipStep | None:
-    """What one command installs when it is a requirement's turn; `None` if a later one has it.
+    """The requirements that one command installs at this step; `None` if a later step has them.
 
     Requirements without flags that were given together are resolved together. The command of one
     names those before it too, so it cannot undo what they ask for.
@@ -211,7 +211,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where commands run."""
+    """The folder and environment in which commands run."""
 
     environ: Mapping[str, str]
     folder: str
@@ -339,7 +339,7 @@ class Copier:
             slots.uncover(folder, self._folder.parent / "code", names)
 
     def entries(self, step: CopyStep) -> tuple[str, ...]:
-        """What to import a copied package from."""
+        """The entries of `sys.path` for a copied package."""
         folder = Path(self.target(step))
         if (folder / "__init__.py").exists():
             return (str(folder.parent),)

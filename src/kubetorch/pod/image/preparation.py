@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class RanSteps(NamedTuple):
-    """What a pod ran."""
+    """The steps that a pod ran."""
 
     base: str = ""
     steps: tuple[Step, ...] = ()
@@ -93,7 +93,7 @@ class StepRecords:
             self.ran = RanSteps(base)
 
     def todo(self, generation: int, steps: Sequence[Step]) -> Plan:
-        """What has to be run for a generation; for one that was there already nothing has."""
+        """The steps to run for a generation; none for a generation that was prepared before."""
         if self.ran.generation == generation and self.ran.steps == tuple(steps):
             return Plan(len(steps), ())
         return plan(self.ran.steps, steps)
@@ -250,7 +250,7 @@ class Preparation:
         return found
 
     def _place(self, number: int, venv: Path) -> Place:
-        """Where a step runs that may install something."""
+        """The folder and environment of a step that may install something."""
         environ = self.environ(number, venv)
         python = venvs.python_of(venv)
         return Place(image_steps.installing(environ, python=python), self._folder)
@@ -420,7 +420,7 @@ class Images:
         self._collecting: asyncio.Task[None] | None = None
 
     def needs_project(self, generation: int, spec: WorkloadSpec) -> bool:
-        """Whether steps are to be run for a generation that may look for its code."""
+        """True if steps of a generation may look for its code."""
         image = spec.compute.image
         if image is None or spec.compute.freeze:
             return False

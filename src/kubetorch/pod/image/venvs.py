@@ -81,7 +81,7 @@ def base_digest(python: str, version: str | None, site: Sequence[str]) -> str:
 
 
 def create_command(uv: str, python: str, folder: Path) -> list[str]:
-    """What makes an environment that can be moved."""
+    """The command that makes an environment that can be moved."""
     options = ["--quiet", "--relocatable", "--no-project", "--no-python-downloads"]
     return [uv, "venv", *options, "--python", python, str(folder)]
 
@@ -138,7 +138,7 @@ def python_of(folder: Path) -> str:
 
 
 def site_packages(folder: Path) -> Path:
-    """Where packages are installed in an environment."""
+    """The folder of the packages in an environment."""
     for found in folder.glob("lib/python*/site-packages"):
         return found
     raise StartupError(f"{folder} is no virtual environment")
@@ -233,7 +233,7 @@ class SharedVenvs:
 
     @property
     def downloads(self) -> Path:
-        """Where uv keeps what it downloaded."""
+        """The folder of uv's downloads."""
         return self.folder / "uv"
 
     def use(self, digest: str) -> Path | None:

@@ -135,7 +135,7 @@ class RunningCall:
         self._progress_sent = 0.0
 
     def claim(self) -> bool:
-        """Whether it is the caller's to run, or to end without running; true once."""
+        """Claim the call, to run it or to end it without running; true once."""
         try:
             self._claims.pop()
         except IndexError:
@@ -251,7 +251,7 @@ class CallRunner:
         self._context: contextvars.Context
 
     def serve(self, deployed: DeployedCallable, hosts: MonarchHosts | None = None) -> None:
-        """What is called, and with what context variables; before the first call comes."""
+        """Set the callable and the context variables of calls, before the first call comes."""
         self._deployed = deployed
         self._hosts = hosts
         self._context = contextvars.copy_context()
@@ -506,7 +506,7 @@ def decode(
 
 
 def _is_unbound(error: BaseException) -> bool:
-    """Whether the arguments did not fit the function, so that nothing of it ran."""
+    """True if the arguments did not fit the function, so that none of its code ran."""
     trace = exceptions.trace_of(error)
     # The only frame is ours, which made the call.
     return introspection.is_a(error, TypeError) and trace is not None and trace.tb_next is None
@@ -522,7 +522,7 @@ def _explain(error: BaseException) -> None:
 
 
 def _exit_status(error: BaseException) -> int:
-    """What a program ends with that lets this exception out; it is shown as by Python."""
+    """The exit status of a program that ends with this exception; its traceback is shown."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     traceback.print_exception(error)

@@ -255,7 +255,7 @@ class RecordHandler(logging.Handler):
         self._pipe.log(record.levelname, text, record.created)
 
     def _is_printed(self, record: logging.LogRecord) -> bool:
-        """Whether a handler in the record's chain writes to the captured streams."""
+        """True if a handler in the record's chain writes to the captured streams."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
             for handler in logger.handlers:

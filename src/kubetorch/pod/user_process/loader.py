@@ -148,29 +148,29 @@ class Import:
 
     @property
     def is_here(self) -> bool:
-        """Whether this thread runs it."""
+        """True if this thread runs the import."""
         return self._thread == threading.get_ident()
 
     def has_body(self, frame: FrameType | None) -> bool:
-        """Whether the frame is the body of the file."""
+        """True if the frame is the body of the file."""
         return frame is not None and frame.f_globals is self._module.__dict__
 
     @property
     def is_defined(self) -> bool:
-        """Whether the callable exists by now."""
+        """True if the callable exists by now."""
         found: object = self._module
         for part in self._qualname.split("."):
             found = getattr(found, part, None)
         return found is not None
 
     def wants(self, definition: object) -> bool:
-        """Whether this function or class is the callable."""
+        """True if this function or class is the callable."""
         name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", None)
         return name == (self._module.__name__, self._qualname)
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
-    """Whether the statement that asks is to have no effect."""
+    """True if the asking statement must have no effect."""
     if not _under_way:
         is_left_behind = not is_call and threading.current_thread() in _left_behind
         return is_left_behind or (APPS_VARIABLE not in os.environ and is_imported_again())
@@ -182,17 +182,17 @@ def is_deploying(*, is_call: bool = False) -> bool:
 
 
 def is_under_way() -> bool:
-    """Whether this process is importing the deployed file."""
+    """True if this process is importing the deployed file."""
     return bool(_under_way)
 
 
 def is_wanted(definition: object) -> bool:
-    """Whether the import that is under way is that of this function or class."""
+    """True if the running import is that of this function or class."""
     return any(each.wants(definition) for each in _under_way)
 
 
 def is_imported_again() -> bool:
-    """Whether a thread of a process that user code started is importing the deployed file."""
+    """True if a thread of a process that user code started is importing the deployed file."""
     deployed = os.environ.get(FILE_VARIABLE)
     if deployed is None:
         return False
@@ -256,7 +256,7 @@ def _codes(path: str, source: bytes, *, after: int) -> Iterator[CodeType]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the callable lies; see `kubetorch.specs.callable.CallableRef`."""
+    """The place of the callable; see `kubetorch.specs.callable.CallableRef`."""
 
     kind: str
     module: str
@@ -485,7 +485,7 @@ class DeployedCallable:
         self._async: dict[str | None, bool] = {}
 
     def runs_on_loop(self, method: str | None) -> bool:
-        """Whether the event loop runs it: `async def`, with or without `yield`.
+        """True if the event loop runs the method: `async def`, with or without `yield`.
 
         A method that does not exist, or raises when it is looked up, is a matter of `find`.
         """
@@ -500,7 +500,7 @@ class DeployedCallable:
         return is_async
 
     def find(self, method: str | None) -> Callable[..., Any]:
-        """What a call of `method`, or of the callable itself, is to run."""
+        """The function that a call of `method`, or of the callable itself, runs."""
         if not self._is_instance:
             if method is not None:
                 raise CallableNotFoundError(
@@ -541,7 +541,7 @@ class DeployedCallable:
 
     @property
     def is_sync_class(self) -> bool:
-        """Whether it is an instance of a class without `async def` methods that can be called."""
+        """True for an instance of a class without `async def` methods that can be called."""
         if not self._is_instance:
             return False
         own_call = getattr(type(self._value), "__call__", None)  # noqa: B004  # the method itself

@@ -189,7 +189,7 @@ def pack(
 
 
 def pack_call(method: str | None, request_id: str) -> bytes:
-    """What is called and for whom: not as JSON, which would take longer than the system call."""
+    """Pack method and request; JSON would take longer than the system call."""
     if method is None:
         return _NO_METHOD + request_id.encode(errors="surrogatepass")
     name = method.encode(errors="surrogatepass")
@@ -304,8 +304,6 @@ def rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
 
 
 class Origin(NamedTuple):
-    """What a text comes from."""
-
     nonce: bytes
     writer: int
     call: int

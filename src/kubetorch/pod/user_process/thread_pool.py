@@ -124,7 +124,7 @@ class ThreadPool:
             job = self._waiting_job() or self._next(self._take_lead())
 
     def _waiting_job(self) -> Job | None:
-        """What waits in line goes first; else this thread is idle."""
+        """The next job that waits; without one, this thread is idle."""
         with self._state:
             is_home = threading.get_ident() == self._home
             if self._waiting and not (is_home and self._is_home_called):

@@ -63,7 +63,6 @@ class Snapshot:
             self._times[path] = _time(path)
 
     def has_changed(self) -> bool:
-        """Whether anything is not as it was."""
         return any(_time(path) != time for path, time in self._times.items())
 
 

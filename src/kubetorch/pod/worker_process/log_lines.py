@@ -97,7 +97,7 @@ class Assembler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether the beginning of a line is kept."""
+        """True if the beginning of a line is kept."""
         return bool(self._rest or self._unfinished)
 
     def close(self) -> Iterator[Line]:
@@ -109,7 +109,7 @@ class Assembler:
     # ------------------------------------------------------------------------------- the bytes
 
     def _nonce_begun(self, data: bytes, begin: int) -> int:
-        """Where a nonce may begin whose rest is still to come."""
+        """The position of a nonce that may have begun, and whose rest is still to come."""
         first = self._nonce[:1]
         at = data.find(first, max(begin, len(data) - protocol.NONCE_BYTES + 1))
         while at >= 0:
@@ -219,7 +219,7 @@ class Assembler:
 
 
 def _visible(text: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns in it."""
+    """The text that a terminal would show of a line with carriage returns."""
     if b"\r" not in text:
         return text
     return next((part for part in reversed(text.split(b"\r")) if part), b"")

@@ -73,7 +73,7 @@ class StackFile:
         return f"no answer within {TIMEOUT + HANDLING:.0f} s: {why}"
 
     async def _answer(self, seconds: float) -> str:
-        """What is written until nothing more comes."""
+        """Read the answer until nothing more comes."""
         until = time.monotonic() + seconds
         found, before = b"", b"before"
         while found != before and time.monotonic() < until:

@@ -75,7 +75,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is to run, and how.
+    """The callable that a worker runs, and its environment.
 
     Attributes:
         env: Its environment.
@@ -221,21 +221,20 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
         return self._exiting is None
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it will live on: it was not killed, and no call that may not end is cancelled."""
+        """True if the worker lives on: it was not killed, and each cancelled call can end."""
         return self._exiting is None and not self._is_killed and not self._interrupting
 
     def takes(self, request: Open, opened: float) -> bool:
-        """Whether a call of this time may run now."""
+        """True if a call of this time may run now."""
         return self.takes_calls
 
     @property
     def running(self) -> int:
-        """How many calls it has that have not ended."""
+        """The number of calls that have not ended."""
         return len(self._running)
 
     # ------------------------------------------------------------------------------------ load
@@ -327,7 +326,7 @@ class Worker:
         self.abort(error)
 
     async def stacks(self) -> WorkerStacks:
-        """What its threads do at this moment."""
+        """The stacks of the worker's threads."""
         text = await self._process.stacks.ask(self.pid, self._socket.send)
         return WorkerStacks(self._pod_name, self.pid, self.generation, self.rank, text)
 
@@ -581,7 +580,7 @@ class WorkerHost:
 
 
 class OomKills:
-    """How often the kernel killed for lack of memory where a process runs.
+    """The number of kills for lack of memory in the control group of a process.
 
     The process's own cgroup is asked, of either version; where its files cannot be read, the
     machine's counter.
@@ -592,7 +591,7 @@ class OomKills:
         self._before = self._now()
 
     def has_risen(self) -> bool:
-        """Whether it happened since this object was made."""
+        """True if the kernel has killed since this object was made."""
         return self._now() > self._before
 
     @property

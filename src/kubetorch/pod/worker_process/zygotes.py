@@ -160,7 +160,7 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked for anything."""
+        """True if the zygote takes requests."""
         return self._control.fileno() >= 0
 
     async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
@@ -186,7 +186,7 @@ class Zygote:
             self._forks.pop(number, None)
 
     async def status(self, pid: int) -> int | None:
-        """What a forked worker ended with; `None` if the zygote is gone or does not say."""
+        """The exit status of a forked worker; `None` if the zygote is gone or does not answer."""
         future = self._statuses.get(pid)
         if future is None:
             return None
@@ -331,7 +331,7 @@ def _nothing(_: str) -> None:
 
 
 class ZygoteEnvironment(NamedTuple):
-    """What decides whether a zygote can be used."""
+    """The environment for which a zygote can be used."""
 
     python: str
     env: frozenset[tuple[str, str]]
