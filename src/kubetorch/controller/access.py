@@ -63,7 +63,7 @@ Principal = User | PodIdentity | NamespacePods
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Who deployed a generation, and what its pods may have mounted since then.
+    """The user who deployed a generation, and the secrets and volumes that its pods may mount.
 
     Attributes:
         user: Who; nobody where it was written by hand.
@@ -105,7 +105,7 @@ class Access(Protocol):
         """Refuse what the page of another site made a browser send."""
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
-        """Who sends a request."""
+        """Identify the sender of a request."""
 
     async def authorize(self, principal: Principal, need: Need) -> None:
         """Refuse what somebody must not do."""
@@ -143,7 +143,7 @@ class Access(Protocol):
 
 
 class Asker:
-    """Who sends a request, for handlers that know only when they look what it needs."""
+    """The sender of a request, for handlers that find out only late which rights it needs."""
 
     def __init__(self, principal: Principal, access: Access) -> None:
         self.principal = principal
@@ -172,7 +172,6 @@ class Asker:
         return await self._access.check_deploy(self.principal, spec)
 
     async def may(self, need: Need) -> bool:
-        """Whether they may do something."""
         try:
             await self._access.authorize(self.principal, need)
         except (ForbiddenError, UnauthorizedError):
@@ -192,7 +191,7 @@ def name_of(principal: Principal) -> str:
 
 
 def identity_of(principal: Principal) -> Principal:
-    """Who somebody is, whichever token they bring: its id is in the `extra` of a user."""
+    """The identity of a user, whichever token was sent: `extra` has the id of the token."""
     if isinstance(principal, User):
         return User(principal.name, principal.uid, pod=principal.pod)
     return principal

@@ -65,7 +65,7 @@ class Audit:
         _log.info(json.dumps(line, ensure_ascii=True))
 
     def _is_listed(self, minute: int) -> bool:
-        """Whether one more request of a stranger has a line."""
+        """True if one more request of a stranger has a line."""
         if minute != self._minute:
             if self._strangers > STRANGERS:
                 _log.info('{"left_out": %d}', self._strangers - STRANGERS)

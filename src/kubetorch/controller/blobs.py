@@ -102,7 +102,7 @@ class Completeness:
         return missing
 
     def is_known(self, spec: WorkloadSpec) -> bool:
-        """Whether `missing` reads no tree, and so is no work."""
+        """True if `missing` reads no tree, and so is no work."""
         return self._mark is self._blobs.mark and self._complete.issuperset(spec.trees)
 
     def forget(self) -> None:

@@ -91,7 +91,7 @@ NO_HOSTS = Hosts()
 
 
 class Place(NamedTuple):
-    """Where a request leads: a path at the pods of a service."""
+    """The target of a request: a path at the pods of a service."""
 
     namespace: str
     name: str
@@ -123,7 +123,7 @@ class Relay:
         self._known: dict[tuple[str, str], float] = {}
 
     def locate(self, path: bytes, headers: Iterable[Header]) -> Place | None:
-        """Where a request to a path, as it is quoted, leads; `None` if to the controller itself."""
+        """The target of a request to a quoted path; `None` for the controller itself."""
         known = dict(headers)
         own = self._hosts.find(asgi.host_of(known.get(_HOST, b"").decode("latin-1")))
         if own is not None:
@@ -201,7 +201,7 @@ class Relay:
     def _target(
         self, place: Place, query: bytes, headers: list[Header], admit: Callable[[], None]
     ) -> tuple[Target, AppRequest]:
-        """Where a request goes, and the request without tokens of other services.
+        """The server of a request, and the request without tokens of other services.
 
         `admit` is called if it has a token of this one.
         """

@@ -125,7 +125,7 @@ Effect = Reload | Reached | NotReached | Superseded | Recovered
 
 
 class _Session(msgspec.Struct):
-    """What is known of a connected pod."""
+    """The known state of a connected pod."""
 
     serving: int
     told: int = 0
@@ -146,7 +146,7 @@ class Rollout(msgspec.Struct):
     _ready: set[str] = msgspec.field(default_factory=set)
 
     def handle(self, event: Event) -> list[Effect]:
-        """What follows from an event."""
+        """The effects of an event."""
         effects: list[Effect] = []
         course = self._course
         match event:
@@ -178,7 +178,7 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the wanted generation is neither reached nor given up."""
+        """True if the wanted generation is neither reached nor given up."""
         return self.failure is None and self.good != self.wanted
 
     def serving(self, pod: str) -> int | None:
@@ -187,11 +187,11 @@ class Rollout(msgspec.Struct):
         return None if session is None else session.serving
 
     def is_ready(self, pod: str) -> bool:
-        """Whether a pod serves the wanted generation."""
+        """True if a pod serves the wanted generation."""
         return self.wanted > 0 and self.serving(pod) == self.wanted
 
     def target(self, pod: str) -> int:
-        """What a pod should serve; 0 when it is to be left alone."""
+        """The generation that a pod should serve; 0 for a pod that is left alone."""
         if pod in self.retiring:
             return 0 if self.good == self.wanted else self.good
         if self.failure is None:
@@ -207,22 +207,22 @@ class Rollout(msgspec.Struct):
 
     @property
     def rests(self) -> bool:
-        """Whether it is without pods, as it should be."""
+        """True if the workload is without pods, as it should be."""
         return self.expected == 0 and not self.pods
 
     @property
     def total(self) -> int:
-        """How many pods it has, with those that it lacks."""
+        """The number of pods, with those that are missing."""
         return max(len(self.pods), self.expected or 0)
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all the pods that it should have."""
+        """True if the workload has all its pods."""
         return self.expected is not None and len(self.pods) >= self.expected
 
     @property
     def is_served(self) -> bool:
-        """Whether all pods that there should be do, or those that are needed, if not all are."""
+        """True if all pods that there should be serve, or those that are needed, if not all are."""
         if self.needed is not None:
             return bool(self.needed) and self.needed <= self._ready
         is_all = bool(self.pods) and len(self._ready) == len(self.pods)
@@ -277,7 +277,7 @@ class Rollout(msgspec.Struct):
 
     @property
     def _course(self) -> tuple[int, int, bool]:
-        """What decides, with the pods themselves, what each of them should serve."""
+        """The facts that decide, with the pods themselves, which generation each should serve."""
         return self.wanted, self.good, self.failure is None
 
     def _count(self, pod: str | None) -> None:
@@ -291,5 +291,5 @@ class Rollout(msgspec.Struct):
 
 
 def superseded_message(generation: int, by: int) -> str:
-    """What the deploy of a superseded generation says."""
+    """The message of the deploy of a superseded generation."""
     return f"generation {generation} was superseded by generation {by}, which somebody deployed"

@@ -113,7 +113,7 @@ class Observer(Protocol):
     """Whom a state asks for summaries, and notifies of deletions by others."""
 
     def summary(self, namespace: str, name: str) -> Summary | None:
-        """How a workload is; `None` when there is none of that name."""
+        """The summary of a workload; `None` without such a workload."""
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
         """Somebody else deleted a workload: what it runs on is to go too."""

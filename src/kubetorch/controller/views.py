@@ -134,7 +134,7 @@ def status(
 
 
 def _may_serve_again(pods: Iterable[PodStatus], state: Rollout) -> bool:
-    """Whether the generation before will be served by a pod that has only to connect again.
+    """True if a pod that only has to connect again will serve the generation before.
 
     After a start of the controller, or of an agent, none is connected; why the wanted generation
     was given up is not why calls have to wait then.
@@ -195,7 +195,7 @@ def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
 
 
 def stage(pod: str, message: StageReport) -> Stage:
-    """How far a pod is, for who waits for that."""
+    """The stage of a pod, for clients that wait for it."""
     return Stage(
         stage=message.stage,
         message=message.message,

@@ -181,19 +181,19 @@ class Workload:
 
     @property
     def grants(self) -> list[Grant | None]:
-        """Who deployed the generations that are kept, and what their pods may; in that order."""
+        """The grants of the stored generations, in order."""
         return [self._grants.get(number) for number in sorted(self._specs, reverse=True)]
 
     @property
     def creator(self) -> Creator | None:
-        """Who deployed the wanted generation; nobody where an earlier version did not keep that."""
+        """The user who deployed the wanted generation; `None` if an earlier version deployed it."""
         grant = self.grants[0]
         if grant is None and self._services.backend.name == "local":
             return Creator("", self.spec.username)
         return None if grant is None else grant.creator
 
     def mounted(self, pod: str) -> Mounted:
-        """What a pod has mounted, and must not have if who deployed it must not see it."""
+        """The mounts of a pod that the user who deployed it must not see."""
         return self._services.backend.mounted(*self.key, pod)
 
     @property
@@ -712,7 +712,7 @@ class BackgroundApply:
         self._task: asyncio.Task[None] | None = None
 
     def is_behind(self, specs: Mapping[int, WorkloadSpec], number: int) -> bool:
-        """Whether only an earlier generation is applied, so that no pod is of this one."""
+        """True if only an earlier generation is applied, so that no pod is of this one."""
         spec = specs.get(number)
         there = None if spec is None else self._backend.applied(spec)
         return there != spec and any(

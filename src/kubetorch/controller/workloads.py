@@ -135,7 +135,7 @@ class Workloads:
         self._sweep = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
 
     def _is_possible(self, spec: WorkloadSpec) -> bool:
-        """Whether an earlier generation, which somebody may have written, may be served again."""
+        """True if an earlier generation, which somebody may have written, may be served again."""
         try:
             _check_spec(spec, self._backend)
         except Exception as error:  # noqa: BLE001  # as for the wanted one
@@ -185,7 +185,7 @@ class Workloads:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is deployed, or being deployed or deleted."""
+        """True if nothing is deployed, or being deployed or deleted."""
         return not self._workloads and not self._locks
 
     def __len__(self) -> int:

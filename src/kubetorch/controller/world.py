@@ -57,7 +57,7 @@ _PROVISIONAL = (UNREACHABLE, AGENT_RESTARTED, AGENT_DIED, DELETED.reason)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a generation asks of its world.
+    """The demands of a generation on its world.
 
     Attributes:
         generation: Its number.
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_launch(self) -> bool:
-        """Whether it has not served yet."""
+        """True if the generation has not served yet."""
         return self.good != self.generation
 
 
@@ -144,7 +144,7 @@ class Formed(msgspec.Struct, frozen=True):
 
 
 class Announce(msgspec.Struct, frozen=True):
-    """Who is lost of the world has changed, or which world it is."""
+    """The lost members of the world have changed, or the world itself."""
 
 
 class NotFormed(msgspec.Struct, frozen=True):
@@ -286,7 +286,7 @@ class Rendezvous:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is to be a world."""
+        """True if there is to be a world."""
         return self._plan is not None
 
     @property
@@ -313,7 +313,7 @@ class Rendezvous:
 
     @property
     def has_losses(self) -> bool:
-        """Whether calls fail since members are lost."""
+        """True if calls fail because members are lost."""
         return self._state is not None and bool(self._state.lost)
 
     @property
@@ -326,7 +326,7 @@ class Rendezvous:
         return frozenset() if state is None else frozenset(state.index.keys() - state.lost.keys())
 
     def can_do_without(self, failed: int) -> bool:
-        """Whether so many of the pods need not start."""
+        """True if so many of the pods need not start."""
         plan = self._plan
         return plan is not None and plan.workers - failed >= plan.quorum
 
@@ -364,7 +364,7 @@ class Rendezvous:
                 self._count(pod)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """What follows from an event."""
+        """The effects of an event."""
         effects: list[Effect] = []
         match event:
             case Wanted(plan, pods):
@@ -421,7 +421,7 @@ class Rendezvous:
         return [*self._lose(losses), *self._explain(pods)]
 
     def _is_new(self, pod: str, now: float) -> bool:
-        """Whether its agent connected so lately that its backend may not know of it."""
+        """True if the agent connected so lately that its backend may not know of the pod."""
         agent = self._agents.get(pod)
         return agent is not None and now - agent.since < LAGGING
 
@@ -469,7 +469,7 @@ class Rendezvous:
         return [Announce()] if is_changed else []
 
     def _is_better(self, ending: Ending, known: LostMember) -> bool:
-        """Whether this says more about a loss than what was said first."""
+        """True if this ending explains a loss better than the first one."""
         agent = self._agents.get(known.member.pod)
         if agent is not None and agent.incarnation != known.member.incarnation:
             return False  # it is about the agent that came after
@@ -506,7 +506,7 @@ class Rendezvous:
         return status is not None and status.phase not in _ENDING
 
     def _url(self, pod: str) -> str:
-        """Where an agent answers; what it says itself counts until its backend knows."""
+        """The URL of an agent; the agent's own report counts until its backend knows the URL."""
         return self._pods[pod].url or self._agents[pod].url
 
     def _count(self, pod: str) -> None:
@@ -554,7 +554,7 @@ class Rendezvous:
         return [Formed(world)]
 
     def _is_enough(self, plan: Plan, now: float) -> bool:
-        """Whether a world is to be formed of those that are connected."""
+        """True if a world can be formed of the connected pods."""
         count = len(self._here)
         if count >= plan.workers:
             return True
@@ -703,7 +703,7 @@ def _loss(before: PodStatus | None, now: PodStatus | None, *, is_new: bool) -> E
 
 
 def _weight(reason: str) -> int:
-    """How much a reason says, as a number."""
+    """The weight of a reason: a higher one explains more."""
     return _PROVISIONAL.index(reason) if reason in _PROVISIONAL else len(_PROVISIONAL)
 
 
@@ -713,7 +713,7 @@ def pack(worlds: Sequence[World]) -> str:
 
 
 def unpack(text: str) -> tuple[World, ...]:
-    """What `pack` was given; nothing if the text is damaged."""
+    """The result of `pack` undone; nothing if the text is damaged."""
     try:
         data = zlib.decompressobj().decompress(base64.b85decode(text), _KEPT_LIMIT)
         return msgspec.json.decode(data, type=tuple[World, ...])

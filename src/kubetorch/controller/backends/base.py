@@ -122,7 +122,7 @@ def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
 def decide_put(
     namespace: str, put: PutSecret, there: dict[str, bytes] | None
 ) -> tuple[Outcome, dict[str, bytes]]:
-    """What becomes of an upload to a secret with these values, and which it has then."""
+    """Decide on an upload to a secret with these values; returns the values that it has then."""
     outcome: Outcome = "created"
     values = put.values
     if there is None:
@@ -271,7 +271,7 @@ class Backend(Protocol):
         """The events of its pods since the last call of this method, from its last apply on."""
 
     def expected(self, namespace: str, name: str) -> int | None:
-        """How many pods of its present template a workload should have, at the least."""
+        """The least number of pods of its present template that a workload should have."""
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """These pods serve what they should; once all new ones do, retiring ones can end.
@@ -289,13 +289,13 @@ class Backend(Protocol):
         """The spec that is applied: this one, or the earlier one if this could not be applied."""
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """Where all pods of a workload are called together; empty where each is called alone."""
+        """The URL at which all pods of a workload are called together; empty without such a URL."""
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """Where calls go to what makes pods for them; empty where nothing does."""
+        """The URL of the scaler, which makes pods for calls; empty without a scaler."""
 
     def equipment(self, namespace: str, name: str) -> Equipment | None:
-        """What is added to the object of a workload; nothing where it has none."""
+        """The additions to the object of a workload; `None` without an object."""
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """The parts of a compute and its manifest that have no effect here, one sentence each."""

@@ -424,7 +424,7 @@ class WorkloadPods:
         return next((one.uid for one in found if one.name == pod.pod), None)
 
     def is_selector_only(self, namespace: str, workload: str) -> bool:
-        """Whether there is such a workload, and its pods are made by somebody else."""
+        """True for a workload whose pods are made by somebody else."""
         try:
             found = self._workloads.get(namespace, workload)
         except ServiceNotFoundError:

@@ -98,7 +98,7 @@ class Election:
 
     @property
     def holder(self) -> str:
-        """Who leads, as far as is known."""
+        """The leader, as far as is known."""
         return self._candidate.holder
 
     async def won(self) -> None:

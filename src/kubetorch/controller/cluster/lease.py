@@ -26,7 +26,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 @dataclass(frozen=True)
 class Times:
-    """How long what takes, in seconds."""
+    """Durations, in seconds."""
 
     duration: float = 10.0
     tenure: float = 7.0
@@ -80,18 +80,18 @@ class Candidate:
 
     @property
     def holder(self) -> str:
-        """Who leads, as far as is known; empty when nobody does."""
+        """The leader, as far as is known; empty without a leader."""
         spec = (self._lease or {}).get("spec") or {}
         return str(spec.get("holderIdentity") or "")
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody else leads now, after this one."""
+        """True if another candidate leads now, after this one."""
         is_others = self.holder not in ("", self.identity)
         return self.was_leading and self._is_known and is_others
 
     def is_leading(self, now: float) -> bool:
-        """Whether it may change something at this moment."""
+        """True if this candidate may change something now."""
         return (
             self._renewed is not None
             and now < self._renewed + self._times.tenure
@@ -177,7 +177,7 @@ class Candidate:
 
 
 def _told(lease: Object | None) -> tuple[object, object] | None:
-    """What changes with each renewal."""
+    """The parts of a lease that change with each renewal."""
     if lease is None:
         return None
     spec = lease.get("spec") or {}

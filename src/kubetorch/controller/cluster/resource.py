@@ -203,7 +203,7 @@ def _generation(generation: Generation) -> Object:
 
 
 def _grant(generation: Generation, grant: Grant) -> Object:
-    """Who deployed a generation, and what its pods may have mounted."""
+    """The user who deployed a generation, and the secrets and volumes that its pods may mount."""
     found: Object = {"generation": generation.number, "spec": _digest(generation.spec)}
     if grant.user is not None:
         user = grant.user
@@ -294,13 +294,13 @@ def _read(found: Object) -> Content:
 
 
 def _digest(spec: WorkloadSpec) -> str:
-    """What a spec is known by again, however the API server has written it."""
+    """The digest of a spec, whatever form the API server has given it."""
     text = json.dumps(dump(spec), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Grant | None:
-    """What is granted to a generation: nothing to one that nobody deployed as it is.
+    """The grant of a generation: none for a generation that nobody deployed as it is.
 
     A status without grants is that of an earlier version, which kept none.
     """

@@ -99,7 +99,7 @@ class Reviews:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
-        """Whose token this is; `None` when it is nobody's."""
+        """The user of a token; `None` for an invalid token."""
         asked = [AUDIENCE] if AUDIENCE in audiences else []
         spec = {"token": token, **({"audiences": asked} if asked else {})}
         status = await self._review("authentication.k8s.io/v1", "TokenReview", spec)
@@ -133,7 +133,7 @@ class Reviews:
         return Verdict(is_allowed, reason)
 
     async def resource_of(self, manifest: Manifest) -> Resource:
-        """How the kind of an object is served; a guess where it is not, as nothing is made then."""
+        """The resource of an object's kind; a guess if the kind is not served, where nothing is made."""
         try:
             return await self._client.discovery.resource_of(manifest)
         except KubernetesNotFoundError:

@@ -124,7 +124,7 @@ class PendingWrite:
 
     @property
     def has_worlds(self) -> bool:
-        """Whether the worlds that are wanted were written, be it to an older definition."""
+        """True if the wanted worlds were written, be it to an older definition."""
         if self.wanted is None:
             return True
         status = (self.there or {}).get("status") or {}
@@ -307,7 +307,7 @@ class PendingWrite:
 
 
 def _is_older(found: Object, known: Object) -> bool:
-    """Whether the watch says what was known already: it comes after the answers to our writes."""
+    """True if the watch repeats known state: it comes after the answers to our writes."""
     theirs, ours = version(found), version(known)
     return theirs.isdecimal() and ours.isdecimal() and int(theirs) <= int(ours)
 

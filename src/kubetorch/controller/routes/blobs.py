@@ -52,7 +52,7 @@ class BlobRoutes:
         await exchange.respond_message({"stored": stored})
 
     async def missing(self, exchange: Exchange) -> None:
-        """Which of some blobs are not here."""
+        """Answer with the blobs that are missing."""
         _, missing = await self._names(exchange)
         await exchange.respond_message({"missing": missing})
 

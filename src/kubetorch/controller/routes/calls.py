@@ -53,7 +53,7 @@ class CallRoutes:
         await exchange.respond_message(self._workloads.cancel_call(call_id))
 
     async def result(self, exchange: Exchange, call_id: str) -> None:
-        """How a call ended: its packed outcome."""
+        """Answer with the packed outcome of a call."""
         call = await self._find(exchange, call_id, _CALL)
         digest = self._calls.result(call_id)
         _, pieces = self._blob_stores.of(call.namespace).blobs.stream(digest)

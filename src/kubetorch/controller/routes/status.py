@@ -102,13 +102,11 @@ class ServiceRoutes:
         ]
 
     async def health(self, exchange: Exchange) -> None:
-        """Whether it answers."""
         await exchange.respond_message(
             {"status": "healthy", "version": __version__, "protocol": versions.PROTOCOL}
         )
 
     async def status(self, exchange: Exchange) -> None:
-        """What it is."""
         view = StatusView(
             version=__version__,
             protocol=versions.PROTOCOL,

@@ -33,7 +33,7 @@ class Exchange(Request):
 
     @property
     def asker(self) -> Asker:
-        """Who sends it."""
+        """The sender of the request."""
         if self._asker is None:
             raise ControllerError(f"{self.method} {self.path} was let in by nobody")
         return self._asker

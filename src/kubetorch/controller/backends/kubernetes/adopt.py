@@ -149,7 +149,7 @@ async def find_applied(
 
 
 def _template(one: Manifest) -> str | None:
-    """What an object was made from, as it says itself."""
+    """The template of an object, as its label says."""
     found: str | None = (one["metadata"].get("labels") or {}).get(labels.TEMPLATE)
     return found
 

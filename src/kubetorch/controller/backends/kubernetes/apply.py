@@ -123,7 +123,7 @@ class Applier:
                 raise
 
     async def ref(self, manifest: Manifest) -> Ref:
-        """Which object a manifest is of."""
+        """The reference of a manifest's object."""
         resource: Resource = await self._client.discovery.resource_of(manifest)
         return Ref(resource, manifest["metadata"]["name"], manifest["metadata"].get("namespace"))
 
@@ -251,7 +251,7 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
 
 
 def _keeps_pods(there: Object, wanted: Manifest) -> bool:
-    """Whether pods of another template would stay if the object were changed in place."""
+    """True if pods of another template would stay if the object were changed in place."""
     kind = kinds.find(wanted)
     if kind is None or kind.replaces_pods:
         return False
@@ -262,7 +262,7 @@ def _keeps_pods(there: Object, wanted: Manifest) -> bool:
 
 
 def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
-    """Whether a Deployment changes its strategy to the one without fields, or was about to."""
+    """True if a Deployment changes its strategy to the one without fields, or was about to."""
     if wanted["kind"] != "Deployment":
         return False
     was, becomes = (one["spec"].get("strategy") or {} for one in (there, wanted))
@@ -271,7 +271,7 @@ def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
 
 
 def _is_settled(deployment: Object, generation: int = 0) -> bool:
-    """Whether a Deployment of this generation or a later one has pods of one template."""
+    """True if a Deployment of this generation or a later one has pods of one template."""
     status = deployment.get("status") or {}
     is_seen = int(status.get("observedGeneration", 0)) >= generation
     return is_seen and int(status.get("replicas", 0)) == int(status.get("updatedReplicas", 0))
@@ -289,12 +289,12 @@ def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
 
 
 def is_own(there: Object) -> bool:
-    """Whether an object was applied here; controllers copy annotations to what they make."""
+    """True if an object was applied here; controllers copy annotations to their own objects."""
     return bool(_applied(there)) and controller_of(there) is None
 
 
 def is_applied(one: Object, owner: Manifest | None) -> bool:
-    """Whether an object was applied here, for the workload of this reference."""
+    """True if an object was applied here for the workload of this reference."""
     owners = one["metadata"].get("ownerReferences") or ()
     uids = [each["uid"] for each in owners]
     return bool(_applied(one)) and (owner is None or owner["metadata"]["uid"] in uids)

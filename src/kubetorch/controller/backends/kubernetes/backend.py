@@ -223,9 +223,9 @@ class KubernetesBackend:
             looking.cancel()
 
     def _is_repeated(self, key: Key, error: KubetorchError, pod: Manifest | None = None) -> bool:
-        """Whether a workload is applied once more, so that its pods are not refused for this.
+        """Apply a workload once more if that may help against this refusal of its pods.
 
-        Those of others that run stay as they are until their next deploy.
+        Other workloads whose pods run stay as they are until their next deploy.
         """
         workload = self._workloads.get(key)
         if workload is None or workload.main is None:
@@ -247,7 +247,7 @@ class KubernetesBackend:
         return True
 
     def _has_running(self, key: Key, workload: AppliedWorkload) -> bool:
-        """Whether a pod of the present template runs."""
+        """True if a pod of the present template runs."""
         members, wanted = self._members(key).values(), workload.template
         found = (pod_status(pod, ordinal=0, wanted=wanted) for pod in members)
         return any(one.phase == "Running" and not one.is_retiring for one in found)
@@ -268,7 +268,7 @@ class KubernetesBackend:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
-        """Whether what a user only declared is made of the kind that is meant for it."""
+        """True if the cluster serves the kind that is meant for a declaration."""
         kind = rendering.operated_kind(spec.compute)
         if kind is not None:
             try:

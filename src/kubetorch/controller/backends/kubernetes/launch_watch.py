@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterChange(NamedTuple):
-    """Where something is different."""
+    """The place of a change."""
 
     namespace: str | None
     service: str = ""
@@ -247,7 +247,7 @@ class ClusterWatch:
             await asyncio.sleep(ABSENT_SECONDS)
 
     async def _is_served(self, watch: Watch) -> bool:
-        """Whether the cluster serves a kind; if so, it is watched."""
+        """True if the cluster serves a kind, which is watched then."""
         resource = watch.selection.resource
         try:
             await self._client.discovery.find(resource.api_version, resource.kind)
@@ -310,7 +310,7 @@ def _is_known(informer: Informer) -> bool:
 
 
 def _cluster_changed(one: Object) -> ClusterChange:
-    """Whose an object is."""
+    """The owner of an object that changed."""
     metadata = one["metadata"]
     service = (metadata.get("labels") or {}).get(labels.SERVICE, "")
     return ClusterChange(metadata["namespace"], service)

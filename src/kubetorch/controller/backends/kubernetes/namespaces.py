@@ -152,7 +152,7 @@ class Namespaces:
     async def is_restricted(
         self, namespace: str, account: str = SERVICE_ACCOUNT, *, is_asked_anew: bool = False
     ) -> bool:
-        """Whether a namespace admits pods of the Pod Security level `restricted` only.
+        """True if a namespace admits only pods of the Pod Security level `restricted`.
 
         The API server is asked with a pod that is not made: the namespace's label would not say
         what the cluster's own configuration or a policy wants.

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 def expected(there: Object, path: Path | None = None) -> int | None:
-    """How many pods of its latest template an object asks for, at the least.
+    """The least number of pods of its latest template that an object asks for.
 
     Somebody else may have changed the number since it was applied, such as a
     HorizontalPodAutoscaler.
@@ -79,7 +79,7 @@ def expected(there: Object, path: Path | None = None) -> int | None:
 
 
 def rests(owners: Sequence[Object], template: str) -> bool:
-    """Whether the scaler has the service without pods because nobody calls it."""
+    """True if the scaler keeps the service without pods because nobody calls it."""
     ready = {
         (one.get("status") or {}).get("latestReadyRevisionName")
         for one in _of_kind(owners, "Service")
@@ -94,7 +94,7 @@ def rests(owners: Sequence[Object], template: str) -> bool:
 
 
 def address(owners: Sequence[Object]) -> str:
-    """Where programs in the cluster call the service; empty while Knative has not said it."""
+    """The URL of the service for programs in the cluster; empty until Knative has named it."""
     for service in _of_kind(owners, "Service"):
         found = (service.get("status") or {}).get("address") or {}
         if found.get("url"):
@@ -130,7 +130,7 @@ class AppliedWorkload(msgspec.Struct):
 
     @classmethod
     def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
-        """What is applied for a spec, where the operator of its kind is there or not."""
+        """The objects of a spec, whether the operator of its kind is there or not."""
         main = None
         if not spec.compute.is_selector_only:
             main = rendering.of_workload(spec, has_operator=has_operator)
@@ -140,7 +140,7 @@ class AppliedWorkload(msgspec.Struct):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether its processes have ranks, which follow the numbers of pods."""
+        """True if its processes have ranks, which follow the numbers of pods."""
         compute = self.spec.compute
         is_called_whole = compute.broadcast is not None or compute.is_pool
         return compute.distribution is not None or is_called_whole
@@ -166,7 +166,7 @@ class AppliedWorkload(msgspec.Struct):
             self.applied(there)
 
     def _read(self, one: Manifest) -> PodTemplate:
-        """What its pods are, as an object says that was equipped; its first template."""
+        """The first pod template of an equipped object."""
         templates = WorkloadManifest.parse(one, self.spec.compute.pod_template_path).templates
         self.template = agent.digest_of(templates[0].body)
         self.root_images = frozenset(pod_security.root_images(templates))
@@ -174,7 +174,7 @@ class AppliedWorkload(msgspec.Struct):
         return templates[0]
 
     def equipment(self, runtime: Runtime) -> Equipment | None:
-        """What was added to its object, if it has one."""
+        """The additions to its object, if there is an object."""
         if self.main is None:
             return None
         kind = rendering.operated_kind(self.spec.compute)
@@ -198,7 +198,7 @@ class AppliedWorkload(msgspec.Struct):
         self._generation = _generation(there)
 
     def expected(self, owners: Sequence[Object]) -> int | None:
-        """How many pods there should be, as `Backend.expected` says it."""
+        """The number of pods, as in `Backend.expected`."""
         if self.main is None:
             return self.spec.compute.pods
         if rests(owners, self.template):
@@ -209,7 +209,7 @@ class AppliedWorkload(msgspec.Struct):
 
 
 def _is_world(spec: WorkloadSpec) -> bool:
-    """Whether any pod takes a call for all of them: the one that others route to may be lost."""
+    """True if any pod takes a call for all pods: a pod that calls are routed to may be lost."""
     compute = spec.compute
     framework = compute.distribution and compute.distribution.distribution_type
     has_own = compute.endpoint is not None and compute.endpoint.selector is not None
@@ -217,13 +217,11 @@ def _is_world(spec: WorkloadSpec) -> bool:
 
 
 def identity(manifest: Manifest) -> Identity:
-    """Which object of its namespace a manifest is of."""
     group = str(manifest["apiVersion"]).rpartition("/")[0]
     return group, manifest["kind"], manifest["metadata"]["name"]
 
 
 def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
-    """Which objects manifests are of."""
     return frozenset(map(identity, manifests))
 
 
@@ -306,7 +304,7 @@ class ObjectReplacement:
         ]
 
     async def _served(self, kind: tuple[str, str], versions: Sequence[str]) -> Resource | None:
-        """How a kind is served, if it is."""
+        """The resource of a kind, if the cluster serves the kind."""
         group, name = kind
         for version in versions:
             try:
@@ -334,7 +332,7 @@ class ObjectReplacement:
         return refs
 
     async def _goes(self, one: Object, uids: set[str]) -> bool:
-        """Whether an object is, or goes with, one of these, or one that is gone or going."""
+        """True if an object is, or goes with, one of these objects or one that is being deleted."""
         for _ in range(_DEPTH):
             metadata = one["metadata"]
             if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
@@ -370,5 +368,5 @@ def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
 
 
 def _is_ours(one: Object, owner: Manifest | None) -> bool:
-    """Whether an object was applied here, for this very workload, and nothing else made it."""
+    """True if an object was applied here for this very workload, and has no other maker."""
     return is_own(one) and is_applied(one, owner)

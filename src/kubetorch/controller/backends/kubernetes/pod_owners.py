@@ -50,7 +50,7 @@ class PodOwners:
         self._looking: dict[tuple[Key, str], asyncio.Task[None]] = {}
 
     def is_made(self, key: Key, pod: Object, main: Manifest) -> bool | None:
-        """Whether a pod is of the workload that an object is applied for; `None`: not known."""
+        """True if a pod belongs to the workload that an object is applied for; `None`: unknown."""
         owner = controller_of(pod)
         if owner is None:
             is_main = main["kind"] == "Pod" and pod["metadata"]["name"] == main["metadata"]["name"]
@@ -114,7 +114,7 @@ class PodOwners:
         self._on_known(at[0])
 
     async def _leads(self, key: Key, owner: Object, main: tuple[str, str, str]) -> bool | None:
-        """Whether an owner is what was applied, or made by it; `None`: one of them is gone."""
+        """True if an owner was applied, or made by an applied object; `None`: an owner is gone."""
         for _ in range(DEPTH):
             try:
                 resource = await self._client.discovery.resource_of(owner)

@@ -86,7 +86,7 @@ def root_image(pod: Object, error: KubetorchError) -> set[str]:
 
 
 def is_ours(pod: Object) -> bool:
-    """Whether Kubetorch rendered it: pods that other labels find may be anybody's.
+    """True if Kubetorch rendered the pod: pods that other labels find may belong to anybody.
 
     Some operators pass no labels on, and some pods of an object have no agent.
     """
@@ -348,7 +348,7 @@ class PodWatch:
 
 
 def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
-    """Whether any of these pods is on one of the nodes, or waits for one when that matters."""
+    """True if any of these pods is on one of the nodes, or waits for a node when that matters."""
     for pod in pods:
         name = pod["spec"].get("nodeName")
         if name in nodes or (waiting and not name):

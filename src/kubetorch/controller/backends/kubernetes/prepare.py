@@ -75,7 +75,7 @@ class PodPrerequisites:
 
 
 def _account(template: PodTemplate) -> str:
-    """Who pods run as; Kubernetes' own choice where nobody names one."""
+    """The service account of the pods; the default of Kubernetes if the manifest names none."""
     # `serviceAccount` is what it was called before.
     found = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
     if found is None and template.kind.is_custom:

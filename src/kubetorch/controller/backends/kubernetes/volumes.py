@@ -100,7 +100,7 @@ def _order(found: Object) -> tuple[int, int, str]:
 
 
 def _rank(found: Object) -> int | None:
-    """How early a class comes among those that several nodes can mount; `None` if they cannot."""
+    """The rank of a class among those that several nodes can mount; `None` if they cannot."""
     provisioner = str(found.get("provisioner") or "")
     for number, pattern in enumerate(_SHARED):
         if re.fullmatch(pattern, provisioner):

@@ -294,7 +294,7 @@ class ProcessBackend:
     # ---------------------------------------------------------------------------------- pieces
 
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
-        """What a spec asks for; pods that see other values of secrets are of another template."""
+        """The pods of a spec; pods that see other values of secrets are of another template."""
         wanted = desired_pods.read(rendering.of_workload(spec))
         if spec.runtime.pretends_gpus and wanted.gpus:
             template = f"{wanted.template}{_PRETENDING}"
@@ -420,7 +420,7 @@ def _pod_name(wanted: DesiredPods, ordinal: int) -> str:
 
 
 def _is_of(record: PodRecord, wanted: DesiredPods) -> bool:
-    """Whether a pod was made from the template, whatever its secrets had, if that is not known."""
+    """True if a pod was made from the template, with any secrets if those are not known."""
     return wanted.template in (record.template, record.template.partition(_AND)[0])
 
 

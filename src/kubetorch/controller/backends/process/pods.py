@@ -54,7 +54,7 @@ _KILL_ROUNDS = 5
 
 
 class PodHome(msgspec.Struct, frozen=True):
-    """Where pods live, and what all of them share."""
+    """The folder of the pods, and all that they share."""
 
     home: Path
     secret: bytes

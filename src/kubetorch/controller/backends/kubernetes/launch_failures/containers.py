@@ -205,7 +205,7 @@ def _terminated(one: _Container, ended: Object, events: Sequence[Object]) -> Ver
 
 
 def _is_repeated(one: _Container, ended: Object) -> bool:
-    """Whether it had ended before, and then for no longer than a kubelet remembers that.
+    """True if the container had ended before, within the memory of a kubelet.
 
     A kubelet says `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
     """
@@ -290,7 +290,7 @@ def _memory_error(one: _Container) -> OutOfMemoryError:
 def _probe(
     one: _Container, events: Sequence[Object], since: float | None
 ) -> tuple[str, str] | None:
-    """Which probe ended the container, and what it said."""
+    """The probe that ended the container, and its message."""
     name = one.pod["metadata"]["name"]
     killings = snapshot.about(events, "Pod", name, "Killing")
     for event in reversed(killings):

@@ -102,7 +102,7 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
 
 
 def _waits_for_volumes(pod: Object) -> bool:
-    """Whether no container has been made yet."""
+    """True if no container has been made yet."""
     words = ("ContainerCreating", "PodInitializing")
     return all(
         ((one.get("state") or {}).get("waiting") or {}).get("reason") in words

@@ -45,7 +45,7 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
 
 
 def is_replaced(pod: Object) -> bool:
-    """Whether its owner makes another one when it is lost; what is left of it may stay for long."""
+    """True if the owner replaces a lost pod, whose object may stay for long."""
     owner = _owner(pod)
     return owner is not None and owner.get("kind") in _REPLACING
 
@@ -92,7 +92,7 @@ def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Ve
 
 
 def _deleted_at(pod: Object) -> float | None:
-    """When somebody asked for its deletion."""
+    """The time of the request to delete a pod."""
     until = snapshot.time_of(pod["metadata"].get("deletionTimestamp"))
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     return None if until is None else until - grace
@@ -119,7 +119,7 @@ def _word(reason: str) -> str:
 
 
 def _end(pod: Object, reason: str, events: Sequence[Object]) -> float | None:
-    """When it was decided, or else when the last container had ended."""
+    """The time of the decision to end a pod, or else of the end of its last container."""
     said = snapshot.about(events, "Pod", pod["metadata"]["name"], reason)
     if said:
         return snapshot.began(said[0])

@@ -98,7 +98,7 @@ def _is_complete(owner: Object) -> bool:
 
 
 def _wanted(owner: Object) -> int:
-    """How many pods it wants to have together."""
+    """The number of pods that the owner wants to have together."""
     if _REVISION in (owner["metadata"].get("labels") or {}):
         return 1  # how many pods of an autoscaled service there are is nobody's demand
     spec = owner.get("spec") or {}

@@ -107,7 +107,7 @@ class Cluster:
 
     @property
     def knows_capacity(self) -> bool:
-        """Whether it is known which nodes there are, and what adds some."""
+        """True if the nodes are known, and what adds nodes."""
         return all(map(self.knows, (NODES, AUTOSCALER_STATUS, NODE_POOLS)))
 
     @property
@@ -144,7 +144,7 @@ def time_of(text: object) -> float | None:
 
 
 def reporter(event: Object) -> str:
-    """Which component says it."""
+    """The component that reports an event."""
     source = (event.get("source") or {}).get("component")
     return str(event.get("reportingComponent") or source or "")
 
@@ -158,7 +158,7 @@ def autoscaler(event: Object) -> str | None:
 
 
 def when(event: Object) -> float:
-    """When an event was last seen."""
+    """The last time of an event."""
     series = event.get("series") or {}
     given = (
         event.get("lastTimestamp"),
@@ -171,7 +171,7 @@ def when(event: Object) -> float:
 
 
 def began(event: Object) -> float:
-    """When an event was first seen."""
+    """The first time of an event."""
     given = (event.get("firstTimestamp"), event.get("eventTime"))
     return next((at for at in map(time_of, given) if at is not None), when(event))
 
