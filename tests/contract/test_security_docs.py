@@ -52,5 +52,5 @@ def test_the_description_for_programs_has_every_route() -> None:
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     assert len({one["operationId"] for one in operations}) == len(operations)
     assert [one["summary"] for one in operations if not one.get("security")] == [
-        "Whether it answers"
+        "Answer that the controller runs"
     ]

@@ -80,7 +80,7 @@ def _findings(namespace: str) -> list[Finding]:
 
 
 def _seen(namespace: str, api_url: str | None) -> list[Finding]:
-    """What the kubeconfig and the API server say."""
+    """Findings about the kubeconfig and the API server."""
     try:
         access = kubeconfig.find()
     except KubetorchError as error:
@@ -102,7 +102,7 @@ def _seen(namespace: str, api_url: str | None) -> list[Finding]:
 
 
 def _answers(namespace: str, api_url: str | None) -> list[Finding]:
-    """What the controller says to this user."""
+    """Findings from the controller's answers to this user."""
     meant = ClusterSettings(None, config.install_namespace, api_url)
     try:
         session = cluster_session.open_session(meant)
@@ -123,7 +123,7 @@ def _answers(namespace: str, api_url: str | None) -> list[Finding]:
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What a controller says of itself to anybody."""
+    """The public status of a controller."""
 
     version: str = "of no version"
     protocol: int | None = None
@@ -134,7 +134,7 @@ def _health(controller: Controller) -> Health:
 
 
 def judge_version(health: Health) -> Finding:
-    """Whether client and controller understand each other."""
+    """Compare the versions of client and controller."""
     theirs, protocol = health.version, health.protocol
     words = f"controller {theirs}, this client {__version__}"
     try:

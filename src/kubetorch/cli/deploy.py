@@ -89,7 +89,7 @@ def _module_file(module: str) -> Path:
 
 
 def load(target: Target) -> list[Callable[..., Any]]:
-    """What a target names: handles, where they are decorated, else the function or class."""
+    """Load the handles of a target if they are decorated, else its function or class."""
     if not target.name:
         decorated = _decorated(_imported(target))
         if not decorated:
@@ -115,7 +115,7 @@ def load(target: Target) -> list[Callable[..., Any]]:
 
 
 def is_decorated(found: object) -> bool:
-    """Whether this is the handle that `@kt.compute` made of a function or class."""
+    """True for the handle that `@kt.compute` made of a function or class."""
     return isinstance(found, (Fn, Cls)) and found.is_decorated
 
 
@@ -160,7 +160,7 @@ def _forget_if_cut_short(target: Target) -> None:
 
 
 def _suggest(source: str, path: Path) -> str:
-    """What could be deployed from a file, read without running it."""
+    """The callables of a file that could be deployed, found without running the file."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):
@@ -327,7 +327,7 @@ def deploy(  # noqa: PLR0913  # the documented options
 
 @dataclass(frozen=True)
 class _Options:
-    """What the options of the command say; `None` for those that were not given."""
+    """The options of the command; `None` for those that were not given."""
 
     compute: dict[str, Any] | None
     image: Image | None

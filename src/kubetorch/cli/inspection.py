@@ -171,7 +171,7 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
 
 
 def _operations(services: Services, service: WorkloadView, output: Output) -> list[Operation]:
-    """What can be called, as the first pod that is ready says."""
+    """The operations that the first ready pod describes."""
     callable_ = service.spec.callable
     for pod in service.pods:
         if pod.is_ready:
@@ -187,7 +187,7 @@ def _operations(services: Services, service: WorkloadView, output: Output) -> li
 
 
 def _place(services: Services, service: WorkloadView) -> Place:
-    """Where the service is called from this machine."""
+    """The place at which this machine calls the service."""
     name, namespace = service.spec.name, service.spec.namespace
     url = services.base_url(service)
     if url is not None:
@@ -198,7 +198,7 @@ def _place(services: Services, service: WorkloadView) -> Place:
 
 
 def _access(app: AppSpec | None) -> str | None:
-    """Who reaches the port of an app."""
+    """The users who reach the port of an app, in words."""
     if app is None or app.port is None:
         return None
     return "public" if app.public else "with a token"
@@ -256,14 +256,14 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
 
 
 def _callable(ref: CallableRef) -> str | None:
-    """What is called, in words; nothing is of an app."""
+    """The callable in words; `None` for an app."""
     if ref.kind == "app":
         return None
     return f"{'class' if ref.kind == 'cls' else 'function'} {ref.qualname} of {ref.module}"
 
 
 def _answers(service: WorkloadView) -> str | None:
-    """What a call returns, where it is no plain value."""
+    """The result of a call in words, if it is no plain value."""
     together = called_together(service.spec, service.pool)
     if together is None or service.spec.callable.kind == "app":
         return None
@@ -291,7 +291,7 @@ class Operation:
 
 
 def read_operations(page: object, callable_: CallableRef) -> list[Operation]:
-    """What the OpenAPI page of a pod says can be called; a page that is none says nothing."""
+    """Read the operations of a pod's OpenAPI page; none if the page cannot be read."""
     found = []
     base = routes.callable_path(callable_.name)
     for path, item in _mapping(_mapping(page).get("paths")).items():
@@ -370,7 +370,7 @@ def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
 
 
 class Place(NamedTuple):
-    """Where a service is called from here."""
+    """The place at which a service is called from here."""
 
     service: str
     namespace: str

@@ -53,7 +53,7 @@ _ANSWER = 5.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for."""
+    """The requested installation."""
 
     values: Values
     where: str
@@ -121,7 +121,7 @@ def _show(wanted: Wanted, output: Output) -> None:
 
 
 async def _look(wanted: Wanted, output: Output) -> Release | None:
-    """What is installed, as far as a cluster says so."""
+    """The present installation, as far as the cluster shows it."""
     try:
         async with Client(kubeconfig.find(), timeout=_ANSWER, patience=0.0) as client:
             return await releases.load(client, wanted.where)
@@ -282,7 +282,7 @@ async def _uninstall(
 
 
 async def _find(client: Client, namespace: str) -> Release | None:
-    """What is installed; `None` if nothing is, and then nothing at all may be deleted.
+    """The present installation; `None` without one, and then nothing at all may be deleted.
 
     Where the cluster does not remember, the controller's own object says which namespaces are its,
     and without that one the definition, which one installation of a cluster has.

@@ -66,7 +66,7 @@ class Output:
         self.note(text, "yellow")
 
     def report(self, text: str, style: Style = "plain") -> None:
-        """What the command did or found: on stdout, unless that is for JSON."""
+        """Write a result on stdout, unless stdout is for JSON."""
         _write(self._reports, text, style)
 
     def value(self, value: object) -> None:
@@ -112,7 +112,7 @@ class Output:
             typer.confirm(question, abort=True, err=True)
 
     def ask(self, question: str) -> str:
-        """What the user types, asked for on stderr."""
+        """Ask for a line on stderr."""
         with _interrupted():
             return str(typer.prompt(question, err=True)).strip()
 
@@ -273,7 +273,7 @@ def _has_colour(stream: TextIO) -> bool:
 
 
 def is_unwritten(error: OSError) -> bool:
-    """Whether stdout could not be written; if so, it takes what is still to come, unseen."""
+    """True if stdout could not be written; the rest of the output is then discarded."""
     try:
         sys.stdout.flush()
     except OSError:

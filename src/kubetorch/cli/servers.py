@@ -74,7 +74,7 @@ def status(as_json: AsJson = False) -> None:
 
 
 def _facts() -> dict[str, Any]:
-    """What is known of it; it is not started."""
+    """The facts about the service, which is not started."""
     found = lifetime.status()
     running = found.running
     return {
@@ -90,7 +90,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _count_services() -> int | None:
-    """How many services there are; `None` when nobody answers."""
+    """The number of services; `None` without an answer."""
     endpoint = lifetime.find()
     if endpoint is None:
         return None

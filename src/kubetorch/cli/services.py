@@ -75,11 +75,10 @@ class Services:
 
     @property
     def transport(self) -> ways.PodTransport:
-        """How pods are reached."""
         return self.session.transport
 
     def base_url(self, service: WorkloadView) -> str | None:
-        """Where programs of this machine call a service; `None` if that takes a forwarded port."""
+        """The URL of a service for programs of this machine; `None` if that takes a forward."""
         own, spec = service.spec.compute.endpoint, service.spec
         if own is not None and own.base_url is not None:
             return own.base_url
@@ -117,7 +116,7 @@ class Services:
         )
 
     def hint(self, name: str) -> str:
-        """What to do about a name that no service has."""
+        """A hint for a name that no service has."""
         return sdk.near_services(self.session, self.namespace, name)
 
     def _candidates(self, name: str) -> list[str]:
@@ -131,7 +130,7 @@ class Services:
         return list(dict.fromkeys(found))
 
     def is_own(self, service: WorkloadView) -> bool:
-        """Whether its creator is who asks, with the user name that is configured."""
+        """True if the user created the service with the configured user name."""
         creator = service.creator
         if creator is None:  # an earlier version deployed it
             return self.username is not None and service.spec.username == self.username
@@ -173,7 +172,7 @@ class Services:
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
-        """What a pod answers to `GET path`."""
+        """The answer of a pod to `GET path`."""
         token = service.token or self.token(service).token
         with (
             ways.client(
@@ -238,7 +237,7 @@ class Services:
         return self.call(call.id)
 
     def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's
-        """What a spawned call returned, once it has ended; raises what it raised."""
+        """Return the result of a spawned call once it has ended, or raise its error."""
         return CallHandle.from_id(call_id).get(timeout)
 
 

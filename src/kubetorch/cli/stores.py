@@ -40,7 +40,7 @@ class _Keeper:
 
     @property
     def where(self) -> str:
-        """Where it looks, for people."""
+        """The place of the search, for people."""
         return "any namespace" if self._all_namespaces else f"{self.namespace} namespace"
 
     @property

@@ -175,7 +175,7 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
 
 
 def _comes_from(service: WorkloadView, target: str) -> bool:
-    """Whether a service was deployed from `file.py`, `module`, or a `:name` of it.
+    """True if a service was deployed from `file.py`, `module`, or a `:name` of it.
 
     Decided by what the service's spec says; no code of the user runs.
     """

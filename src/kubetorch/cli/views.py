@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def mode(service: WorkloadView) -> str:
-    """What kind of service it is, in the words of `kt`: `deployment`, `knative`, `job`."""
+    """The kind of a service, in the words of `kt`: `deployment`, `knative`, `job`."""
     # Of the kinds of this name, only Knative's has pods.
     return "knative" if service.kind == "Service" else service.kind.lower()
 
@@ -67,7 +67,7 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def creator(service: WorkloadView) -> str | None:
-    """Who deployed a service, where that has a name."""
+    """The creator of a service, if the creator has a name."""
     known = service.creator
     return service.spec.username if known is None else str(known) or None
 
@@ -214,7 +214,7 @@ def line_json(line: DeployLog) -> Json:
 
 
 def stacks_json(one: WorkerStacks) -> Json:
-    """What a worker does."""
+    """The stacks of a worker."""
     names = ("pod", "rank", "pid", "generation", "text")
     return {name: getattr(one, name) for name in names}
 
@@ -302,7 +302,7 @@ def _pod_cells(pod: PodView) -> list[str]:
 
 
 def app_words(app: AppView | None) -> str:
-    """How the app of a pod is, in words; empty when there is nothing to say."""
+    """The state of a pod's app in words; empty without anything to report."""
     if app is None:
         return ""
     if app.exit_code is not None:
@@ -341,7 +341,7 @@ def call_list_row(call: CallView) -> list[str]:
 
 
 def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str:
-    """How far a call has come: `40% 4/10 epoch 4`, in brief `40%`; `-` where it does not say."""
+    """The progress of a call: `40% 4/10 epoch 4`, in brief `40%`; `-` without any."""
     if progress is None:
         return "-"
     words = f"{progress.current:g}"
@@ -352,12 +352,12 @@ def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str
 
 
 def ready_pods(service: WorkloadView) -> int:
-    """How many pods serve the wanted generation."""
+    """The number of pods that serve the wanted generation."""
     return sum(pod.is_ready for pod in service.pods)
 
 
 def is_at_zero(service: WorkloadView) -> bool:
-    """Whether a service rests: it has no pods because nobody calls it."""
+    """True if a service has no pods because nobody calls it."""
     return bool(service.scaler) and not service.pods and service.status == "Ready"
 
 
@@ -371,7 +371,7 @@ def failure_lines(failure: Mapping[str, Any]) -> list[str]:
 
 
 def age(since: float, *, now: float | None = None) -> str:
-    """How long ago that was, in its largest unit: `5s`, `12m`, `3h`, `8d`; `-` for never."""
+    """The time since then in its largest unit: `5s`, `12m`, `3h`, `8d`; `-` for never."""
     if since <= 0:
         return "-"
     seconds = max(0.0, (time.time() if now is None else now) - since)

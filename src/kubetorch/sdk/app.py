@@ -29,7 +29,7 @@ _APPLICATION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.()]*"
 
 
 def is_command(text: str) -> bool:
-    """Whether the first argument of `kt.app` is certainly a command, and not a name."""
+    """True if the first argument of `kt.app` is certainly a command, and not a name."""
     return "/" in text or any(character.isspace() for character in text.strip())
 
 
@@ -50,7 +50,7 @@ def local_files(command: str, folder: Path) -> Iterator[Path]:
 
 
 def run_folder(where: ProjectRef, cwd: Path, workdir: str | None = None) -> str | None:
-    """Where an app runs in the project: what is the working directory here, if it lies in there."""
+    """The folder of the project in which an app runs: the working directory, if it is in there."""
     if where.folder is None:
         return workdir
     if cwd.is_relative_to(where.folder):
@@ -197,7 +197,7 @@ class App(Module["App"]):
         return service_logs.follow_app(self._session(), self._known(), show)
 
     def _has_no_effect(self, compute: Compute | None = None) -> bool:
-        """Whether its own command, or one that deployed it, runs the file that deploys it."""
+        """True if its own command, or one that deployed it, runs the file that deploys it."""
         named = None if compute is None else compute.service_name
         names = {self.service_name, named} & set(environment.deployed_apps())
         return (bool(names) and inpod.runs_deployed_file()) or super()._has_no_effect(compute)
@@ -375,7 +375,7 @@ def _run_name(declared: str | None, request: RunRequest) -> str | None:
 
 
 def _pointers(file: object, module: object) -> Pointers | None:
-    """Where the file that declares an app is; outside of a file, the working directory counts."""
+    """The file that declares an app; outside of a file, the working directory counts."""
     if isinstance(file, str) and Path(file).is_file() and not file.endswith(".ipynb"):
         name = module if isinstance(module, str) else None
         root, import_path = source.pointers(Path(os.path.abspath(file)), name)  # noqa: PTH100

@@ -41,7 +41,7 @@ PATIENCE = 1.5
 
 
 class _Choices:
-    """What `auto` came to."""
+    """The choices of `auto`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -53,7 +53,7 @@ choices = _Choices()
 
 
 def choose(kubeconfig: str | None = None) -> Choice:
-    """Where pods are meant to run."""
+    """Choose where pods run."""
     backend = config.backend
     if backend == "local":
         return Choice(None, "the setting backend is local")
@@ -80,7 +80,7 @@ def choose(kubeconfig: str | None = None) -> Choice:
 
 
 def _look(cluster: ClusterSettings) -> Choice:
-    """Whether a cluster that nobody has pointed to is there to be used."""
+    """Look for a cluster that nobody has pointed to."""
     has_kubeconfig = (Path.home() / ".kube" / "config").exists()
     if not has_kubeconfig and environment.kubernetes_service() is None:
         return Choice(None, "there is no kubeconfig")
@@ -119,7 +119,7 @@ disable_decorators = False
 
 
 class _Registry:
-    """What this process has open: a session for each controller, a route for each service.
+    """The open sessions of this process, one for each controller, and a route for each service.
 
     A forked child opens its own: locks and connections of the parent are of no use to it.
     """
@@ -260,7 +260,7 @@ def port_of(opened: Session, namespace: str, name: str) -> int:
 
 
 def base_url(opened: Session, view: WorkloadView) -> str:
-    """Where other programs of this machine call a workload."""
+    """The URL of a workload for other programs of this machine."""
     own, spec = view.spec.compute.endpoint, view.spec
     if own is not None and own.base_url is not None:
         return own.base_url

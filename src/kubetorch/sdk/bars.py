@@ -53,7 +53,7 @@ class Bar:
         self._is_silent = config.quiet or inpod.is_worker()
 
     def update(self, doing: str, share: float | None = None) -> None:
-        """What is going on now."""
+        """Show the present step and share."""
         self.doing, self.share = doing, share
 
     def step(self, doing: str, share: float | None = None) -> None:
@@ -81,7 +81,7 @@ class Bar:
 
 @contextmanager
 def above(stream: TextIO) -> Iterator[None]:
-    """What is written to the stream meanwhile stands above the bars."""
+    """Keep what is written to the stream meanwhile above the bars."""
     with _foot.lock:
         is_drawn = _foot.erase() if terminal.is_terminal(stream) else False
         yield

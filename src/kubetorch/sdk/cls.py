@@ -97,7 +97,7 @@ class Cls(Module[T], Generic[T]):
         return None if self._source is None else self._source.callable_object
 
     def _here(self, name: str) -> object:
-        """What the class of this program has of that name; `None` also without a class."""
+        """The member of this name of the class in this program; `None` also without a class."""
         of_class = self._local_class()
         is_defined = any(name in vars(base) for base in getattr(of_class, "__mro__", ()))
         return getattr(of_class, name, None) if is_defined else None

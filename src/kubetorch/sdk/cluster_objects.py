@@ -89,7 +89,7 @@ class ClusterObjects:
         container: str | None = None,
         tail_lines: int | None = None,
     ) -> str:
-        """What a pod has written."""
+        """The log of a pod."""
         if not self._session.is_local:
             options = LogOptions(container=container, tail=tail_lines)
             ref = Ref(PODS, name, namespace)
@@ -190,7 +190,7 @@ class ClusterObjects:
         username: str | None = None,
         exact_match: bool = False,
     ) -> dict[str, list[Object]]:
-        """What a teardown would delete: `resources`, each with name, kind and API version."""
+        """The objects that a teardown would delete: `resources` with name, kind and API version."""
         wanted = [services] if isinstance(services, str) else list(services or ())
         prefixed = [f"{username}-{name}" for name in wanted if username and not exact_match]
         found = []
@@ -298,13 +298,13 @@ def _pods(view: WorkloadView) -> list[Object]:
 
 
 def _objects(view: WorkloadView) -> list[Object]:
-    """What a cluster has of a service: its object and its Services."""
+    """The objects of a service in a cluster: its workload and its Services."""
     manifest = rendering.of_workload(view.spec)
     return [manifest, *KubernetesServices.of(view.spec, manifest).render()]
 
 
 def _is_selected(one: Object, labels: str | None) -> bool:
-    """Whether an object has these labels, `name=value` with commas."""
+    """True if an object has these labels, `name=value` with commas."""
     own = one["metadata"].get("labels") or {}
     pairs = (pair.partition("=") for pair in (labels or "").split(",") if pair)
     return all(own.get(name) == text.lstrip("=") for name, _, text in pairs)

@@ -1157,7 +1157,7 @@ class Compute:
         self._workload, self._equipment = view.spec, view.equipment
 
     def describes(self, workload: WorkloadSpec) -> bool:
-        """Whether it is what that workload runs on; how that one logs aside."""
+        """True if the compute describes that workload, regardless of logging."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
         other = replace(workload.compute, logging=spec.logging)

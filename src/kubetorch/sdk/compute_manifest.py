@@ -136,7 +136,7 @@ class ComputeManifest:
         return replace(self._spec, **changes)
 
     def distribution(self, replicas: int) -> DistributionSpec | None:
-        """How a call runs on so many pods of the user's manifest."""
+        """The distribution of a call on so many pods of the user's manifest."""
         before, path = self._spec.distribution, self._spec.pod_template_path
         if self._spec.manifest is None:
             return before
@@ -157,7 +157,7 @@ class ComputeManifest:
 
 
 def _of_chart() -> Equipment:
-    """What the chart adds by itself; the default image stands for that of the installation."""
+    """The additions of the chart itself; the default image stands for that of the installation."""
     runtime = Runtime(
         image=f"ghcr.io/kubetorch/kubetorch:{__version__}",
         default_image=DEFAULT_IMAGE,
@@ -188,7 +188,7 @@ def check(spec: ComputeSpec) -> None:
 
 
 def is_here(manifest: object) -> bool:
-    """Whether a manifest is no file, or one of this machine."""
+    """True if a manifest is no file, or a file of this machine."""
     if not isinstance(manifest, (str, PathLike)):
         return True
     return Path(manifest).expanduser().is_file()

@@ -244,7 +244,7 @@ def _flag(parameter: str) -> Callable[[object], bool]:
 
 
 def image_pull_policy(value: object) -> str:
-    """When a node pulls an image."""
+    """Check an image pull policy."""
     if value not in _PULL_POLICIES:
         raise SpecError(
             f"image_pull_policy is {value!r}; it must be one of {', '.join(_PULL_POLICIES)}",
@@ -284,7 +284,7 @@ def selector(value: object) -> Pairs:
 
 
 def endpoint(value: object) -> Endpoint:
-    """Where calls go."""
+    """Check an endpoint."""
     if not isinstance(value, Endpoint):
         raise SpecError(
             f"endpoint is {value!r}; it must be a kt.Endpoint",
@@ -294,7 +294,7 @@ def endpoint(value: object) -> Endpoint:
 
 
 def service_template(value: object) -> str | None:
-    """What is laid over the manifest, as JSON text."""
+    """The overlay of the manifest as JSON text."""
     if not isinstance(value, Mapping):
         raise SpecError(
             f"service_template is {value!r}; it must be a dictionary",

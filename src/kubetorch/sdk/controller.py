@@ -55,7 +55,7 @@ NDJSON = "application/x-ndjson"
 
 
 class FirstContact:
-    """Whether a cluster has answered this program yet: if not, it may never do so.
+    """Remembers if a cluster has answered this program yet: if not, the cluster may never do so.
 
     Args:
         api_url: Its URL, if it is reached by that.
@@ -99,7 +99,7 @@ class Controller:
 
     @property
     def base_url(self) -> str:
-        """Where it answers."""
+        """The URL of the controller."""
         return self._http.base_url
 
     @property

@@ -26,7 +26,7 @@ _ENV_EXAMPLE = 'for example env_vars=["HF_TOKEN"] or env_vars={"api_key": "OPENA
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a secret consists of."""
+    """The values and files of a secret."""
 
     values: SecretBytes | None
     path: str | None = None
@@ -144,7 +144,7 @@ def _read(folder: Path, filenames: Iterable[str]) -> SecretBytes:
 
 
 def _in_pod(folder: str) -> str:
-    """Where files of a folder are in pods."""
+    """The path of a folder's files in pods."""
     if folder.startswith(("/", "~")):
         return specs.check_folder(folder)
     absolute, home = Path(folder).absolute(), Path.home()
@@ -198,7 +198,7 @@ def _exposed(provider: Provider, found: Credentials) -> Credentials:
 
 
 def _places(provider: Provider) -> str:
-    """Where was looked, for people."""
+    """The places that were searched, for people."""
     files = [f"{provider.folder}/{name}" for name in provider.filenames]
     tried = [f"no file {' or '.join(files)}"] if files else []
     variables = [variable for _, variable in provider.env]
@@ -237,7 +237,7 @@ def provider_of_path(path: str) -> Provider | None:
 
 @dataclass(frozen=True)
 class SecretSource:
-    """Where the values of a secret come from; `values` before `path` before variables."""
+    """The source of a secret's values: `values` before `path` before variables."""
 
     provider: Provider | None
     values: SecretBytes | None

@@ -187,6 +187,6 @@ def _partial(decorator: str, decorated: object) -> Partial:
 
 
 def _is_off(decorated: object) -> bool:
-    """Whether a function or class is to stay what it is."""
+    """True if a function or class stays as it is."""
     is_disabled = getattr(sys.modules.get(_GLOBALS), "disable_decorators", False)
     return bool(is_disabled) or inpod.is_deployed(decorated)

@@ -344,7 +344,7 @@ def _check_text(parameter: str, value: object) -> None:
 
 
 def _is_elsewhere(path: object) -> bool:
-    """Whether a module that a pod imports names a file of the machine that it was deployed from."""
+    """True if a module that a pod imports names a file of the machine that it was deployed from."""
     is_path = isinstance(path, (str, Path)) and bool(str(path))
     return is_path and inpod.is_worker() and not Path(str(path)).expanduser().exists()
 
@@ -380,7 +380,7 @@ def _package_folder(package: object) -> Path:
 
 
 def _last_stage(instructions: list[Instruction], path: Path) -> list[Instruction]:
-    """What stands after the last FROM, with the ARGs before the first one."""
+    """The instructions after the last FROM, with the ARGs before the first FROM."""
     starts = [i for i, item in enumerate(instructions) if item.keyword == "FROM"]
     if not starts:
         raise SpecError(f"{path} has no FROM")
@@ -616,7 +616,7 @@ class _DockerfileReader:
 
 
 def _script(command: str) -> str:
-    """What a shell is to run: of a here-document alone (`RUN <<EOF`), what is in it."""
+    """The script of a shell: the content of a here-document that stands alone (`RUN <<EOF`)."""
     document = re.fullmatch(r"<<(-?)([\"']?)([^\s<\"']+)\2\n(.*)\n\t*\3", command, re.DOTALL)
     if document is None:
         return command

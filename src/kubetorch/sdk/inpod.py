@@ -21,18 +21,18 @@ _RUNNING = "kubetorch.pod.user_process.current_call"
 
 
 def is_worker() -> bool:
-    """Whether this process runs user code of a pod, or was started by such code."""
+    """True if this process runs user code of a pod, or was started by such code."""
     return environment.deployed_file() is not None
 
 
 def runs_calls() -> bool:
-    """Whether this process is a worker itself, and no child of one."""
+    """True if this process is a worker itself, and no child of one."""
     running = sys.modules.get(_RUNNING)
     return running is not None and bool(running.is_worker)
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
-    """Whether the statement that asks, which deploys or calls, is to have no effect.
+    """True if the asking statement, which deploys or calls, must have no effect.
 
     Where it ends the import of the deployed file, this does not return.
     """
@@ -46,20 +46,20 @@ def is_deploying(*, is_call: bool = False) -> bool:
 
 
 def runs_deployed_file() -> bool:
-    """Whether a process that user code started runs the file that was deployed."""
+    """True if a process that user code started runs the file that was deployed."""
     if environment.deployed_file() is None:
         return False
     return bool(import_module(_IMPORTING).is_imported_again())
 
 
 def is_importing() -> bool:
-    """Whether this process is importing the file that was deployed, in a worker."""
+    """True if this process is importing the deployed file, in a worker."""
     importing = sys.modules.get(_IMPORTING)
     return importing is not None and bool(importing.is_under_way())
 
 
 def is_deployed(definition: object) -> bool:
-    """Whether a pod is to call this very function or class: there, its name has to mean itself."""
+    """True if a pod is to call this very function or class: there, its name has to mean itself."""
     deployed = environment.deployed_file()
     if deployed is None or environment.deployed_apps():
         return False

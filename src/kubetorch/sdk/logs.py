@@ -49,7 +49,7 @@ def moment(seconds: float) -> str:
 
 
 def is_wanted(level: str | None, lowest: str) -> bool:
-    """Whether a logger's line of this level is shown; levels of the user's own are."""
+    """True if a logger's line of this level is shown; levels of the user's own always are."""
     severity = _SEVERITY.get((level or "").lower())
     return severity is None or severity >= _SEVERITY[lowest]
 
@@ -76,7 +76,7 @@ def of_launch(
 
 
 def place(pod: str, rank: int | None) -> str:
-    """Where something comes from."""
+    """The place in front of a line."""
     return pod if rank is None else f"{pod} rank {rank}"
 
 
@@ -103,7 +103,7 @@ class Screen:
 
     @property
     def is_shown(self) -> bool:
-        """Whether lines of calls that do not say it themselves are shown."""
+        """True if lines of calls without an option of their own are shown."""
         if self._shown[0] != config.revision:
             self._shown = (config.revision, config.stream_logs)
         return self._shown[1]

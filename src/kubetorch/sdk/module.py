@@ -108,7 +108,7 @@ class Module(Generic[HandleT]):
         get_if_exists: bool,
         reload_prefixes: str | Sequence[str] | None,
     ) -> ModuleT:
-        """What `kt.fn` and `kt.cls` return."""
+        """Make the handle that `kt.fn` and `kt.cls` return."""
         if callable_object is None:
             factory = f"kt.{cls.kind}"
             if name is None or not get_if_exists:
@@ -207,7 +207,7 @@ class Module(Generic[HandleT]):
         return self._declared_ref()
 
     def _declared_ref(self) -> CallableRef:
-        """What a deploy says of the code of this program."""
+        """The reference that a deploy sends for the code of this program."""
         assert self._source is not None
         return self._source.ref()
 
@@ -317,7 +317,7 @@ class Module(Generic[HandleT]):
 
     @property
     def _given_stream_logs(self) -> bool | None:
-        """What goes before `kt.config.stream_logs`."""
+        """The choice that goes before `kt.config.stream_logs`."""
         return self.logging_config.stream_logs if self._stream_logs is None else self._stream_logs
 
     def _declare(
@@ -457,7 +457,7 @@ class Module(Generic[HandleT]):
             await asyncio.to_thread(self._delete)
 
     def _has_no_effect(self, compute: Compute | None = None) -> bool:
-        """Whether the statement that deploys it is run by a pod that imports the deployed file."""
+        """True if a pod that imports the deployed file runs the statement that deploys it."""
         del compute
         return inpod.is_deploying()
 
@@ -754,7 +754,7 @@ def _with_branch(name: str, branch: str) -> list[str]:
 
 
 def parse_prefixes(value: object) -> list[str]:
-    """What the user gave as `reload_prefixes`: `None`, text, or a list of texts."""
+    """Parse `reload_prefixes`: `None`, text, or a list of texts."""
     if value is None:
         return []
     if isinstance(value, str):

@@ -156,7 +156,7 @@ def ttl(value: object) -> str:
 
 
 def logging(value: object) -> LoggingConfig:
-    """How a workload logs."""
+    """Check a logging configuration."""
     if not isinstance(value, LoggingConfig):
         raise SpecError(
             f"logging_config is {value!r}; it must be a kt.LoggingConfig",

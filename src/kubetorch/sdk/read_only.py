@@ -76,7 +76,7 @@ for _name in (*_BOTH, *_OF_LISTS):
 
 
 def shown(attribute: str, value: ShownT) -> ShownT:
-    """What an attribute shows: if it is a dictionary or a list, one that cannot be changed."""
+    """The value of an attribute; a dictionary or list in a form that cannot be changed."""
     if not isinstance(value, (dict, list)):
         return value
     _teach_yaml()

@@ -36,7 +36,7 @@ _Key = tuple[float, str, str]
 
 
 class KnownLines:
-    """Which lines of which pods are known already.
+    """The lines of pods that are known already.
 
     After `begin_again` the lines come once more from somewhere before the break; `is_new` is then
     false for those that came before, and for those that are older than all that came.
@@ -52,7 +52,7 @@ class KnownLines:
 
     @property
     def count(self) -> int:
-        """How many lines are remembered: so many have to come again to be told apart."""
+        """The number of remembered lines: so many have to come again to be told apart."""
         return sum(len(keys) for keys in self._recent.values())
 
     def begin_again(self) -> None:
@@ -61,7 +61,7 @@ class KnownLines:
         self._expected = {pod: Counter(keys) for pod, keys in self._recent.items()}
 
     def is_new(self, line: DeployLog) -> bool:
-        """Whether a line did not come before; if so it is known from now on."""
+        """True if a line did not come before; the line is known from now on."""
         pod, key = line.pod, (line.time, line.source, line.text)
         if not self._is_first_time:
             # Lines of one burst may have the same time, so also the first one's has an end.
@@ -240,7 +240,7 @@ class _Follower:
             self._known.begin_again()
 
     def token(self, path: str) -> str:
-        """What the pod lets this program in for (a `kubetorch.lib.http_client.Credential`)."""
+        """The token for the pod (a `kubetorch.lib.http_client.Credential`)."""
         del path
         return self._view.token or ""
 
@@ -288,7 +288,7 @@ class _Follower:
 
 
 def _get(http: HttpClient, path: str, *, timeout: Timeout = ...) -> Response:
-    """What an agent answers, whose status is 200."""
+    """The answer of an agent, whose status is 200."""
     response = http.request("GET", path, timeout=timeout)
     if response.status == 200:
         return response

@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def is_full() -> bool:
-    """Whether all frames are to be shown."""
+    """True if all frames are shown."""
     return os.environ.get(VARIABLE) == "full"
 
 
@@ -91,7 +91,7 @@ def shorten(error: BaseException) -> TracebackType | None:
 
 
 def _is_useful(cause: BaseException, error: BaseException) -> bool:
-    """Whether what an error was raised from was raised at a line of the user's."""
+    """True if the cause of an error was raised at a line of the user's."""
     if isinstance(cause, RemoteTraceback):
         return 'File "' in str(cause)
     return cause.__traceback__ is not None or not isinstance(error, KubetorchError)
@@ -156,7 +156,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_told(error: BaseException) -> bool:
-    """Whether an exception was raised on purpose, and is no defect of Kubetorch."""
+    """True if an exception was raised on purpose, and is no defect of Kubetorch."""
     if isinstance(error, KubetorchError) or isinstance(error.__cause__, RemoteTraceback):
         return True
     last = error.__traceback__
@@ -214,7 +214,7 @@ def _explain_await(error: BaseException) -> None:
 
 
 def _remotes(frame: FrameType) -> Iterator[str]:
-    """What a piece of code may have called in a pod, as it is written there."""
+    """The expressions in a piece of code that may have called a pod."""
     remote = sys.modules.get("kubetorch.sdk.calls.remote")
     module = sys.modules.get("kubetorch.sdk.module")
     if remote is None or module is None:

@@ -326,7 +326,7 @@ class Volume:
 
 
 def _may_be_elsewhere(claim: str) -> bool:
-    """Whether another namespace, which a service may be in, has a volume of that name."""
+    """True if another namespace, which a service may be in, has a volume of that name."""
     try:
         found = backend.session().ask(lambda asked: asked.volumes.list(None))
     except KubetorchError:  # who may not list them learns it by the deploy

@@ -133,7 +133,7 @@ class Reviews:
         return Verdict(is_allowed, reason)
 
     async def resource_of(self, manifest: Manifest) -> Resource:
-        """The resource of an object's kind; a guess if the kind is not served, where nothing is made."""
+        """The resource of an object's kind; a guess for a kind that is not served."""
         try:
             return await self._client.discovery.resource_of(manifest)
         except KubernetesNotFoundError:

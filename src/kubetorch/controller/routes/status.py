@@ -102,11 +102,13 @@ class ServiceRoutes:
         ]
 
     async def health(self, exchange: Exchange) -> None:
+        """Answer that the controller runs."""
         await exchange.respond_message(
             {"status": "healthy", "version": __version__, "protocol": versions.PROTOCOL}
         )
 
     async def status(self, exchange: Exchange) -> None:
+        """Describe the controller."""
         view = StatusView(
             version=__version__,
             protocol=versions.PROTOCOL,

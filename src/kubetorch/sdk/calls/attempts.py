@@ -56,7 +56,7 @@ _RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
 
 @dataclass(frozen=True)
 class Target:
-    """What is called."""
+    """The callable that is called, and its service."""
 
     namespace: str
     service: str
@@ -174,7 +174,7 @@ class Invocation:
 
     @property
     def lines(self) -> CallLines:
-        """Where lines and progress of the call go."""
+        """The receiver of the lines and progress of the call."""
         if self._lines is None:
             self._lines = CallLines(
                 self.route.screen, self.target.logging, self.options.on_progress
@@ -245,7 +245,7 @@ class Invocation:
     # -------------------------------------------------------------------------------- events
 
     def step(self, stream: Stream, event: Event) -> Step:
-        """What an event of the attempt on `stream` means."""
+        """The meaning of an event of the attempt on `stream`."""
         kind = event.kind
         if kind == _RESULT:
             self.end_lines()
@@ -281,7 +281,7 @@ class Invocation:
         return None
 
     def again_after(self, failure: exceptions.Failure) -> Again | None:
-        """What to do about a refusal: nothing ran, and another attempt may help."""
+        """Decide about a refusal: the function did not run, and another attempt may help."""
         if failure.started or self.patience <= 0:
             return None
         error = exceptions.rebuild(failure, modules=self.target.modules)

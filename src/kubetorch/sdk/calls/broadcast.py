@@ -102,7 +102,7 @@ class _Broadcast:
         self._group.start()
 
     def take(self) -> Done | None:
-        """How the broadcast ended, if it has."""
+        """The end of the broadcast, if it has ended."""
         for call, step in self.calls.take():
             done = self._group.complete(call, self._outcome(call, step))
             if done is not None:

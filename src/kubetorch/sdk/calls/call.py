@@ -53,7 +53,7 @@ class Call:
     # ------------------------------------------------------------------------------- waiting
 
     def next(self) -> Done | Yielded:
-        """How the call ends, or a value of its generator; after any exception it is cancelled."""
+        """The end of the call, or a value of its generator; any exception cancels the call."""
         try:
             while True:
                 step = self.take(self._wait())
@@ -83,7 +83,7 @@ class Call:
             raise
 
     def _wait(self) -> Event | Connected | None:
-        """What arrives next; nothing at the deadline."""
+        """Wait for the next arrival; `None` at the deadline."""
         deadline = self.deadline
         if self._stream is not None and self._pending is not None:
             return self._stream.wait(self._pending, self._arrived, deadline)
@@ -95,7 +95,7 @@ class Call:
 
     @property
     def deadline(self) -> float | None:
-        """When to `take` at the latest, also if nothing arrives."""
+        """The time at which `take` is due at the latest, also if nothing arrives."""
         expires = self.invocation.expires
         if self._stream is not None and self._recalled_until is None:
             return expires
@@ -106,14 +106,14 @@ class Call:
     # ------------------------------------------------------------------------- what happened
 
     def arrived(self) -> Event | Connected | None:
-        """What has arrived next, if anything has."""
+        """The next arrival, if there is one."""
         try:
             return self._arrived.get_nowait()
         except Empty:
             return None
 
     def take(self, event: Event | Connected | None) -> Done | Yielded | None:
-        """What an event means for whoever waits; `None` stands for time that has passed."""
+        """Interpret an event; `None` stands for time that has passed."""
         if event is None:
             return self._take_time()
         if isinstance(event, Connected):
@@ -228,7 +228,7 @@ class Call:
 
     @property
     def is_recalled(self) -> bool:
-        """Whether `recall` was called."""
+        """True if `recall` was called."""
         return self._recalled_until is not None
 
     def cancel(self) -> None:
@@ -287,7 +287,7 @@ class CallSet:
         self._wake()
 
     def take(self) -> Iterator[tuple[Call, Done | Yielded]]:
-        """What has happened to calls: their values, their errors, what they yield. Never blocks.
+        """The values, errors and yielded values of calls. Never blocks.
 
         A call that has ended, or yields, is no longer in the set.
         """
@@ -476,7 +476,7 @@ class RemoteAsyncIterator(_RemoteValues, AsyncIterator[Any]):
 
 
 def is_generator(step: Done | Yielded) -> bool:
-    """Whether a call turned out to be one of a generator."""
+    """True if a call turned out to be a generator's."""
     return isinstance(step, Yielded) or (step.is_streamed and step.error is None)
 
 
@@ -484,7 +484,7 @@ def is_generator(step: Done | Yielded) -> bool:
 
 
 class Rounds:
-    """What one call has brought for its ranks, and no iterator has taken."""
+    """The values of one call for its ranks that no iterator has taken."""
 
     def __init__(self, call: Call, first: Done | Yielded) -> None:
         assert isinstance(first.value, RankValues)
@@ -508,7 +508,7 @@ class Rounds:
                 self._values[rank].append(value)
 
     def take(self, rank: int, end: type[Exception]) -> tuple[bool, Any]:
-        """Whether there is a value for a rank, and the value; raises `end` after the last."""
+        """The next value for a rank, if one is there; raises `end` after the last."""
         if self._values[rank]:
             return True, self._values[rank].popleft()
         if rank in self._returned:

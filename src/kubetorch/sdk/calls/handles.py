@@ -137,12 +137,12 @@ class SpawnedCall:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is time to `search` for the call."""
+        """True if it is time to `search` for the call."""
         return self.outcome is None and self._call is None and self.is_handed_over
 
     @property
     def is_to_be_sent(self) -> bool:
-        """Whether it is lost because nobody took it yet."""
+        """True if the call is lost because nobody took it yet."""
         return self.is_lost and self._unstarted is not None
 
     def work(self) -> None:
@@ -203,7 +203,7 @@ class SpawnedCall:
             self._ask(invocation)
 
     def _ask(self, invocation: Invocation) -> None:
-        """Whether the controller knows the call, of which its pod says nothing."""
+        """Ask the controller about a call that its pod does not know."""
         try:
             self.view()
         except ResultExpiredError as error:
@@ -243,7 +243,7 @@ class SpawnedCall:
         return search
 
     def view(self) -> CallView:
-        """What the controller knows of the call."""
+        """The controller's view of the call."""
         return self._session().ask(lambda controller: controller.get_call(self.call_id))
 
     def cancel(self) -> None:
@@ -340,7 +340,7 @@ class SpawnedCall:
             self.is_accepted = True
 
     def _is_to_go_on(self, event: Event, unstarted: Invocation) -> bool:
-        """Whether no pod took the call, so that it has to be sent again, also if nobody waits."""
+        """True if no pod took the call, so that it is sent again, also if nobody waits."""
         if os.getpid() != self._pid or unstarted.route.is_closed:
             return False
         if event.kind == LOST:
@@ -566,7 +566,7 @@ class CallHandle:
         return self._call.outcome is not None
 
     def _waits(self, timeout: float | None) -> Iterator[float | None]:
-        """How long to wait for the call: again and again, until it is over or time is."""
+        """Timeouts for waiting for the call, until the call or the time is over."""
         begun = time.monotonic()
         search: Search | None = None
         while True:

@@ -22,7 +22,7 @@ Make = Callable[[], Invocation]
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How many calls are made."""
+    """The number of calls, and their order."""
 
     ordered: bool = True
     window: int = WINDOW
@@ -49,12 +49,12 @@ class Results:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more call may start."""
+        """True if one more call may start."""
         return self._open < self._options.window
 
     @property
     def is_empty(self) -> bool:
-        """Whether no call runs and no result waits."""
+        """True if no call runs and no result waits."""
         return self._open == 0
 
     def admit(self) -> int:
@@ -136,7 +136,7 @@ class _Map:
 
     @property
     def must_wait(self) -> bool:
-        """Whether nothing can start before a call ends."""
+        """True if nothing can start before a call ends."""
         return len(self.calls) > 0 and not (self._has_more and self._results.has_room)
 
     def waiting(self) -> Bar:

@@ -81,7 +81,7 @@ class Options(Protocol[P, R]):
 
 
 class Verbs(Protocol):
-    """What a `kubetorch.sdk.calls.caller.Caller` can do; loading one takes what only calls need."""
+    """The verbs of a `kubetorch.sdk.calls.caller.Caller`, which is imported by the first call."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
     def options(self, **changes: Any) -> Verbs: ...
@@ -112,7 +112,7 @@ class RemoteCallable(ABC, Generic[P, R]):
 
     @abstractmethod
     def _caller(self) -> Verbs:
-        """Who makes the calls."""
+        """The caller of this function or method."""
 
     @overload
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -164,7 +164,7 @@ class RemoteCallable(ABC, Generic[P, R]):
 
 
 class Configured(RemoteCallable[..., Any]):
-    """What `.options(...)` gave, in the process that it was sent to.
+    """The result of `.options(...)`, in the process that it was sent to.
 
     Args:
         module: The handle.

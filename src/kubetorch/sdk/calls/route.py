@@ -67,7 +67,7 @@ _SHOWN = 3
 
 
 class Scaler(NamedTuple):
-    """What takes the calls of an autoscaled service, and makes pods for them."""
+    """The scaler of an autoscaled service, which takes its calls and makes pods for them."""
 
     url: str
     pods: dict[str, str]
@@ -76,7 +76,7 @@ class Scaler(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where a service is."""
+    """The pods of a service and their URLs."""
 
     urls: tuple[str, ...]
     token: str
@@ -127,7 +127,7 @@ class Location(NamedTuple):
         return Location(urls, self.token, ordinals, is_distributed=self.is_distributed)
 
     def of(self, ordinal: int) -> Location:
-        """Where one pod of the service is: without a URL when it is not ready."""
+        """The location of one pod of the service: without a URL while the pod is not ready."""
         numbered = zip(self.urls, self.ordinals, strict=False)
         here = tuple(url for url, number in numbered if number == ordinal)
         return Location(here[:1], self.token, (ordinal,), None, self.pods, self.reason)
@@ -191,7 +191,7 @@ TRANSIENT = (OSError, websocket_protocol.WebSocketError, UnavailableError)
 
 
 def mistake_in(error: Exception) -> Exception | None:
-    """What of an attempt's failure the user has to mend, if anything."""
+    """The cause of an attempt's failure that the user has to mend, if there is one."""
     found = (one for one in (error, error.__cause__) if isinstance(one, MISTAKES))
     return next(found, None)
 
@@ -224,11 +224,11 @@ class Backoff:
 
     @property
     def is_sure(self) -> bool:
-        """Whether what was said again and again is no passing trouble."""
+        """True if the same failure was repeated so often that it is no passing trouble."""
         return time.monotonic() - self._begun > _DOUBT
 
     def gives_up_on(self, error: Exception) -> bool:
-        """Whether an attempt failed as it has for so long that the next one is not worth it.
+        """True if an attempt failed as it has for so long that the next one is not worth it.
 
         Whoever cannot be reached may be back any moment; a pod that is not there had its time.
         """
@@ -270,7 +270,7 @@ class Connector:
         self._was_there = False
 
     def ask(self) -> Location:
-        """Where the service is."""
+        """Ask for the location of the service."""
         try:
             location = Location(*self._resolve())
         except ServiceNotFoundError as gone:
@@ -490,7 +490,7 @@ class Scaled:
 
 
 class Connected(NamedTuple):
-    """What came of a `Request`: a stream for it alone, one that all share, or an error."""
+    """The result of a `Request`: a stream for it alone, one that all share, or an error."""
 
     stream: Stream | None
     error: BaseException | None
@@ -588,7 +588,7 @@ class Route:
 
     @property
     def shares_streams(self) -> bool:
-        """Whether calls share connections; those of an autoscaled service do not."""
+        """True if calls share connections; those of an autoscaled service do not."""
         return self._scaler is None
 
     # ------------------------------------------------------------------------------- streams
@@ -683,7 +683,7 @@ class Route:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is to be sent on it any more."""
+        """True if nothing is sent on the route any more."""
         return self._connector.closed.is_set()
 
     def close(self, *, is_torn_down: bool = False) -> None:

@@ -320,7 +320,7 @@ class Stream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will never have a connection again."""
+        """True if the stream will never have a connection again."""
         return self._is_closing or self._sender.is_retired
 
     def open(self, connection: socket.socket, rest: bytes, *, timeout: float) -> None:

@@ -102,12 +102,12 @@ class Upload:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was taken."""
+        """True if everything was taken."""
         return self._left == 0
 
     @property
     def can_send(self) -> bool:
-        """Whether there is room for the next chunk."""
+        """True if there is room for the next chunk."""
         return self._left > 0 and self._room >= min(frames.CHUNK, self._left)
 
     def grant(self, size: int) -> None:
@@ -139,7 +139,7 @@ class Uploads:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a chunk can be taken."""
+        """True if a chunk can be taken."""
         return bool(self._ready)
 
     def begin(self, upload: Upload) -> None:
@@ -241,7 +241,7 @@ class PendingCall:
         return False
 
     def place(self, size: int) -> memoryview | None:
-        """Where the next bytes of payload belong; `None` when there was no memory for them."""
+        """The memory for the next bytes of payload; `None` without memory for them."""
         buffer = self._buffer
         if buffer is None and self.is_abandoned:
             return None
@@ -270,7 +270,7 @@ class PendingCall:
 
     @property
     def is_result(self) -> bool:
-        """Whether the value that is being put together is the result."""
+        """True if the value that is being put together is the result."""
         return self._kind == Kind.RESULT
 
     def report(self, progress: frames.Progress) -> None:
@@ -341,7 +341,7 @@ class Sender:
 
     @property
     def is_retired(self) -> bool:
-        """Whether nothing is ever sent again."""
+        """True if nothing is ever sent again."""
         return self._end is not None
 
     # --------------------------------------------------------------------- from any thread

@@ -23,7 +23,7 @@ _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 def describe(
     view: WorkloadView, method: str | None, source: Source | None, logging: LoggingConfig
 ) -> Target:
-    """What calls of a service, or of a method of its class, go to."""
+    """The target of calls of a service, or of a method of its class."""
     spec = view.spec
     own = None if source is None else source.callable_object
     function: object = own
@@ -49,7 +49,7 @@ def describe(
 
 
 def kind_of(function: object) -> Literal["function", "generator", "async_generator"]:
-    """What calling a function gives."""
+    """The kind of value that a call gives."""
     if isinstance(function, FunctionType):
         if function.__code__.co_flags & _ASYNC_GENERATOR:
             return "async_generator"
@@ -66,12 +66,12 @@ def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str
 
 
 def is_served(view: WorkloadView) -> bool:
-    """Whether a pod of the service takes calls, or one will be made for them."""
+    """True if a pod of the service takes calls, or one will be made for them."""
     return bool(view.scaler) or any(pod.is_ready for pod in view.pods)
 
 
 def is_failed(view: WorkloadView) -> bool:
-    """Whether no pod takes calls, nor will one soon that only has to connect again."""
+    """True if no pod takes calls, nor will one soon that only has to connect again."""
     return view.status == "Failed" and view.failure is not None and not is_served(view)
 
 

@@ -90,7 +90,7 @@ def upload_secret(
 
 
 def existing_secret(controller: Controller, namespace: str, name: str) -> SecretRef:
-    """What pods see of a secret that exists."""
+    """The reference of an existing secret."""
     found = controller.secrets.find(namespace, name)
     return SecretRef(
         name=name,

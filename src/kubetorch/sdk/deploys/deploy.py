@@ -78,7 +78,7 @@ MARGIN = 30.0
 
 @dataclass(frozen=True)
 class Order:
-    """What is deployed.
+    """A deploy, as the user ordered it.
 
     Attributes:
         existing: Names of services to take as they are, if there is one.
@@ -400,7 +400,7 @@ class Deployment:
 
 
 def _is_always_new(spec: WorkloadSpec) -> bool:
-    """Whether each deploy is one of its own: an instance, a run, or forced steps."""
+    """True if each deploy is one of its own: an instance, a run, or forced steps."""
     steps = spec.compute.image.steps if spec.compute.image is not None else ()
     return spec.callable.kind != "fn" or any(step.force for step in steps)
 
@@ -732,7 +732,7 @@ def _installed(top: str) -> list[str] | None:
 
 
 def _is_module(path: str) -> bool:
-    """Whether there is a module or package of this name."""
+    """True if there is a module or package of this name."""
     endings = ("/__init__.py", ".py", *importlib.machinery.EXTENSION_SUFFIXES)
     return any(os.path.isfile(path + ending) for ending in endings)  # noqa: PTH113
 
@@ -766,7 +766,7 @@ def _imports(body: Iterable[ast.stmt]) -> Iterator[_Import]:
 
 
 def _is_never(test: ast.expr) -> bool:
-    """Whether a condition is false while a module is imported: TYPE_CHECKING, or being a script."""
+    """True if a condition is false while a module is imported: TYPE_CHECKING, or being a script."""
     if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name):
         return test.left.id == "__name__"
     name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")

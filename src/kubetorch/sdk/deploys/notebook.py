@@ -186,7 +186,7 @@ class _Writer:
                 self._items = before
 
     def _add_import(self, name: str, value: object) -> bool:
-        """Whether an import is enough."""
+        """Add the import of a value; false if no import gives the value."""
         if isinstance(value, ModuleType):
             dotted = value.__name__
             renamed = "" if dotted == name else f" as {name}"
@@ -336,7 +336,7 @@ class _NoLiteral(Exception):
 
 
 def _is_handle(value: object) -> bool:
-    """Whether a value is a `kt.Fn`, a `kt.Cls` or a `kt.App`."""
+    """True for a `kt.Fn`, a `kt.Cls` or a `kt.App`."""
     return hasattr(type(value), "_python_of_handle")
 
 
@@ -354,7 +354,7 @@ def _codes(value: object) -> Iterator[CodeType]:
 
 
 def _changed_later(value: object, node: ast.stmt) -> str | None:
-    """What a class or function of a cell has that is not in its definition."""
+    """The change of a class or function of a cell that its definition does not have, in words."""
     if len(getattr(value, "registry", ())) > 1:  # of functools.singledispatch
         return "functions were registered"
     if not isinstance(value, type) or not isinstance(node, ast.ClassDef):
@@ -498,7 +498,7 @@ class Binding:
 
     @property
     def position(self) -> tuple[int, int]:
-        """When it ran."""
+        """The order in which statements ran."""
         return self.cell.number, self.node.lineno
 
     @property
@@ -511,11 +511,11 @@ class Binding:
 
     @property
     def has_magics(self) -> bool:
-        """Whether there are lines in it that only IPython can run."""
+        """True if the statement has lines that only IPython can run."""
         return any(map(_is_magic, ast.walk(self.node)))
 
     def compiled(self, code: CodeType) -> bool:
-        """Whether this code is that of the statement, or of a part."""
+        """True if this code is that of the statement, or of a part."""
         is_here = self.cell.filename in (code.co_filename, None)
         return is_here and self._first_line <= code.co_firstlineno <= (self.node.end_lineno or 0)
 
@@ -544,12 +544,12 @@ def _session() -> dict[str, Any]:
 
 
 def _is_of_ipython(name: str) -> bool:
-    """Whether this is a builtin of IPython alone, such as `display`."""
+    """True for builtins of IPython alone, such as `display`."""
     return _shell() is not None and name in ("get_ipython", "display", "__IPYTHON__")
 
 
 def _is_builtin(name: str) -> bool:
-    """Whether modules of any Python have this name."""
+    """True for names that modules of any Python have."""
     return hasattr(builtins, name) or name in ("__name__", "__file__", "__doc__")
 
 
@@ -610,7 +610,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def _is_magic(node: ast.AST) -> bool:
-    """Whether this is what IPython made of a line such as `%time f()` or `!ls`."""
+    """True for what IPython made of a line such as `%time f()` or `!ls`."""
     found = getattr(getattr(node, "value", None), "func", None)
     maker = getattr(getattr(found, "value", None), "func", None)
     return isinstance(node, ast.Expr) and getattr(maker, "id", None) == "get_ipython"

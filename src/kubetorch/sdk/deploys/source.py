@@ -39,7 +39,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class ProjectRef:
-    """What travels, and how the callable's module is imported there."""
+    """The files that travel, and the module of the callable in them."""
 
     import_path: str
     folder: Path | None = None
@@ -182,7 +182,7 @@ def _name(folder: Path) -> str:
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is a part of Python or of an installed distribution."""
+    """True for a file of Python or of an installed distribution."""
     standard = Path(os.__file__).parent
     return any(part in _INSTALLED for part in path.parts) or path.is_relative_to(standard)
 
@@ -361,7 +361,7 @@ def _branch_of(entry: Path) -> str | None:
 def describe_runtime(
     project: Path | None, preload: Iterable[str], *, is_local: bool
 ) -> RuntimeSpec:
-    """What of this process the pods need."""
+    """The interpreter and settings of this process that the pods need."""
     if not is_local:
         return RuntimeSpec(preload=tuple(preload))
     own = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]  # noqa: PTH120
@@ -415,7 +415,7 @@ CallableT = TypeVar("CallableT")
 
 @dataclass(frozen=True)
 class Placement:
-    """What travels with a callable; see `kubetorch.sdk.deploys.source.locate`."""
+    """The user's parameters for the files that travel; see `locate`."""
 
     sync_dir: str | Path | bool | None = None
     remote_dir: str | None = None
@@ -474,7 +474,7 @@ class Source:
         return self.with_placement(Placement(sync_dir=False))
 
     def locate(self) -> ProjectRef:
-        """Where the callable lies."""
+        """Find the files and the module of the callable."""
         if self._location is None:
             file, module = self.file()
             self._location = locate(
@@ -487,7 +487,7 @@ class Source:
         return self._location
 
     def ref(self) -> CallableRef:
-        """Where a pod finds the callable."""
+        """The reference by which a pod finds the callable."""
         where = self.locate()
         return CallableRef(
             kind=self.kind,
@@ -528,12 +528,12 @@ class Source:
 
     @property
     def is_script(self) -> bool:
-        """Whether its module is `__main__` here."""
+        """True if its module is `__main__` here."""
         return getattr(self.callable_object, "__module__", None) == "__main__"
 
     @property
     def is_interactive(self) -> bool:
-        """Whether it was typed into an interpreter or a notebook, so that no file has it yet."""
+        """True for a callable of an interpreter or a notebook, which no file has yet."""
         return self.is_script and self._main_file() is None
 
     def file(self) -> tuple[str | None, str | None]:

@@ -120,7 +120,7 @@ class Far(ABC):
 
     @abstractmethod
     def read_on(self, is_wanted: bool) -> None:
-        """Whether more is taken now."""
+        """Take more, or wait."""
 
     @abstractmethod
     def close(self) -> None:

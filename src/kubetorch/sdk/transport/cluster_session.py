@@ -47,7 +47,6 @@ class Inside(NamedTuple):
     credential: PodToken
 
     def answers(self, patience: float) -> bool:
-        """Whether there is one."""
         try:
             with HttpClient(self.url, timeout=patience) as http:
                 http.request("GET", "/health").close()
@@ -171,7 +170,7 @@ def _session(
 
 
 def detect(cluster: ClusterSettings, *, patience: float) -> Choice:
-    """Whether pods are to run in a cluster that nobody has pointed to, and why or why not."""
+    """Decide for or against a cluster that nobody has pointed to, with the reason."""
     found = inside(cluster)
     if found is not None:
         if found.answers(patience):

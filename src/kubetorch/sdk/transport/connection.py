@@ -74,7 +74,7 @@ MOST_ASLEEP: Final = 1023
 
 
 class SpinHistory:
-    """Whether staying awake is worth it, judged by how it went so far.
+    """Decides if staying awake is worth it, judged by how it went so far.
 
     Each time that it was in vain doubles how many waits then sleep at once, each time that it was
     not halves it. So what takes long costs next to nothing, and so does a machine that is too busy.
@@ -85,7 +85,7 @@ class SpinHistory:
         self._asleep = 0
 
     def is_favourable(self) -> bool:
-        """Whether to try it at this wait; to be asked once at each."""
+        """True if this wait is worth staying awake; to be asked once at each wait."""
         if not self._asleep:
             return True
         self._asleep -= 1
@@ -115,7 +115,7 @@ class Poller:
         self._history = SpinHistory()
 
     def wait(self, timeout: float, *, may_stay_awake: bool) -> bool:
-        """Whether there is something to read within `timeout` seconds."""
+        """True if there is something to read within `timeout` seconds."""
         is_tried = may_stay_awake and _has_room() and self._history.is_favourable()
         if is_tried and _turn.acquire(blocking=False):
             try:
@@ -138,7 +138,7 @@ class Poller:
 
 @functools.cache
 def _has_room() -> bool:
-    """Whether whoever answers can run at the same time, and has a share of the time left."""
+    """True if the answering process can run at the same time, and has a share of the time left."""
     return len(processes.usable()) > 1 and processes.quota() >= 1
 
 
@@ -194,7 +194,7 @@ class Link:
         self._take(size)
 
     def has_ended(self) -> bool:
-        """Whether the peer closed the connection, if a while has passed since it was heard."""
+        """True if the peer closed the connection and has not been heard for a while."""
         if time.monotonic() - self._heard < _RECENT:
             return False
         try:

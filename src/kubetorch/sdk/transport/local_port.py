@@ -135,7 +135,7 @@ def choose(view: WorkloadView, pod: str | None = None) -> PodView:
 
 
 def inside(view: WorkloadView, port: int) -> str:
-    """What paths begin with at a pod's agent for what answers at this port of the pod."""
+    """The prefix of paths at a pod's agent that lead to this port of the pod."""
     app = view.spec.callable.app
     own = view.spec.compute.server_port or SERVER_PORT
     if port == own:

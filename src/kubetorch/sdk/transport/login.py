@@ -158,7 +158,7 @@ class PodToken:
         self._read = -_FILE_LOOK
 
     def token(self, path: str) -> str:
-        """What the file has."""
+        """The token in the file."""
         del path
         with self._lock:
             if time.monotonic() - self._read >= _FILE_LOOK:
@@ -173,7 +173,7 @@ class PodToken:
             return self._text
 
     def reject(self, token: str) -> bool:
-        """Whether the file has another one by now."""
+        """True if the file has another token by now."""
         self._read = -_FILE_LOOK
         return self.token("") != token
 

@@ -47,10 +47,10 @@ class PodTransport(Protocol):
         """A blocking connection to what the URL stands for."""
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """What requests to the URL need to get there."""
+        """The headers that requests need on the way to the URL."""
 
     def base_url(self, namespace: str, service: str) -> str | None:
-        """Where other programs of this machine call a service.
+        """The URL of a service for other programs of this machine.
 
         Empty where the controller's own word counts, `None` where it takes a forwarded port.
         """
@@ -124,17 +124,17 @@ def client(
 
 
 def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
-    """What stands for a pod behind a controller."""
+    """The URL of a pod behind a controller."""
     return f"{service_url(base_url, namespace, service)}#{quote(pod, safe='')}"
 
 
 def service_url(base_url: str, namespace: str, service: str) -> str:
-    """Where a service is called behind a controller."""
+    """The URL of a service behind a controller."""
     return f"{base_url.rstrip('/')}/{quote(namespace, safe='')}/{quote(service, safe='')}"
 
 
 def app_url(base_url: str, view: WorkloadView) -> str:
-    """Where the paths of an app lie: below that of its pods, or at a host behind an ingress."""
+    """The URL of an app: below that of its pods, or at a host behind an ingress."""
     parts, spec = urlsplit(base_url), view.spec
     if view.app_host and parts.path.endswith(f"/{spec.namespace}/{spec.name}"):
         return f"{parts.scheme}://{view.app_host}{f':{parts.port}' if parts.port else ''}"
@@ -142,6 +142,6 @@ def app_url(base_url: str, view: WorkloadView) -> str:
 
 
 def pod_headers(url: str) -> Mapping[str, str]:
-    """What tells the relay which pod is meant."""
+    """The headers by which the relay knows the pod."""
     pod = unquote(urlsplit(url).fragment)
     return {routes.POD: pod} if pod else {}

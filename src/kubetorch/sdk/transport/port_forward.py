@@ -75,7 +75,7 @@ class PortForwardTransport:
     # -------------------------------------------------------------------------- the controller
 
     def is_installed(self, *, timeout: float | None) -> bool:
-        """Whether there is a controller in the cluster."""
+        """True if there is a controller in the cluster."""
         try:
             self._controller_pod = self.tunnel.ask(self._find, timeout=timeout)
         except ControllerUnavailableError:
@@ -220,7 +220,7 @@ class PortForwardTransport:
 
 
 async def _is_unknown(client: Client, namespace: str) -> bool:
-    """Whether the namespace has no Service of a controller, as far as the user may see it."""
+    """True if the namespace has no Service of a controller, as far as the user may see it."""
     try:
         await client.get(Ref(SERVICES, CONTROLLER, namespace))
     except KubernetesNotFoundError:
@@ -231,7 +231,7 @@ async def _is_unknown(client: Client, namespace: str) -> bool:
 
 
 async def _may_forward(client: Client, namespace: str) -> bool:
-    """Whether the API server says that ports of the namespace's pods may be forwarded."""
+    """True if the API server says that ports of the namespace's pods may be forwarded."""
     attributes = {"namespace": namespace, "resource": "pods", "subresource": "portforward"}
     for verb in ("create", "get"):  # which of them is asked for depends on its version
         review = {

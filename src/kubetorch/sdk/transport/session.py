@@ -29,7 +29,7 @@ class ClusterSettings(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where pods run.
+    """A decision about where pods run.
 
     Attributes:
         cluster: The cluster; `None` for this machine.

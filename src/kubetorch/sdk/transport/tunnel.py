@@ -50,7 +50,7 @@ class Tunnel:
     def ask(
         self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
     ) -> _T:
-        """What the API server answers."""
+        """Ask the API server."""
         try:
             return self._background.run(self._ask(question), timeout)
         except TimeoutError as error:
