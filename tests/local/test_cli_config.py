@@ -76,7 +76,7 @@ def test_trust_24_setting_a_value_says_what_goes_before_it(kt):
     done = kt("set", "namespace", "research", KT_NAMESPACE="staging")
     assert done.stdout == "namespace set to: research\n"
     assert done.stderr == (
-        "namespace is staging all the same: KT_NAMESPACE says so, and goes before the file\n"
+        "namespace is still staging, because KT_NAMESPACE goes before the file\n"
     )
     assert kt("set", "namespace", "research").stderr == ""
     assert "KT_NAMESPACE" in kt("unset", "namespace", KT_NAMESPACE="staging").stderr

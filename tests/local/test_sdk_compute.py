@@ -124,7 +124,7 @@ def test_the_pods_of_a_compute_are_described_as_kubernetes_does(deployed):
     assert (first.kind, first.status.phase, first.status.pod_ip) == ("Pod", "Running", "127.0.0.1")
     assert first.metadata.labels["team"] == "ml"
     assert first.status.containerStatuses[0].ready is True
-    with pytest.raises(AttributeError, match="there are phase"):
+    with pytest.raises(AttributeError, match="the keys are phase"):
         _ = first.status.fase
 
 

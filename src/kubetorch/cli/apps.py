@@ -60,10 +60,10 @@ def run(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the service; the file's by default."),
+        typer.Option("--name", help="Name of the service; that of the file by default."),
     ] = None,
     run_async: Annotated[
-        bool, typer.Option("--async", help="Return once it runs; kt logs shows what it writes.")
+        bool, typer.Option("--async", help="Return when it runs; kt logs shows its lines.")
     ] = False,
     file: Annotated[
         str | None,
@@ -185,7 +185,7 @@ def apply(  # the documented options
     pod_template_path: Annotated[
         str | None,
         typer.Option(
-            "-t", "--pod-template-path", help="Where the pod template of an unknown kind lies."
+            "-t", "--pod-template-path", help="Path of the pod template in an unknown kind."
         ),
     ] = None,
     port: Annotated[
@@ -193,14 +193,14 @@ def apply(  # the documented options
     ] = None,
     health_check: Annotated[
         str | None,
-        typer.Option("--health-check", help="Path that answers with 200 once it serves."),
+        typer.Option("--health-check", help="Path that answers with 200 when it serves."),
     ] = None,
     replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run what a manifest's container would run.
+    """Run the command of a manifest's container.
 
-    It runs `command` and `args` of the manifest, else those of the Dockerfile, else nothing, in as
+    It runs `command` and `args` of the manifest, else those of the Dockerfile, in as
     many pods as the manifest asks for, and is a service of the manifest's own name.
     """
     output = Output(as_json=as_json)

@@ -35,17 +35,15 @@ Namespace = Annotated[
     str | None,
     typer.Option("-n", "--namespace", help="Namespace; the configured one by default."),
 ]
-AllNamespaces = Annotated[
-    bool, typer.Option("-A", "--all-namespaces", help="Those of all namespaces.")
-]
+AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Show all namespaces.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, remarks on stderr.")]
 
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="Replace a service of that name, whoever's it is."),
+    typer.Option("--replace", help="Replace a service of that name, also one of somebody else."),
 ]
 AsRaw = Annotated[
-    bool, typer.Option("--raw", help="Let lines steer the terminal, as pods have written them.")
+    bool, typer.Option("--raw", help="Print lines unchanged, also if they steer the terminal.")
 ]
 
 Value = TypeVar("Value")

@@ -208,7 +208,7 @@ def result(
 def token(
     name: ServiceName,
     ttl: Annotated[
-        str, typer.Option("--ttl", help="How long it is good for: 900, 30m, 1h30m.")
+        str, typer.Option("--ttl", help="How long the token is valid: 900, 30m, 1h30m.")
     ] = "1h",
     namespace: Namespace = None,
     as_json: AsJson = False,

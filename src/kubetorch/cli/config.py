@@ -11,7 +11,7 @@ import typer
 from kubetorch.cli.args import AsJson
 from kubetorch.cli.output import Output
 from kubetorch.config.settings import SETTINGS, config
-from kubetorch.errors import ConfigError, KubetorchError
+from kubetorch.errors import ConfigError, KubetorchError, did_you_mean
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -28,7 +28,9 @@ def configure(
         str, typer.Argument(metavar="ACTION", help="list, get, set or unset.")
     ] = "list",
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Name of a setting.")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Its new value.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE", help="New value of the setting.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show or change settings.
@@ -110,7 +112,7 @@ def _warn_of_others(key: str, output: Output) -> None:
     origin = config.origin(key)
     if origin in (SETTINGS[key].variable, "install_namespace"):
         shown = _shown(config.get(key))
-        output.warn(f"{key} is {shown} all the same: {origin} says so, and goes before the file")
+        output.warn(f"{key} is still {shown}, because {origin} goes before the file")
 
 
 def _known(key: str | None, missing: str, action: str) -> str:
@@ -119,7 +121,7 @@ def _known(key: str | None, missing: str, action: str) -> str:
         raise ConfigError(missing, hint=_EXAMPLES[action])
     name = key.replace("-", "_")
     if name not in SETTINGS:
-        raise typer.BadParameter(
-            f"there is no setting {key!r}; there are {', '.join(SETTINGS)}", param_hint="KEY"
-        )
+        meant = did_you_mean(name, SETTINGS, likeness=0.6)
+        known = meant or f"the settings are {', '.join(SETTINGS)}"
+        raise typer.BadParameter(f"there is no setting {key!r}; {known}", param_hint="KEY")
     return name

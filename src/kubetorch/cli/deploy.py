@@ -222,7 +222,7 @@ def _from_json(text: str) -> Image:
     for key in found:
         if key not in (*_ARGUMENTS, *_STEPS):
             raise SpecError(
-                f"--image has {key!r}; there are {', '.join((*_ARGUMENTS, *_STEPS))}",
+                f"--image has {key!r}; the keys are {', '.join((*_ARGUMENTS, *_STEPS))}",
                 hint=_IMAGE_EXAMPLE,
             )
     image = Image(**{key: value for key, value in found.items() if key in _ARGUMENTS})
@@ -263,16 +263,14 @@ Handle = Fn[..., Any] | Cls[Any]
 def deploy(  # noqa: PLR0913  # the documented options
     wanted: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TARGET", help="file.py or package.module, or one :name of its functions."
-        ),
+        typer.Argument(metavar="TARGET", help="file.py, package.module, or file.py:function."),
     ],
     compute: Annotated[
         str | None,
         typer.Option(
             "-c",
             "--compute",
-            help="Arguments of kt.Compute, a JSON object. Needed unless @kt.compute says them.",
+            help="Arguments of kt.Compute, a JSON object. Needed without @kt.compute.",
         ),
     ] = None,
     image: Annotated[

@@ -36,7 +36,7 @@ def list_services(
         bool, typer.Option("-s", "--sort", help="Latest status change first, not by name.")
     ] = False,
     tag: Annotated[
-        str | None, typer.Option("-t", "--tag", help="Only services whose name has this in it.")
+        str | None, typer.Option("-t", "--tag", help="Only services whose name contains this.")
     ] = None,
     pods: Annotated[
         bool, typer.Option("-p", "--pods", help="Show the names and ranks of pods too.")

@@ -27,7 +27,7 @@ from kubetorch.k8s.client import Client
 
 InstallNamespace = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Where to install; the setting install_namespace."),
+    typer.Option("-n", "--namespace", help="Namespace of Kubetorch; by default install_namespace."),
 ]
 RuntimeImage = Annotated[
     str | None,
@@ -232,7 +232,7 @@ def upgrade(  # noqa: PLR0913  # the documented options
     settings: Settings = None,
     files: ValueFiles = None,
     reset_values: Annotated[
-        bool, typer.Option("--reset-values", help="Forget the values that were given before.")
+        bool, typer.Option("--reset-values", help="Forget the values of the earlier installation.")
     ] = False,
     downgrade: Annotated[
         bool, typer.Option("--downgrade", help="Go back to an older version than is installed.")

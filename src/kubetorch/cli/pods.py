@@ -32,7 +32,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def logs(  # noqa: PLR0913  # its options
     name: ServiceName,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with new lines until interrupted.")
+        bool, typer.Option("-f", "--follow", help="Follow new lines until Ctrl-C.")
     ] = False,
     tail: Annotated[
         int,
@@ -41,7 +41,7 @@ def logs(  # noqa: PLR0913  # its options
             "--tail",
             min=0,
             max=routes.TAIL_MOST,
-            help="How many of the last lines to begin with.",
+            help="Number of earlier lines to show first.",
         ),
     ] = 100,
     pod: Annotated[
@@ -52,7 +52,7 @@ def logs(  # noqa: PLR0913  # its options
     as_json: AsJson = False,
     as_raw: AsRaw = False,
 ) -> None:
-    """Show what a service has logged.
+    """Show the log of a service.
 
     On a terminal, control characters are made visible, but for colours and those of progress bars.
     """
@@ -144,7 +144,7 @@ def ssh(
 
 _Port = Annotated[int, typer.Argument(min=1, max=65535, help="Port of this machine.")]
 _Remote = Annotated[
-    int, typer.Argument(min=1, max=65535, help="Port of the pod: 32300 its own, else its app's.")
+    int, typer.Argument(min=1, max=65535, help="Port of the pod (32300), or of its app.")
 ]
 
 
@@ -158,7 +158,7 @@ def port_forward(
     ] = None,
     namespace: Namespace = None,
 ) -> None:
-    """Lead a port of this machine to a pod, or to its app.
+    """Connect a port of this machine with a pod, or its app.
 
     It does so until interrupted. Whoever asks there needs a token, as at the pod: kt token NAME
     prints one.

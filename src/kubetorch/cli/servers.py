@@ -118,10 +118,10 @@ def start_agent(
     host: Annotated[str, typer.Option("-h", "--host", help="Address to listen on.")] = "0.0.0.0",
     workload: Annotated[
         str | None,
-        typer.Option("-n", "--workload", help="Name of the service that this pod is one of."),
+        typer.Option("-n", "--workload", help="Name of the service of this pod."),
     ] = None,
     controller_url: Annotated[
-        str | None, typer.Option("-u", "--controller-url", help="Where the controller answers.")
+        str | None, typer.Option("-u", "--controller-url", help="URL of the controller.")
     ] = None,
 ) -> None:
     """Serve a workload from this pod, as its main program.

@@ -170,7 +170,7 @@ def secrets(  # noqa: PLR0913  # the documented options
         str | None, typer.Option("-p", "--path", help="File or folder with the values.")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option("-c", "--provider", help="Provider whose credentials they are.")
+        str | None, typer.Option("-c", "--provider", help="Provider of the credentials.")
     ] = None,
     env_vars: Annotated[
         list[str] | None,
@@ -325,9 +325,9 @@ def volumes(  # noqa: PLR0913  # the documented options
         str | None,
         typer.Option("-m", "--mount-path", help="Path in pods; /ktfs/NAME if not given."),
     ] = None,
-    size: Annotated[str, typer.Option("-s", "--size", help="Its size.")] = "10Gi",
+    size: Annotated[str, typer.Option("-s", "--size", help="Size of the volume.")] = "10Gi",
     access_mode: Annotated[
-        str, typer.Option("-a", "--access-mode", help="Who may mount it.")
+        str, typer.Option("-a", "--access-mode", help="Access mode, such as ReadWriteOnce.")
     ] = "ReadWriteMany",
     volume_name: Annotated[
         str | None, typer.Option("--pv", help="PersistentVolume to bind to.")

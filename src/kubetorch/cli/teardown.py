@@ -28,7 +28,7 @@ def teardown(  # noqa: PLR0913  # the documented options
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A service, or the file.py or module (file.py:name) whose services are meant.",
+            help="A service, or a file.py, module or file.py:name with your services.",
             autocompletion=service_names,
         ),
     ] = None,
@@ -42,19 +42,19 @@ def teardown(  # noqa: PLR0913  # the documented options
     namespace_wide: Annotated[
         bool,
         typer.Option(
-            "--namespace-wide", help="All services of the namespace; it asks for their number."
+            "--namespace-wide", help="All services of the namespace; asks for their number."
         ),
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("--count", help="How many --namespace-wide is to delete; -y needs it."),
+        typer.Option("--count", help="Number of services for --namespace-wide; -y needs it."),
     ] = None,
     force: Annotated[
         bool, typer.Option("-f", "--force", help="End pods at once, without a grace period.")
     ] = False,
     exact_match: Annotated[
         bool,
-        typer.Option("-e", "--exact-match", help="The name as it is, never with a user prefix."),
+        typer.Option("-e", "--exact-match", help="Only the exact name, never with a user prefix."),
     ] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -118,7 +118,7 @@ def _describe(services: Services, *, target: str | None, prefix: str | None, is_
     if prefix is not None:
         return f"all services with prefix {prefix} {where}"
     if is_wide:
-        return f"all services {where}, whoever's they are"
+        return f"all services {where}, also those of others"
     if services.username:
         return f"all services for username {services.username} {where}"
     return f"all services of yours {where}"

@@ -174,7 +174,7 @@ def check_pod(workload: Workload, pod: str) -> str | None:
     """The pod that a reader asks for; `None` when it asks for none."""
     if pod and pod not in workload.pod_names:
         there = ", ".join(sorted(workload.pod_names)) or "none"
-        raise ProtocolError(f"{workload.record.name} has no pod {pod}; there are {there}")
+        raise ProtocolError(f"{workload.record.name} has no pod {pod}; the pods are {there}")
     return pod or None
 
 

@@ -169,7 +169,7 @@ class _Tokens:
             return self.operand()
         if name not in _FUNCTIONS and name != "include":
             known = ", ".join(sorted([*_FUNCTIONS, "include"]))
-            raise self.place.error(f"the function {name} is not known; there are {known}")
+            raise self.place.error(f"the function {name} is not known; the functions are {known}")
         self.left.pop(0)
         arguments = []
         while self.left and self.left[0] not in (("mark", "|"), ("mark", ")")):

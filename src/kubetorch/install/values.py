@@ -152,8 +152,8 @@ def _faults_of_mapping(schema: Schema, value: Values, path: str) -> list[str]:
             found += faults(properties[name], item, f"{prefix}{name}")
         elif others is False:
             meant = did_you_mean(str(name), properties, likeness=0.6)
-            meant = meant or f"there are {', '.join(properties)}"
-            found.append(f"{prefix}{name} is no value of the chart; {meant}")
+            meant = meant or f"the values are {', '.join(properties)}"
+            found.append(f"{prefix}{name} is not a value of the chart; {meant}")
         elif isinstance(others, Mapping):
             found += faults(others, item, f"{prefix}{name}")
     return found

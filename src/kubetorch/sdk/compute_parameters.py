@@ -174,7 +174,7 @@ def _toleration(value: object) -> Toleration:
     for word, text in value.items():
         if word not in _WORDS:
             raise SpecError(
-                f"tolerations has {word!r} in {dict(value)!r}; there are {', '.join(_WORDS)}",
+                f"tolerations has {word!r} in {dict(value)!r}; the keys are {', '.join(_WORDS)}",
                 hint=did_you_mean(str(word), _WORDS),
             )
         # Text that is empty is the same as none.

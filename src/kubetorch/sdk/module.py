@@ -384,7 +384,7 @@ class Module(Generic[HandleT]):
             sync_dir: Folder whose files go to the pods; `False` sends none.
             remote_dir: Folder in the container that has the code already; then none is sent.
             remote_import_path: Dotted name of the module in `remote_dir`.
-            replace: Replace the service of that name whoever's it is, and own it from then on.
+            replace: Replace the service of that name, also one of somebody else; it is yours then.
 
         Raises:
             SpecError: Something is declared that is impossible.

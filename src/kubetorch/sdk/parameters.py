@@ -143,7 +143,9 @@ def serializations(value: object) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(value))
     for name in names:
         if name not in CODECS:
-            raise SpecError(f"allowed_serialization has {name!r}; there are {', '.join(CODECS)}")
+            raise SpecError(
+                f"allowed_serialization has {name!r}; the serializations are {', '.join(CODECS)}"
+            )
     if not names:
         raise SpecError("allowed_serialization is empty, so nothing could be called")
     return names

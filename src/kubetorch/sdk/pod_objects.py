@@ -21,7 +21,7 @@ class Attributes(dict[str, Any]):
         for key, value in self.items():
             if key.lower() == plain and not name.startswith("_"):
                 return value
-        raise AttributeError(f"there is no {name!r}; there are {', '.join(self)}")
+        raise AttributeError(f"there is no {name!r}; the keys are {', '.join(self)}")
 
 
 def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:

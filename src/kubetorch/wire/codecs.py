@@ -70,7 +70,7 @@ def check_allowed(codec: str, allowed: Iterable[str]) -> None:
         return
     if codec not in CODECS:
         raise SerializationError(
-            f"Serialization format {codec!r} is unknown; there are {', '.join(CODECS)}"
+            f"Serialization format {codec!r} is unknown; the formats are {', '.join(CODECS)}"
         )
     raise SerializationError(
         f"Serialization format {codec!r} not allowed. Allowed formats: {formats}",

@@ -36,7 +36,7 @@ def test_its_versions_are_those_of_the_package():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"replica": 2}, "replica is no value of the chart; did you mean replicas?"),
+        ({"replica": 2}, "replica is not a value of the chart; did you mean replicas?"),
         ({"image": {"tag": "a b"}}, "image.tag is 'a b'; it must match"),
         ({"replicas": 0}, "replicas is 0; it must be at least 1"),
         ({"replicas": "2"}, "replicas is '2'; it must be of type integer"),

@@ -80,7 +80,7 @@ def test_a_value_that_the_chart_knows_no_more_is_told_from_one_that_was_given_no
     former = release(image={"tag": OURS}, logLevels="debug")
     with pytest.raises(ConfigError, match=f"given to the installed {OLD} cannot be used") as caught:
         apply.keep(Chart(), former, {"replica": 2})
-    assert "logLevels is no value of the chart" in caught.value.message
+    assert "logLevels is not a value of the chart" in caught.value.message
     assert "replica " not in caught.value.message
     assert "--reset-values" in caught.value.hint
     found = apply.keep(Chart(), former, {"logLevels": None})

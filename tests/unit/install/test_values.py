@@ -89,7 +89,7 @@ SCHEMA = {
         ({"n": 1, "t": "b"}, ["t is 'b'; it must be longer", "t is 'b'; it must match ^a"]),
         ({"n": 1, "e": "z"}, ["e is 'z'; it must be one of x, y"]),
         ({"n": 1, "l": [True, 1]}, ["l[1] is 1; it must be of type boolean"]),
-        ({"n": 1, "x": 1}, ["x is no value of the chart; there are n, t, e, l"]),
+        ({"n": 1, "x": 1}, ["x is not a value of the chart; the values are n, t, e, l"]),
         ([], ["values is []; it must be of type object"]),
     ],
 )

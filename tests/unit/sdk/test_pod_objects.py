@@ -41,7 +41,7 @@ def test_what_is_not_said_is_not_there():
     found = pod()
 
     assert "reason" not in found.status
-    with pytest.raises(AttributeError, match="'reason'; there are phase"):
+    with pytest.raises(AttributeError, match="'reason'; the keys are phase"):
         _ = found.status.reason
     assert not hasattr(found, "_repr_html_")
 

@@ -403,7 +403,7 @@ class AppHost:
             raise StartupError(
                 f"port {port} is taken on the machine of {self._pod_name}, "
                 f"so the app {wanted.app.command!r} cannot listen on it",
-                hint="give it another one: pods that are processes share the ports of the machine",
+                hint="choose another port; pods without a cluster share the ports of the machine",
             )
         self._latest = AppProcess(
             wanted,

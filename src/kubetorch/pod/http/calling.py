@@ -64,7 +64,7 @@ async def call(
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
     if codec in codecs.OFFERED:
         raise SerializationError(
-            f"Serialization format {codec!r} is for streams; there are {', '.join(codecs.CODECS)}"
+            f"Serialization format {codec!r} is for streams; formats are {', '.join(codecs.CODECS)}"
         )
     calls.check_target(name, codec)
     arguments = parse_arguments(await request.body(BODY_LIMIT), codec)

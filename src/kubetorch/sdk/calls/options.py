@@ -117,7 +117,7 @@ class CallOptions:
         for name in changes:
             if name not in _NAMES and name not in REFUSED and name != METRICS:
                 meant = did_you_mean(name, _NAMES, likeness=0.6)
-                options = f"there are {', '.join(sorted(_NAMES))}"
+                options = f"the options are {', '.join(sorted(_NAMES))}"
                 raise TypeError(f"there is no call option {name!r}\nhint: {meant or options}")
         _refuse(changes)
         _tell_of_metrics(changes.get(METRICS))
@@ -191,7 +191,7 @@ def boolean(name: str, value: object) -> bool:
 def serialization(value: object) -> str:
     """The name of a codec."""
     if not isinstance(value, str) or value not in CODECS:
-        raise SpecError(f"serialization is {value!r}; there are {', '.join(CODECS)}")
+        raise SpecError(f"serialization is {value!r}; the serializations are {', '.join(CODECS)}")
     return value
 
 

@@ -62,7 +62,7 @@ def test_possible_values_are_taken() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"no call option 'time_out'\nhint: did you mean timeout\?"):
         CallOptions().with_changes({"time_out": 3})
-    with pytest.raises(TypeError, match="there are async_, idempotency_key"):
+    with pytest.raises(TypeError, match="the options are async_, idempotency_key"):
         CallOptions().with_changes({"zzz": 3})
 
 
