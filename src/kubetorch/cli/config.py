@@ -116,7 +116,6 @@ def _warn_of_others(key: str, output: Output) -> None:
 
 
 def _known(key: str | None, missing: str, action: str) -> str:
-    """The setting that `key` names."""
     if key is None:
         raise ConfigError(missing, hint=_EXAMPLES[action])
     name = key.replace("-", "_")

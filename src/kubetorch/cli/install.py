@@ -53,8 +53,6 @@ _ANSWER = 5.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested installation."""
-
     values: Values
     where: str
     timeout: str | None

@@ -228,7 +228,6 @@ class Services:
         return self.session.ask(lambda asked: asked.list_calls(self.namespace, workload))
 
     def call(self, call_id: str) -> CallView:
-        """One spawned call."""
         return self.session.ask(lambda asked: asked.get_call(call_id))
 
     def cancel(self, call: CallView) -> CallView:

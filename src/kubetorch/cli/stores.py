@@ -49,15 +49,12 @@ class _Keeper:
 
 
 class SecretKeeper(_Keeper):
-    """The secrets."""
-
     def all(self, *, prefix: str | None = None) -> list[SecretView]:
         """All of them, or those whose name begins with a prefix."""
         found = self._session.ask(lambda asked: asked.secrets.list(self._listed))
         return [view for view in found if view.name.startswith(prefix or "")]
 
     def find(self, name: str) -> SecretView:
-        """The secret of that name."""
         found = self._session.ask(lambda asked: asked.secrets.find(self.namespace, name))
         # A list says who uses each.
         listed = self._session.ask(lambda asked: asked.secrets.list(self.namespace))
@@ -85,7 +82,6 @@ class SecretKeeper(_Keeper):
         return self._put(secret, "merge")
 
     def delete(self, view: SecretView) -> None:
-        """Delete a secret."""
         self._session.ask(lambda asked: asked.secrets.delete(view.namespace, view.object_name))
 
     def _put(self, secret: Secret, collision: Collision) -> StoredSecret:
@@ -97,15 +93,12 @@ class SecretKeeper(_Keeper):
 
 
 class VolumeKeeper(_Keeper):
-    """The volumes."""
-
     def all(self) -> list[VolumeView]:
         """All of them that were made as volumes."""
         found = self._session.ask(lambda asked: asked.volumes.list(self._listed))
         return [view for view in found if view.is_ours]
 
     def get(self, volume: Volume) -> VolumeView:
-        """A volume that exists."""
         found = self._session.ask(
             lambda asked: asked.volumes.get(volume.namespace, volume.pvc_name)
         )
@@ -142,8 +135,6 @@ _SECRET_COLUMNS = ("SECRET", "CREATOR", "NAMESPACE")
 
 @dataclass(frozen=True)
 class _SecretRequest:
-    """One command."""
-
     keeper: SecretKeeper
     output: Output
     name: str | None

@@ -152,7 +152,6 @@ def lost_lines(service: WorkloadView) -> list[str]:
 
 
 def pod_json(pod: PodView) -> Json:
-    """A pod."""
     return {
         "name": pod.name,
         "ordinal": pod.ordinal,
@@ -170,7 +169,6 @@ def pod_json(pod: PodView) -> Json:
 
 
 def app_json(app: AppView | None) -> Json | None:
-    """The app of a pod."""
     if app is None:
         return None
     return {
@@ -191,7 +189,6 @@ def failure_json(failure: Mapping[str, Any] | None) -> Json | None:
 
 
 def call_json(call: CallView) -> Json:
-    """A spawned call."""
     return {
         "id": call.id,
         "namespace": call.namespace,
@@ -208,13 +205,11 @@ def call_json(call: CallView) -> Json:
 
 
 def line_json(line: DeployLog) -> Json:
-    """A line of a log."""
     names = ("time", "pod", "rank", "source", "level", "text")
     return {name: getattr(line, name) for name in names}
 
 
 def stacks_json(one: WorkerStacks) -> Json:
-    """The stacks of a worker."""
     names = ("pod", "rank", "pid", "generation", "text")
     return {name: getattr(one, name) for name in names}
 

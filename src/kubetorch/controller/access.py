@@ -155,7 +155,6 @@ class Asker:
         return name_of(self.principal)
 
     def creator(self, username: str | None) -> Creator:
-        """See `Access`."""
         return self._access.creator(self.principal, username)
 
     @property
@@ -168,7 +167,6 @@ class Asker:
         await self._access.authorize(self.principal, need)
 
     async def check_deploy(self, spec: WorkloadSpec) -> Grant | None:
-        """See `Access`."""
         return await self._access.check_deploy(self.principal, spec)
 
     async def may(self, need: Need) -> bool:
@@ -198,7 +196,6 @@ def identity_of(principal: Principal) -> Principal:
 
 
 def bearer(headers: Mapping[str, str], *, hint: str) -> str:
-    """The token of a request."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
@@ -231,7 +228,6 @@ class LocalAccess:
         asgi.check_local(headers.get("host"), headers.get("origin"))
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
-        """See `Access`."""
         token = bearer(headers, hint=_HINT)
         if hmac.compare_digest(tokens.fingerprint(token), self._user):
             return User()
@@ -262,7 +258,6 @@ class LocalAccess:
         return Creator("", username)
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
-        """See `Access`."""
         return principal.namespace if isinstance(principal, PodIdentity) else None
 
     def check_pod(self, principal: Principal, pod: PodIdentity) -> None:

@@ -58,8 +58,6 @@ _log = logging.getLogger(__name__)
 
 
 class App:
-    """The application."""
-
     def __init__(
         self,
         table: Table,
@@ -78,7 +76,6 @@ class App:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         exchange = Exchange(scope, receive, send)
         try:
             place = self._relay.locate(scope["raw_path"], scope["headers"])
@@ -231,7 +228,6 @@ class Controller:
         _log.info("controller started pid=%s workloads=%s", os.getpid(), len(self.workloads))
 
     async def close(self, *, pods: bool) -> None:
-        """Stop serving."""
         await self._garbage.close()
         for task in self._tasks:
             task.cancel()

@@ -24,8 +24,6 @@ _NAMES = ("name", "claim", "call_id")
 
 
 class Audit:
-    """Writes the lines."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._minute = 0

@@ -256,11 +256,9 @@ class GarbageCollector:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._timer = self._clock.call_later(FIRST_COLLECTION, self._begin)
 
     async def close(self) -> None:
-        """End."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -326,7 +324,6 @@ class _Needed:
         return sum(self._blobs.delete(one) for one in digests if one not in self._digests)
 
     def add(self, specs: Iterable[WorkloadSpec]) -> None:
-        """Generations that are kept."""
         for spec in specs:
             if spec.init_args is not None:
                 self._digests.add(spec.init_args)

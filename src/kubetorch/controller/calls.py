@@ -91,7 +91,6 @@ class CallRecords:
             self._try_again()
 
     def delete(self, calls: Iterable[CallRecord]) -> None:
-        """Forget calls."""
         gone = [call for call in calls if self.find(call.id) is not None]
         self._state.delete_calls(call.id for call in gone)
         for call in gone:

@@ -179,5 +179,4 @@ def check_pod(workload: Workload, pod: str) -> str | None:
 
 
 def encode(lines: list[DeployLog]) -> bytes:
-    """Lines as NDJSON."""
     return b"".join(messages.encode(line) + b"\n" for line in lines)

@@ -105,8 +105,6 @@ Finder = Callable[[str, str], Workload]
 
 
 class Relay:
-    """See the module."""
-
     def __init__(
         self,
         find: Finder,
@@ -276,7 +274,6 @@ def _passed(headers: Iterable[Header]) -> list[Header]:
 
 
 def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:
-    """The pod that is meant."""
     known = [pod for pod in pods if pod.url]
     if wanted is not None:
         found = next((pod for pod in known if pod.name == wanted), None)

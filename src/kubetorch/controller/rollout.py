@@ -146,7 +146,6 @@ class Rollout(msgspec.Struct):
     _ready: set[str] = msgspec.field(default_factory=set)
 
     def handle(self, event: Event) -> list[Effect]:
-        """The effects of an event."""
         effects: list[Effect] = []
         course = self._course
         match event:

@@ -94,7 +94,6 @@ class Session(Endpoint):
             self._connection.send(text, opcode=websocket_protocol.TEXT)
 
     def close(self, reason: str, code: int = websocket_protocol.GOING_AWAY) -> None:
-        """End the session."""
         connection, self._connection = self._connection, None
         # Messages until the connection is gone are dropped, and silence is of no interest.
         self._stop_listening()

@@ -29,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 
 class WorkloadRecord(msgspec.Struct, frozen=True):
-    """One workload."""
-
     namespace: str
     name: str
     generation: int
@@ -161,7 +159,6 @@ class SqliteState:
         self._database = connection
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     # ------------------------------------------------------------------------------- workloads

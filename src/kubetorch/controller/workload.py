@@ -109,8 +109,6 @@ class WorkloadServices(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """One workload."""
-
     def __init__(
         self,
         record: WorkloadRecord,
@@ -166,7 +164,6 @@ class Workload:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
         return self.record.namespace, self.record.name
 
     @property
@@ -926,7 +923,6 @@ class IdleWatch:
             self._timer = self._clock.call_later(left, self._check)
 
     def close(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -168,7 +168,6 @@ class Workloads:
         return any(one.name == pod and one.may_run_calls for one in workload.pods)
 
     async def close(self, *, pods: bool) -> None:
-        """The controller stops."""
         if self._sweep is not None:
             self._sweep.cancel()
         for key, workload in self._workloads.items():

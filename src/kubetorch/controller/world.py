@@ -180,8 +180,6 @@ Effect = Formed | Announce | NotFormed | Refuse | Repeat | Ask
 
 
 class _Agent(msgspec.Struct):
-    """A connected agent."""
-
     url: str
     incarnation: str
     heard: float
@@ -189,8 +187,6 @@ class _Agent(msgspec.Struct):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A `Regroup` that waits."""
-
     pod: str
     is_quorum_awaited: bool
     deadline: float
@@ -364,7 +360,6 @@ class Rendezvous:
                 self._count(pod)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """The effects of an event."""
         effects: list[Effect] = []
         match event:
             case Wanted(plan, pods):

@@ -120,7 +120,6 @@ class BlobStore:
 
     @property
     def root(self) -> Path:
-        """The folder."""
         return self._root
 
     def path(self, digest: str) -> Path:
@@ -148,7 +147,6 @@ class BlobStore:
             raise DataStoreError(f"the blob {digest} is not in {self._root}") from error
 
     def size(self, digest: str) -> int:
-        """Bytes of a blob."""
         with self.open(digest) as file:
             return os.fstat(file.fileno()).st_size
 

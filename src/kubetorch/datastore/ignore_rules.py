@@ -46,8 +46,6 @@ _FOLLOW = "!follow "
 
 @dataclass(frozen=True)
 class Pattern:
-    """One line."""
-
     text: str
     is_excluding: bool
     for_folders: bool

@@ -48,8 +48,6 @@ Sizes = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a project."""
-
     total_bytes: int = trees.FILES_LIMIT
     files: int = trees.ENTRY_LIMIT
     warn_bytes: int = 50 * _MIB
@@ -130,8 +128,6 @@ class Pending:
 
 @dataclass
 class _Visit:
-    """A folder to look into."""
-
     path: str
     disk: str
     is_fresh: bool = False
@@ -139,8 +135,6 @@ class _Visit:
 
 
 class Walk:
-    """One walk."""
-
     def __init__(
         self, root: str, rules: IgnoreRules, last: Iterable[FolderRecord], options: Options
     ) -> None:
@@ -159,7 +153,6 @@ class Walk:
         self.warnings: list[str] = []
 
     def run(self) -> None:
-        """Walk all folders."""
         self._stack.append(_Visit("", self._root))
         while self._stack:
             visit = self._stack.pop()

@@ -50,8 +50,6 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FolderRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A folder."""
-
     path: str
     listing: list[str]
     files: list[FileRecord] = []

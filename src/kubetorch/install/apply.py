@@ -33,8 +33,6 @@ _ESTABLISHED = 30.0
 
 @dataclass(frozen=True)
 class Applied:
-    """The result of an installation."""
-
     release: Release
     changes: Mapping[Item, Change]
 
@@ -110,7 +108,6 @@ async def _apply(client: Client, manifest: Object, before: Object | None) -> Cha
 
 
 def namespace_manifest(namespace: str) -> Object:
-    """The namespace of an installation."""
     return {
         "apiVersion": "v1",
         "kind": "Namespace",

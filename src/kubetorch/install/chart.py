@@ -47,18 +47,14 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Chart:
-    """The files of a chart."""
-
     folder: Path = field(default=FOLDER)
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The content of `Chart.yaml`."""
         return dict(_yaml(self.folder / "Chart.yaml"))
 
     @cached_property
     def defaults(self) -> Values:
-        """The content of `values.yaml`."""
         return dict(_yaml(self.folder / "values.yaml"))
 
     @cached_property

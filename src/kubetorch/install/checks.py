@@ -52,8 +52,6 @@ _EXEC_TIMEOUT = 15.0
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     check: str
     state: State
     reason: str

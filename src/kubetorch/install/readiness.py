@@ -193,7 +193,6 @@ class _Watch:
         return refusal_of(deployment)
 
     def progress(self) -> str:
-        """The state in one line."""
         deployment = self._deployment
         if deployment is None:
             return "waiting for the Deployment"

@@ -31,8 +31,6 @@ _CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 @dataclass(frozen=True, order=True)
 class Item:
-    """One object of an installation."""
-
     api_version: str
     kind: str
     namespace: str
@@ -141,7 +139,6 @@ _RELEASE_NAMESPACE = "meta.helm.sh/release-namespace"
 
 
 def labels(found: Object) -> Mapping[str, str]:
-    """The labels of an object."""
     return found["metadata"].get("labels") or {}
 
 

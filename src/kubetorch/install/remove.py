@@ -75,8 +75,6 @@ class Removal:
 
 @dataclass
 class Removed:
-    """The removed objects."""
-
     items: list[Item] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     others: list[str] = field(default_factory=list)
@@ -105,7 +103,6 @@ async def scope_of(client: Client, watched: list[str], namespace: str) -> Scope:
 async def remove(
     client: Client, removal: Removal, items: Iterable[Item], report: Report
 ) -> Removed:
-    """Remove an installation."""
     run = _Run(client, removal, report)
     try:
         async with deadlines.timeout(removal.timeout):
@@ -118,8 +115,6 @@ async def remove(
 
 
 class _Run:
-    """One removal at work."""
-
     def __init__(self, client: Client, removal: Removal, report: Report) -> None:
         self._client = client
         self._removal = removal

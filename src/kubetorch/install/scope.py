@@ -25,8 +25,6 @@ _NAMED = 10
 
 @dataclass(frozen=True)
 class Scope:
-    """The namespaces to look in."""
-
     namespaces: tuple[str, ...] | None = None
     without: frozenset[str] = frozenset()
 

@@ -136,8 +136,6 @@ class _Block:
 
 @dataclass
 class _Tokens:
-    """Reads a pipeline."""
-
     place: _Place
     left: list[tuple[str, str]] = field(default_factory=list)
 
@@ -226,8 +224,6 @@ def _look_up(path: str) -> _Expression:
 
 
 class _File:
-    """Reads a file."""
-
     def __init__(self, name: str, source: str) -> None:
         self.defined: dict[str, Sequence[str | _Block]] = {}
         self._pieces = self._split(name, source)
@@ -297,7 +293,6 @@ class Templates:
         }
 
     def render(self, file: str, data: Mapping[str, Any]) -> str:
-        """Render a file."""
         return self._render(self._bodies[file], data, 0)
 
     def _render(self, body: Sequence[str | _Block], data: Value, depth: int) -> str:

@@ -168,7 +168,6 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
         await self.session.close()
 
     async def server_version(self) -> str:
@@ -249,7 +248,6 @@ class Client:
     async def create(
         self, manifest: Object, *, field_manager: str = "kubetorch", dry_run: bool = False
     ) -> Object:
-        """Make an object."""
         resource = await self.discovery.resource_of(manifest)
         metadata = manifest.get("metadata") or {}
         namespace = self.namespace_of(resource, metadata.get("namespace"))
@@ -295,7 +293,6 @@ class Client:
         field_manager: str = "kubetorch",
         dry_run: bool = False,
     ) -> Object:
-        """Change parts of an object."""
         kind = _JSON_PATCH if isinstance(patch, list) else _MERGE
         query = _options(dry_run, fieldManager=field_manager)
         return await self._send(

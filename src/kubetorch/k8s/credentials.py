@@ -39,8 +39,6 @@ _LIMIT = 1024 * 1024
 
 @dataclass(frozen=True)
 class Credential:
-    """A credential from a plugin."""
-
     token: str | None = field(default=None, repr=False)
     certificate: Pem = ABSENT
     key: Pem = ABSENT
@@ -48,7 +46,6 @@ class Credential:
 
 
 async def run(plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]) -> Credential:
-    """Ask a plugin for credentials."""
     interactive = plugin.interaction != "Never" and sys.stdin is not None and sys.stdin.isatty()
     if plugin.interaction == "Always" and not interactive:
         raise KubernetesCredentialsError(

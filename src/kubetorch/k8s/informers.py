@@ -62,7 +62,6 @@ class Informer:
         await self.close()
 
     async def close(self) -> None:
-        """Stop watching."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

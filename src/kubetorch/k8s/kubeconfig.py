@@ -125,7 +125,6 @@ class Kubeconfig:
 
     @property
     def contexts(self) -> list[str]:
-        """Names of all contexts."""
         return sorted(self._contexts)
 
     def access(self, context: str | None = None) -> Access:
@@ -192,7 +191,6 @@ def load_file(file: Path) -> Kubeconfig:
 
 
 def merge(documents: Sequence[tuple[Path, str]]) -> Kubeconfig:
-    """Merge the texts of files."""
     current = ""
     merged: dict[str, dict[str, _Entry]] = {"cluster": {}, "user": {}, "context": {}}
     for file, text in documents:

@@ -121,8 +121,6 @@ _V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 
 @dataclass(frozen=True)
 class Completed:
-    """A program that has ended."""
-
     exit_code: int
     stdout: bytes
     stderr: bytes
@@ -147,7 +145,6 @@ class Process:
         await self.close()
 
     async def close(self) -> None:
-        """Close the streams."""
         self._channels.close()
         await self._channels.wait_closed()
 

@@ -63,8 +63,6 @@ class Call:
 
 
 class Session:
-    """The connections of one client."""
-
     def __init__(
         self,
         access: Access,
@@ -84,7 +82,6 @@ class Session:
         self._turns = asyncio.Semaphore(CONCURRENCY)
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._pool.close()
 
     async def bearer_token(self) -> str | None:

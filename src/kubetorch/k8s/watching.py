@@ -43,8 +43,6 @@ class Change:
 
 
 class WatchState:
-    """The state of a watcher."""
-
     def __init__(self, action: failures.Action) -> None:
         self.objects: dict[Key, Object] = {}
         self.is_listed = False

@@ -57,8 +57,6 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """One request."""
-
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -133,8 +131,6 @@ def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
 
 
 class Responder:
-    """Answers one request."""
-
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = dict(headers)
@@ -170,7 +166,6 @@ class Responder:
     async def answer(
         self, status: int, body: bytes | memoryview, content_type: str = JSON, **headers: str
     ) -> None:
-        """Send a whole answer."""
         await self.begin(status, content_type, content_length=str(len(body)), **headers)
         await self.write(body, more=False)
 

@@ -43,7 +43,6 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """There was progress."""
         self._failing_since: float | None = None
         self._pauses = exponential(first=self._first, limit=self._limit)
 

@@ -29,7 +29,6 @@ class SystemClock:
     """The machine's clock and the running event loop's timers."""
 
     def time(self) -> float:
-        """Seconds since the epoch."""
         return time.time()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:

@@ -81,7 +81,6 @@ def whole_answer(status: int, body: bytes, content_type: str) -> bytes:
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> list[Header]:
-    """Headers as bytes."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -123,7 +122,6 @@ class MessageMeter:
         self._body = 0
 
     def end_head(self) -> None:
-        """The head is complete."""
         self._is_in_head = False
         self._arrived = 0
 

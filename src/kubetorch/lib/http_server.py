@@ -69,8 +69,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Cycle:
-    """One request and its answer."""
-
     def __init__(self, connection: _Connection, scope: Message, *, keep_alive: bool) -> None:
         self._connection = connection
         self._scope = scope
@@ -88,7 +86,6 @@ class Cycle:
         self._is_complete = False
 
     async def run(self, app: Application) -> None:
-        """Let the application answer."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception as error:  # noqa: BLE001  # one request must not end the server
@@ -299,7 +296,6 @@ class Server:
 
     @property
     def open_requests(self) -> int:
-        """Requests that are being answered."""
         return len(self.tasks)
 
     async def close(self, grace: float) -> None:
@@ -418,7 +414,6 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
 
     def abort(self) -> None:
-        """End it now."""
         self._server.connections.discard(self)
         if self._transport is not None:
             self._transport.abort()

@@ -36,8 +36,6 @@ Buffer = bytes | bytearray | memoryview
 
 
 class _File:
-    """A mapped file."""
-
     def __init__(
         self,
         number: int,

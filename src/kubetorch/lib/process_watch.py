@@ -42,7 +42,6 @@ class ExitWatch:
             self._loop.add_reader(self._descriptor, self._ended)
 
     def close(self) -> None:
-        """Do not watch any more."""
         self._on_exit = lambda: None
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
@@ -137,7 +136,6 @@ class Output:
             pass
 
     def close(self) -> None:
-        """Read no more."""
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)

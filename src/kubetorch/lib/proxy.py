@@ -121,8 +121,6 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 class Target(NamedTuple):
-    """The other server."""
-
     host: str
     port: int
     mount: Mount
@@ -276,7 +274,6 @@ class _Side(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def write(self, data: bytes) -> None:
-        """Send to the peer."""
         if self._transport is not None:
             self._transport.write(data)
 
@@ -395,11 +392,9 @@ class Tunnel(_Side):
         self.pause(is_paused=len(self._held) > HELD_LIMIT)
 
     def shutdown(self) -> None:
-        """The server stops."""
         self.close()
 
     def abort(self) -> None:
-        """End it now."""
         if self._connections is not None:
             self._connections.discard(self)
         if self._transport is not None:
@@ -416,8 +411,6 @@ class Tunnel(_Side):
 
 
 class _ServerSide(_Side):
-    """The other server's side."""
-
     other: Tunnel
 
     def __init__(self, tunnel: Tunnel, target: Target) -> None:

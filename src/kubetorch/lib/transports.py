@@ -48,8 +48,6 @@ class UntrustedError(UnreachableError):
 
 @dataclass(frozen=True)
 class Route:
-    """The way to a server."""
-
     host: str
     port: int
     tls: ssl.SSLContext | None = None

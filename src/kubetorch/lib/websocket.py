@@ -150,7 +150,6 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server stops."""
         self.close(websocket_protocol.GOING_AWAY, "the server stops")
 
     def start(self, transport: asyncio.Transport) -> None:
@@ -360,7 +359,6 @@ class _ServerHandshake(asyncio.Protocol):
             self._deciding.cancel()
 
     def abort(self) -> None:
-        """End it now."""
         self._leave()
         if self._transport is not None:
             self._transport.abort()

@@ -33,8 +33,6 @@ class Running(NamedTuple):
 
 
 class Home:
-    """The folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         #: Held by the running service.
@@ -89,7 +87,6 @@ class Home:
         files.write_atomically(self.service, json.dumps(running._asdict()).encode())
 
     def read_token(self) -> str:
-        """The user's token."""
         try:
             check_private(self.token)
             return self.token.read_text().strip()

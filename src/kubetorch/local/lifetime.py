@@ -42,8 +42,6 @@ class Endpoint(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The state of a service."""
-
     home: Path
     log: Path
     running: Running | None
@@ -126,7 +124,6 @@ def _ensure_after_another(place: Home) -> Endpoint:
 
 
 def _spawn(place: Home) -> _Spawned:
-    """Start the service."""
     started = process.for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -210,7 +207,6 @@ def _end_orphans(place: Home) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, timeout: float, what: str) -> Iterator[None]:
-    """Hold a lock file."""
     waiting = FileLock(path)
     try:
         if not waiting.get(timeout):

@@ -52,8 +52,6 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Agents(NamedTuple):
-    """The source of agents."""
-
     command: tuple[str, ...]
     spare: tuple[str, ...] | None = None
     first: SpareAgent | None = None

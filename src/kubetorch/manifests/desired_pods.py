@@ -41,8 +41,6 @@ class SecretFiles:
 
 @dataclass(frozen=True)
 class ClaimMount:
-    """A volume at a path."""
-
     claim: str
     path: str
     read_only: bool = False
@@ -60,7 +58,6 @@ class Attached:
 
     @property
     def all_secrets(self) -> tuple[str, ...]:
-        """All secrets that are named."""
         named = [one.secret for one in self.variables] + [one.secret for one in self.files]
         return tuple(dict.fromkeys(named))
 
@@ -94,7 +91,6 @@ class Mounted(msgspec.Struct, frozen=True):
 
 
 def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounted:
-    """The mounts of a container."""
     volumes = {one["name"]: one for one in pod.get("volumes") or ()}
     places = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
     seen = [volumes.get(place["name"]) or {} for place in places]
@@ -157,7 +153,6 @@ def _claim(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
 
 
 def _named(name: str) -> str:
-    """The name of an object."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"{name!r} is no name of a secret or a claim",
@@ -167,7 +162,6 @@ def _named(name: str) -> str:
 
 
 def _inside(path: str, field: str) -> str:
-    """A path in a volume."""
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise SpecError(
             f"{field} {path!r} of a volume leads out of it",

@@ -31,7 +31,6 @@ class PodTemplate:
 
     @property
     def spec(self) -> Manifest:
-        """The pod's spec."""
         spec: Manifest = self.body["spec"]
         return spec
 

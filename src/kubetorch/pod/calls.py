@@ -82,8 +82,6 @@ class Caller(Protocol):
 
 
 class Call:
-    """One call."""
-
     def __init__(self, calls: Calls, request: Open, caller: Caller) -> None:
         self._calls = calls
         self._timer: asyncio.TimerHandle | None = None
@@ -193,7 +191,6 @@ class Call:
     # ------------------------------------------------------------------------ from the dispatcher
 
     def run_on(self, worker: Worker | RankGroup) -> None:
-        """Hand it to a worker."""
         if self._worker_timer is not None:
             self._worker_timer.cancel()
             self._worker_timer = None

@@ -292,8 +292,6 @@ print("kubetorch " + json.dumps(found))
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """An interpreter."""
-
     path: str
     version: tuple[int, ...]
     site: tuple[str, ...]

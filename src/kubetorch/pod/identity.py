@@ -92,8 +92,6 @@ class Options:
 
 
 def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the agent."""
-
     def given(*variables: str) -> str:
         return next((environ[name] for name in variables if environ.get(name)), "")
 

@@ -36,8 +36,6 @@ _encoder = msgspec.json.Encoder()
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the log."""
-
     time: float
     pod: str
     text: str
@@ -89,7 +87,6 @@ class PodLog:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what waits."""
         self._is_scheduled = False
         lines, self._pending = self._pending, []
         if lines and not self._append(b"".join(lines)):
@@ -173,7 +170,6 @@ class Follower:
         self._is_closed = False
 
     def put(self, line: bytes) -> None:
-        """One more line."""
         self._lines.append(line)
         self._event.set()
 

@@ -51,7 +51,6 @@ class Membership:
         return [self._members[ordinal] for ordinal in sorted(self._members)]
 
     def find(self, ordinal: int) -> Member | None:
-        """The pod with this number."""
         return self._members.get(ordinal)
 
     def world_of(self, generation: int) -> World | None:

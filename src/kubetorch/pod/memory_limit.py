@@ -46,11 +46,9 @@ class MemoryLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look from now on."""
         self._timer = self._loop.call_later(INTERVAL, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -184,7 +184,6 @@ class PeerCall:
     # ---------------------------------------------------------------------------------- frames
 
     def on_log(self, log: Log, size: int) -> None:
-        """A LOG frame."""
         self._lines += size
         if self._lines >= _LINES:
             lines, self._lines = self._lines, 0
@@ -239,7 +238,6 @@ class PeerCall:
             self.sink.on_result(body.codec, body.sizes, payload, streamed=meta.streamed)
 
     def on_error(self, failure: bytes) -> None:
-        """An ERROR frame."""
         if self._stream.forget(self):
             self.sink.on_error(failure)
 
@@ -249,7 +247,6 @@ class PeerCall:
             self.sink.on_lost(error)
 
     def drop(self) -> None:
-        """Let go of memory."""
         self.is_over = True
         self._arguments = self._opening = None
         if self._value is not None:
@@ -321,7 +318,6 @@ class PeerStream(Endpoint):
         return True
 
     def close(self) -> None:
-        """Nobody needs it any more."""
         self.end(CallLostError(f"the stream to pod {self.member.pod} was closed"))
 
     def end(self, error: KubetorchError) -> None:
@@ -511,7 +507,6 @@ class Peers:
             stream.end(AgentDiedError(member.pod, reason))
 
     def close(self) -> None:
-        """End all streams."""
         for stream in list(self._streams.values()):
             stream.close()
 

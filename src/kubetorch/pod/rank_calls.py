@@ -217,7 +217,6 @@ class RankGroup:
         await self.kill()
 
     async def kill(self) -> None:
-        """End the processes, now."""
         self._is_over = True
         self._unsubscribe()
         await asyncio.gather(*(worker.kill() for worker in self.workers))

@@ -70,7 +70,6 @@ class _File:
         self.used = 0
 
     def close(self) -> None:
-        """Remove it."""
         os.close(self.descriptor)
         self.path.unlink(missing_ok=True)
 
@@ -84,7 +83,6 @@ class Place:
         self.length = length
 
     def write(self, parts: Iterable[Buffer]) -> None:
-        """Fill it."""
         at = self.begin
         for part in parts:
             view = memoryview(part)
@@ -93,7 +91,6 @@ class Place:
                 view, at = view[written:], at + written
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes in it."""
         end = self.begin + self.length
         for at in range(self.begin, end, _PIECE):
             yield os.pread(self.file.descriptor, min(_PIECE, end - at), at)

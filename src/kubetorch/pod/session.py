@@ -92,8 +92,6 @@ class ControllerAddress:
 
 
 class Session:
-    """Keeps the session."""
-
     def __init__(
         self,
         *,
@@ -276,8 +274,6 @@ class Session:
 
 
 class _SessionEndpoint(Endpoint):
-    """The endpoint of one session."""
-
     def __init__(self, on_text: Callable[[memoryview], None]) -> None:
         self._on_text = on_text
         self._connection: Connection | None = None

@@ -46,8 +46,6 @@ ShellEnvironment = Callable[[], tuple[str, Mapping[str, str]]]
 
 
 class Shells:
-    """Opens shells."""
-
     def __init__(
         self,
         *,
@@ -64,7 +62,6 @@ class Shells:
 
     @property
     def running(self) -> int:
-        """The number of shells."""
         return len(self._shells)
 
     def accept(self, headers: Mapping[str, str]) -> Endpoint:
@@ -83,7 +80,6 @@ class Shells:
         return shell
 
     async def close(self) -> None:
-        """End all of them."""
         await asyncio.gather(*(shell.kill() for shell in list(self._shells)))
 
     def _on_over(self, shell: Shell) -> None:

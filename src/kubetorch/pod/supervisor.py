@@ -421,7 +421,6 @@ class GenerationLoader:
         return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
-        """Run the image's steps."""
         self._prepared = await self._images.prepare(generation, spec, self._environ)
         return self._prepared
 
@@ -449,7 +448,6 @@ class GenerationLoader:
         self._pruning = asyncio.get_running_loop().create_task(self._prune(keep))
 
     async def close(self) -> None:
-        """End what makes workers."""
         self._stop_pruning()
         await self._kept_node()
         await asyncio.gather(*self._ending)
@@ -517,7 +515,6 @@ class Supervisor:
 
     @property
     def workers(self) -> int:
-        """Worker processes that are alive."""
         return len(self._draining) + (self._serving is not None)
 
     @property

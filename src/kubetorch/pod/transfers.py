@@ -70,7 +70,6 @@ class Transfers:
             )
 
     def close(self) -> None:
-        """Close connections."""
         if self._returning is not None:
             self._returning.cancel()
         if self._client is not None:
@@ -186,7 +185,6 @@ class _Threads:
         self._free = asyncio.Semaphore(most)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Run `function` in a thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
 

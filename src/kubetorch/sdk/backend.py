@@ -41,8 +41,6 @@ PATIENCE = 1.5
 
 
 class _Choices:
-    """The choices of `auto`."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.is_quiet = False
@@ -129,7 +127,6 @@ class _Registry:
         os.register_at_fork(after_in_child=self.clear)
 
     def clear(self) -> None:
-        """Nothing is open."""
         self.sessions: dict[Path | ClusterSettings, Session] = {}
         self.routes: dict[tuple[Session, str, str], Route] = {}
         self.local_ports: dict[tuple[Session, str, str], LocalPort] = {}

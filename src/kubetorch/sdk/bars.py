@@ -63,7 +63,6 @@ class Bar:
             _foot.tell(self, doing)
 
     def show(self) -> None:
-        """It is waited for."""
         if not self._is_silent:
             _foot.show(self)
 
@@ -98,7 +97,6 @@ class _Foot:
         os.register_at_fork(after_in_child=self.clear)
 
     def clear(self) -> None:
-        """There are none."""
         self.lock = threading.RLock()
         #: What is drawn, and what was before.
         self.drawn = self.text = ""
@@ -107,7 +105,6 @@ class _Foot:
         self._drawer: threading.Thread | None = None
 
     def show(self, bar: Bar) -> None:
-        """It is one of them."""
         with self.lock:
             self._shown[bar] = None
             self._wanted.set()
@@ -118,7 +115,6 @@ class _Foot:
                 self._drawer.start()
 
     def hide(self, bar: Bar) -> None:
-        """It is none of them."""
         if bar not in self._shown:
             return
         with self.lock:

@@ -75,11 +75,9 @@ class ClusterObjects:
         self._session = session
 
     def list_pods(self, namespace: str, label_selector: str | None = None) -> Object:
-        """The pods of a namespace."""
         return self._list("v1", "Pod", namespace, label_selector)
 
     def get_pod(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
-        """One pod."""
         return self._get("v1", "Pod", namespace, name, ignore_not_found)
 
     def get_pod_logs(
@@ -89,7 +87,6 @@ class ClusterObjects:
         container: str | None = None,
         tail_lines: int | None = None,
     ) -> str:
-        """The log of a pod."""
         if not self._session.is_local:
             options = LogOptions(container=container, tail=tail_lines)
             ref = Ref(PODS, name, namespace)
@@ -104,27 +101,22 @@ class ClusterObjects:
         raise _missing("Pod", namespace, name)
 
     def list_pvcs(self, namespace: str, label_selector: str | None = None) -> Object:
-        """The claims of a namespace."""
         return self._list("v1", "PersistentVolumeClaim", namespace, label_selector)
 
     def list_pvcs_all_namespaces(self, label_selector: str | None = None) -> Object:
-        """The claims of all namespaces."""
         return self._list("v1", "PersistentVolumeClaim", None, label_selector)
 
     def get_pvc(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
-        """One claim."""
         return self._get("v1", "PersistentVolumeClaim", namespace, name, ignore_not_found)
 
     def get_service(
         self, namespace: str, name: str, ignore_not_found: bool = False
     ) -> Object | None:
-        """One Service."""
         return self._get("v1", "Service", namespace, name, ignore_not_found)
 
     def get_deployment(
         self, namespace: str, name: str, ignore_not_found: bool = False
     ) -> Object | None:
-        """One Deployment."""
         return self._get("apps/v1", "Deployment", namespace, name, ignore_not_found)
 
     def get_secret(
@@ -134,27 +126,21 @@ class ClusterObjects:
         return self._get("v1", "Secret", namespace, name, ignore_not_found)
 
     def list_secrets(self, namespace: str, label_selector: str | None = None) -> Object:
-        """The Secrets of a namespace."""
         return self._list("v1", "Secret", namespace, label_selector)
 
     def list_secrets_all_namespaces(self, label_selector: str | None = None) -> Object:
-        """The Secrets of all namespaces."""
         return self._list("v1", "Secret", None, label_selector)
 
     def list_config_maps(self, namespace: str, label_selector: str | None = None) -> Object:
-        """The ConfigMaps of a namespace."""
         return self._list("v1", "ConfigMap", namespace, label_selector)
 
     def list_ingresses(self, namespace: str, label_selector: str | None = None) -> Object:
-        """The Ingresses of a namespace."""
         return self._list("networking.k8s.io/v1", "Ingress", namespace, label_selector)
 
     def list_storage_classes(self) -> Object:
-        """The storage classes."""
         return self._list("storage.k8s.io/v1", "StorageClass", None, None)
 
     def list_nodes(self, label_selector: str | None = None) -> Object:
-        """The nodes."""
         return self._list("v1", "Node", None, label_selector)
 
     def discover_resources(
@@ -260,7 +246,6 @@ class ClusterObjects:
             raise _missing(kind, namespace, name) from error
 
     def _ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:  # noqa: ANN401  # as the question has it
-        """Ask the API server."""
         tunnel = getattr(self._session.transport, "tunnel", None)
         if tunnel is not None:
             return tunnel.ask(question, timeout=None)

@@ -244,7 +244,6 @@ def _flag(parameter: str) -> Callable[[object], bool]:
 
 
 def image_pull_policy(value: object) -> str:
-    """Check an image pull policy."""
     if value not in _PULL_POLICIES:
         raise SpecError(
             f"image_pull_policy is {value!r}; it must be one of {', '.join(_PULL_POLICIES)}",
@@ -284,7 +283,6 @@ def selector(value: object) -> Pairs:
 
 
 def endpoint(value: object) -> Endpoint:
-    """Check an endpoint."""
     if not isinstance(value, Endpoint):
         raise SpecError(
             f"endpoint is {value!r}; it must be a kt.Endpoint",

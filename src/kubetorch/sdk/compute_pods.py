@@ -56,7 +56,6 @@ class Done:
         return [self.exit_code, "", self.output + self.errors]
 
     def check(self) -> None:
-        """Raise if it failed."""
         if self.exit_code:
             error = ImageStepError(
                 f"{self.step.text('pip install')!r} ended with exit code {self.exit_code} in "

@@ -108,7 +108,6 @@ class Controller:
         return self._http.token
 
     def close(self) -> None:
-        """Close its idle connections."""
         self._http.close()
 
     if not TYPE_CHECKING:  # which would believe that it has every name
@@ -119,7 +118,6 @@ class Controller:
             return self.find_method(name)
 
     def get_status(self) -> StatusView:
-        """The controller itself."""
         return self._get(StatusView, routes.STATUS)
 
     # --------------------------------------------------------------------------------- workloads
@@ -130,7 +128,6 @@ class Controller:
         return self._get(list[WorkloadView], path)
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
-        """One workload."""
         return self._get(WorkloadView, routes.workload(namespace, name))
 
     def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
@@ -184,7 +181,6 @@ class Controller:
     def begin_deploy(
         self, deploy: Deploy, packed: Iterable[bytes], *, silence: float
     ) -> EventStream:
-        """Deploy a workload."""
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
         body = itertools.chain((messages.encode(deploy) + b"\n",), packed)
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
@@ -223,7 +219,6 @@ class Controller:
         return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
 
     def get_call(self, call_id: str) -> CallView:
-        """One spawned call."""
         return self._get(CallView, routes.call(call_id))
 
     def get_result(self, call_id: str) -> bytes:
@@ -238,12 +233,10 @@ class Controller:
 
     @property
     def secrets(self) -> SecretRequests:
-        """Requests about secrets."""
         return SecretRequests(self)
 
     @property
     def volumes(self) -> VolumeRequests:
-        """Requests about volumes."""
         return VolumeRequests(self)
 
     # ---------------------------------------------------------------------------------- requests
@@ -331,13 +324,10 @@ def refusal(method: str, url: str, status: int, body: bytes) -> Exception:
 
 
 class SecretRequests:
-    """Requests about secrets."""
-
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
     def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
-        """Store values."""
         path, body = routes.secret(namespace, object_name), messages.encode(put)
         return messages.decode(StoredSecret, self._controller.ask("POST", path, body=body))
 
@@ -366,7 +356,6 @@ class SecretRequests:
         raise error
 
     def values(self, namespace: str, object_name: str) -> SecretBytes:
-        """The values of a secret."""
         answer = self._controller.ask("GET", routes.secret(namespace, object_name, "values"))
         return SecretBytes(messages.decode(SecretValues, answer).values)
 
@@ -376,7 +365,6 @@ class SecretRequests:
         return messages.decode(list[SecretView], self._controller.ask("GET", path))
 
     def delete(self, namespace: str, object_name: str) -> None:
-        """Delete a secret."""
         self._controller.ask("DELETE", routes.secret(namespace, object_name))
 
 

@@ -39,8 +39,6 @@ Listener = Callable[[str, str], None]
 
 
 class SecretStore(Protocol):
-    """Keeps secrets."""
-
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         """Store values, in one step."""
 
@@ -58,8 +56,6 @@ class SecretStore(Protocol):
 
 
 class VolumeStore(Protocol):
-    """Keeps volumes."""
-
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
         """Make a volume; one that exists stays as it is."""
 

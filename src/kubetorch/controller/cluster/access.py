@@ -154,7 +154,6 @@ class ClusterAccess:
             )
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
-        """See `Access`."""
         token = bearer(headers, hint=_HINT)
         if len(token) > TOKEN_LIMIT or not token.isascii() or not token.isprintable():
             raise UnauthorizedError("what was sent is no token", hint=_HINT)
@@ -183,7 +182,6 @@ class ClusterAccess:
         return Answer(user, True, min(ALLOWED_SECONDS, left))
 
     async def authorize(self, principal: Principal, need: Need) -> None:
-        """See `Access`."""
         if not isinstance(principal, User):
             raise UnauthorizedError(
                 "the token of a pod is not for this", hint="use a token of a service account"
@@ -324,7 +322,6 @@ class ClusterAccess:
         return (found and found.creator) or Creator(name_of(principal), username)
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
-        """See `Access`."""
         if isinstance(principal, NamespacePods):
             return principal.namespace
         pod = principal.pod if isinstance(principal, User) else None
@@ -404,8 +401,6 @@ def _mounted(spec: WorkloadSpec, manifest: Manifest) -> Mounted:
 
 
 class WorkloadPods:
-    """The pods of all workloads."""
-
     def __init__(self, workloads: Workloads) -> None:
         self._workloads = workloads
 

@@ -26,8 +26,6 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 @dataclass(frozen=True)
 class Times:
-    """Durations, in seconds."""
-
     duration: float = 10.0
     tenure: float = 7.0
     period: float = 2.0
@@ -51,8 +49,6 @@ class Take:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing, for so many seconds."""
-
     seconds: float
 
 
@@ -133,7 +129,6 @@ class Candidate:
     # ------------------------------------------------------------------------------ decisions
 
     def step(self, now: float, moment: float) -> Step:
-        """The next step."""
         if now < self._pause_until:
             return Wait(self._pause_until - now)
         if not self._is_known:

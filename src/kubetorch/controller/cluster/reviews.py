@@ -91,8 +91,6 @@ def token_claims(token: str) -> Claims:
 
 
 class Reviews:
-    """Asks."""
-
     def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
         self._watched = watched
@@ -208,8 +206,6 @@ def _pod(name: str, extra: dict[str, tuple[str, ...]]) -> BoundPod | None:
 
 
 class Answer(NamedTuple, Generic[_Value]):
-    """One answer."""
-
     value: _Value
     is_yes: bool
     seconds: float
@@ -235,7 +231,6 @@ class AnswerCache(Generic[_Key, _Value]):
         self._asking: dict[_Key, asyncio.Task[_Value]] = {}
 
     async def get(self, key: _Key, ask: Callable[[], Awaitable[Answer[_Value]]]) -> _Value:
-        """The answer to a question."""
         for memory in (self._yes, self._no):
             known = memory.get(key)
             if known is not None and known[0] > self._now():
@@ -255,7 +250,6 @@ class AnswerCache(Generic[_Key, _Value]):
         return await asyncio.shield(task)
 
     def forget(self, key: _Key) -> None:
-        """Ask again the next time."""
         self._yes.pop(key, None)
         self._no.pop(key, None)
 

@@ -76,8 +76,6 @@ class Read:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing, for so many seconds."""
-
     seconds: float
 
 
@@ -90,8 +88,6 @@ Step = Create | Replace | ReplaceStatus | Delete | Read | Wait | Rest
 
 
 class PendingWrite:
-    """One workload."""
-
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
         self.wanted: Content | None = None
@@ -255,7 +251,6 @@ class PendingWrite:
     # ----------------------------------------------------------------------------- what to do
 
     def step(self, now: float, summary: Callable[[str, str], Summary | None]) -> Step:
-        """The next step."""
         if now < self._pause_until:
             return Wait(self._pause_until - now)
         if not self._is_sure:

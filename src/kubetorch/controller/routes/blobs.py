@@ -33,13 +33,10 @@ class _Names(msgspec.Struct, frozen=True):
 
 
 class BlobRoutes:
-    """Handlers."""
-
     def __init__(self, blob_stores: BlobStores) -> None:
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        """The routes."""
         return [
             Route("POST", routes.BLOBS, self.store, _NEEDS, "pods", is_audited=True),
             Route("POST", routes.BLOBS_MISSING, self.missing, _NEEDS),

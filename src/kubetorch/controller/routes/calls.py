@@ -19,15 +19,12 @@ _CALL = (Permission("create", "call", "found", "on the workload that runs it"),)
 
 
 class CallRoutes:
-    """Handlers."""
-
     def __init__(self, calls: Calls, workloads: Workloads, blob_stores: BlobStores) -> None:
         self._calls = calls
         self._workloads = workloads
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        """The routes."""
         one = f"{routes.CALLS}/{{call_id}}"
         return [
             Route("GET", routes.CALLS, self.list, (Permission("list", scope="query"),)),

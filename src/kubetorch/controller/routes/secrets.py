@@ -19,14 +19,11 @@ def _needs(*verbs: str, scope: Scope = "path") -> tuple[Permission, ...]:
 
 
 class SecretRoutes:
-    """Handlers."""
-
     def __init__(self, secrets: SecretStore, workloads: Workloads) -> None:
         self._secrets = secrets
         self._workloads = workloads
 
     def routes(self) -> list[Route]:
-        """The routes."""
         one = f"{routes.SECRETS}/{{namespace}}/{{name}}"
         return [
             Route("GET", routes.SECRETS, self.list, _needs("list", scope="all")),

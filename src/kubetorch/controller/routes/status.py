@@ -40,7 +40,6 @@ _BODIES = {
 
 
 def metrics_text(views: Iterable[WorkloadView], *, started: float) -> str:
-    """The figures."""
     found = list(views)
     statuses = Counter(dict.fromkeys(_STATUSES, 0))
     statuses.update(view.status for view in found)
@@ -74,8 +73,6 @@ class _Stop(msgspec.Struct, frozen=True):
 
 
 class ServiceRoutes:
-    """Handlers."""
-
     def __init__(
         self,
         workloads: Workloads,
@@ -92,7 +89,6 @@ class ServiceRoutes:
         self.described: Iterable[Route] = ()
 
     def routes(self) -> list[Route]:
-        """The routes."""
         return [
             Route("GET", routes.HEALTH, self.health, audience="anybody"),
             Route("GET", routes.STATUS, self.status, _STATUS),
@@ -137,7 +133,6 @@ class ServiceRoutes:
 
 
 def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The document."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

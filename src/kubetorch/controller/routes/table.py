@@ -33,7 +33,6 @@ class Exchange(Request):
 
     @property
     def asker(self) -> Asker:
-        """The sender of the request."""
         if self._asker is None:
             raise ControllerError(f"{self.method} {self.path} was let in by nobody")
         return self._asker
@@ -83,7 +82,6 @@ class Exchange(Request):
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: str = JSON, **headers: str
     ) -> None:
-        """Answer with a body."""
         await self._responder.answer(status, body, content_type, **headers)
 
     async def respond_message(self, message: object, *, status: int = 200) -> None:
@@ -134,8 +132,6 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One route."""
-
     method: str
     path: str
     handler: Handler
@@ -146,8 +142,6 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Table:
-    """All routes."""
-
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}

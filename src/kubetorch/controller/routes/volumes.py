@@ -24,14 +24,11 @@ def _needs(verb: str, scope: Scope = "path") -> tuple[Permission, ...]:
 
 
 class VolumeRoutes:
-    """Handlers."""
-
     def __init__(self, volumes: VolumeStore, workloads: Workloads) -> None:
         self._volumes = volumes
         self._workloads = workloads
 
     def routes(self) -> list[Route]:
-        """The routes."""
         some = f"{routes.VOLUMES}/{{namespace}}"
         one = f"{some}/{{claim}}"
         return [

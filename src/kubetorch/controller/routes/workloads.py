@@ -48,15 +48,12 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class WorkloadRoutes:
-    """Handlers."""
-
     def __init__(self, workloads: Workloads, blob_stores: BlobStores, hosts: Hosts) -> None:
         self._workloads = workloads
         self._hosts = hosts
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        """The routes."""
         one = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
         return [
             Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),

@@ -68,8 +68,6 @@ REQUEST_LIMIT = 2000
 
 @dataclass(frozen=True)
 class AppRun:
-    """One run of an app."""
-
     generation: int
     app: AppSpec
     folder: str

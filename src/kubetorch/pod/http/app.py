@@ -44,8 +44,6 @@ _Answer = Callable[[Request, Responder], Awaitable[None]]
 
 
 class Route(NamedTuple):
-    """One route."""
-
     method: str
     path: str
     opens: tuple[str, ...]
@@ -92,8 +90,6 @@ def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
 
 
 class App:
-    """An ASGI application."""
-
     def __init__(  # noqa: PLR0913  # its collaborators
         self,
         *,
@@ -132,7 +128,6 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)

@@ -42,7 +42,6 @@ class Credentials:
 
     @classmethod
     def read(cls, path: str) -> Credentials:
-        """Read a credentials file."""
         try:
             found = json.loads(Path(path).read_bytes())
             return cls(bytes.fromhex(found["key"]), str(found["session"]), str(found["user"]))

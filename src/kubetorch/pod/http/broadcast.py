@@ -134,8 +134,6 @@ class _Output:
 
 
 class _Part:
-    """The call on one pod."""
-
     def __init__(self, ordinal: int, members: Membership, patience: float) -> None:
         self._ordinal = ordinal
         self._members = members

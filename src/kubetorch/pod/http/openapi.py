@@ -40,8 +40,6 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a function."""
-
     name: str
     schema: dict[str, Any]
     is_required: bool
@@ -88,7 +86,6 @@ def _operations(ref: CallableRef, code: Path | None) -> list[Operation]:
 
 
 def document(ref: CallableRef, service: str, found: Sequence[Operation]) -> dict[str, Any]:
-    """The OpenAPI document."""
     return {
         "openapi": "3.1.0",
         "info": {"title": service, "version": "1"},
@@ -287,8 +284,6 @@ _OF_VALUES = frozenset({"property", "cached_property", "getter", "setter", "dele
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the project."""
-
     name: tuple[str, ...]
     is_package: bool
     body: Sequence[ast.stmt]

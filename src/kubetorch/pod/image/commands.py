@@ -51,8 +51,6 @@ _LINES = 10_000
 
 
 class CommandRunner:
-    """Runs steps."""
-
     def __init__(
         self,
         root: Path,

@@ -314,7 +314,6 @@ class Copier:
         return posixpath.normpath(posixpath.join(self._working_dir, step.target))
 
     async def run(self, step: CopyStep, place: Place, progress: Progress) -> None:
-        """Copy."""
         if step.digest is None:
             raise failure(step, "names no files: it was not sent by a deploy")
         await self._blobs.fetch([step.digest])

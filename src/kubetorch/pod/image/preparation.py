@@ -74,8 +74,6 @@ class RanSteps(NamedTuple):
 
 
 class StepRecords:
-    """The records of one pod."""
-
     def __init__(self, root: Path) -> None:
         self._environments = root / "own"
         shutil.rmtree(self._environments, ignore_errors=True)
@@ -391,8 +389,6 @@ class Preparation:
 
 
 class Images:
-    """The images of one pod."""
-
     def __init__(
         self,
         *,
@@ -484,7 +480,6 @@ class Images:
         )
 
     async def close(self) -> None:
-        """Use nothing any more."""
         if self._collecting is not None:
             await asyncio.gather(self._collecting, return_exceptions=True)
         self.shared.close()

@@ -62,7 +62,6 @@ _log = logging.getLogger(__name__)
 
 
 def find_uv() -> str:
-    """The path of uv."""
     beside = Path(sys.prefix, "bin", "uv")
     if beside.exists():
         return str(beside)
@@ -133,7 +132,6 @@ def _code_of(program: Path) -> bytes | None:
 
 
 def python_of(folder: Path) -> str:
-    """The interpreter of an environment."""
     return str(folder / "bin" / "python")
 
 
@@ -233,7 +231,6 @@ class SharedVenvs:
 
     @property
     def downloads(self) -> Path:
-        """The folder of uv's downloads."""
         return self.folder / "uv"
 
     def use(self, digest: str) -> Path | None:
@@ -272,7 +269,6 @@ class SharedVenvs:
         return found
 
     def close(self) -> None:
-        """Use none any more."""
         while self._locks:
             os.close(self._locks.popitem()[1])
 

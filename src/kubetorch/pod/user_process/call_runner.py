@@ -99,8 +99,6 @@ class Interruptible:
 
 
 class RunningCall:
-    """One call."""
-
     def __init__(
         self,
         number: int,

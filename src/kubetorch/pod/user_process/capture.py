@@ -79,7 +79,6 @@ class OutputPipe:
                     self._emit(source, number, kept)
 
     def log(self, level: str, text: str, created: float) -> None:
-        """One message of a logger."""
         call = current.get()
         number = 0 if call is None else call.number
         data = text.encode(errors="backslashreplace")
@@ -244,7 +243,6 @@ class RecordHandler(logging.Handler):
         self._streams = streams
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
         if self._is_printed(record):
             return
         try:

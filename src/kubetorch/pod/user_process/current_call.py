@@ -70,7 +70,6 @@ class Callbacks:
                 known.append((callback, contextvars.copy_context()))
 
     def forget(self, call: int) -> None:
-        """A call has ended."""
         if call in self._found:
             with self._lock:
                 del self._found[call]

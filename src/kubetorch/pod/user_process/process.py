@@ -44,7 +44,6 @@ from kubetorch.wire import exceptions
 def run(
     sock: socket.socket, output: int, numeric: numeric_threads.NumericThreads | None
 ) -> NoReturn:
-    """Be a worker."""
     current_call.is_worker = True
     os.setsid()
     for descriptor in (sock.fileno(), output):

@@ -141,8 +141,6 @@ END_OF_MESSAGE: Final = 0x01
 
 
 class Frame(NamedTuple):
-    """One frame."""
-
     kind: int
     flags: int
     argument: int

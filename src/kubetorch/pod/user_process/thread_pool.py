@@ -38,8 +38,6 @@ _FADING: Final = 1.25
 
 
 class Job(NamedTuple):
-    """Something to run."""
-
     kind: str | None
     run: Callable[[], None]
 
@@ -88,7 +86,6 @@ class ThreadPool:
         self._turns = 0
 
     def start(self) -> None:
-        """Begin to read."""
         threading.Thread(target=self._watch, name="kubetorch-deputy", daemon=True).start()
         self._spawn()
 

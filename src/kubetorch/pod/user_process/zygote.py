@@ -224,7 +224,6 @@ class Zygote:
             os.close(descriptor)
 
     def _spawn(self, sock: int, output: int) -> int:
-        """Start a fresh interpreter."""
         environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         for descriptor in (sock, output):
             os.set_inheritable(descriptor, True)

@@ -30,8 +30,6 @@ _READ = 256 * 1024
 
 
 class Line(NamedTuple):
-    """One line of a worker."""
-
     text: str
     source: str
     level: str | None

@@ -85,7 +85,6 @@ class StackFile:
         return found.decode(errors="replace")
 
     def close(self) -> None:
-        """The process has ended."""
         if not self._is_closed:
             self._is_closed = True
             os.close(self.descriptor)

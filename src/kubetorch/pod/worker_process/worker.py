@@ -161,8 +161,6 @@ class WorkerProcess:
 
 @dataclass
 class _Running:
-    """A call that runs."""
-
     sink: CallSink
     request_id: str
     cancelled: KubetorchError | None = None
@@ -170,8 +168,6 @@ class _Running:
 
 
 class Worker:
-    """One worker process."""
-
     def __init__(
         self,
         spec: WorkerSpec,
@@ -286,7 +282,6 @@ class Worker:
     # ----------------------------------------------------------------------------------- calls
 
     def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
-        """Have it run a call."""
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or len(self._running) >= CALL_LIMIT:
             payload.release()
@@ -381,7 +376,6 @@ class Worker:
             self._end()
 
     def _end(self) -> None:
-        """The process has ended."""
         if self._exiting is None:
             self._exiting = self._loop.create_task(self._finish_exit())
 
@@ -505,7 +499,6 @@ class WorkerHost:
 
     @property
     def alive(self) -> list[Worker]:
-        """The workers that live."""
         return [worker for worker in self._workers if worker.is_alive]
 
     @property
@@ -574,7 +567,6 @@ class WorkerHost:
         await asyncio.gather(*(worker.preempt(grace) for worker in self._workers))
 
     async def close(self) -> None:
-        """End all workers and zygotes."""
         await asyncio.gather(*(worker.kill() for worker in self._workers))
         await self._zygotes.close()
 
@@ -673,7 +665,6 @@ def death_error(
 
 
 def describe_exit(status: int | None) -> str:
-    """An exit status in words."""
     if status is None:
         return "ended"
     if status < 0:

@@ -46,7 +46,6 @@ class OwnedPayload:
         self.view = memoryview(data)
 
     def release(self) -> None:
-        """Forget the bytes."""
         self.view = _NOTHING
 
 

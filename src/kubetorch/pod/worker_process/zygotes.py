@@ -96,7 +96,6 @@ def _become_zygote(ours: socket.socket, theirs: socket.socket) -> NoReturn:
 
 
 def launch_zygote(python: str, environ: Mapping[str, str]) -> Launched:
-    """Start a zygote."""
     ours, theirs = socket.socketpair()
     try:
         pid = processes.spawn(
@@ -134,8 +133,6 @@ class Forked(NamedTuple):
 
 
 class Zygote:
-    """A running zygote."""
-
     def __init__(self, launched: Launched, sys_path: Sequence[str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._control = launched.control
@@ -164,7 +161,6 @@ class Zygote:
         return self._control.fileno() >= 0
 
     async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
-        """Have it import modules."""
         self._on_module = on_module
         ready: asyncio.Future[str | None] = self._loop.create_future()
         self._readies.append(ready)
@@ -383,12 +379,10 @@ class Zygotes:
     async def prewarm(
         self, python: str, env: Mapping[str, str], sys_path: Sequence[str], preload: Sequence[str]
     ) -> None:
-        """Have a zygote ready."""
         async with self._lock:
             await self._ready(python, env, sys_path, preload, lambda _stage, _message: None)
 
     async def close(self) -> None:
-        """End all of them."""
         async with self._lock:
             self._take_first(None)
             self._retire()

@@ -38,7 +38,6 @@ class Group:
         self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
 
     def start(self) -> None:
-        """Start them."""
         for call in self._outcomes:
             self._calls.start(call)
 
@@ -129,7 +128,6 @@ class _Broadcast:
 
 
 def call(invocation: Invocation) -> Done:
-    """Make the call."""
     wakeup = ThreadWakeup()
     broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:

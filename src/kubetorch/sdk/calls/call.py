@@ -228,7 +228,6 @@ class Call:
 
     @property
     def is_recalled(self) -> bool:
-        """True if `recall` was called."""
         return self._recalled_until is not None
 
     def cancel(self) -> None:
@@ -271,7 +270,6 @@ class CallSet:
         return max(self._deadlines[0][0] - time.monotonic(), 0.0)
 
     def start(self, call: Call) -> None:
-        """Start a call."""
         call.wake = functools.partial(self._notify, call)
         self._running.add(call)
         call.start()
@@ -321,7 +319,6 @@ class CallSet:
             heapq.heappush(self._deadlines, (deadline, next(self._ties), call))
 
     def cancel(self) -> None:
-        """End all calls that run."""
         for call in self._running:
             call.cancel()
         self._running.clear()

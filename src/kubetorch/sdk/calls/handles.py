@@ -718,7 +718,6 @@ class HandOvers:
         atexit.register(self._end)
 
     def add(self, call: SpawnedCall, invocation: Invocation) -> None:
-        """One more."""
         call.is_handed_over = False
         with self._lock:
             self._waiting.append((call, invocation))

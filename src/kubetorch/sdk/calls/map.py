@@ -63,7 +63,6 @@ class Results:
         return next(self._numbers)
 
     def complete(self, number: int, done: Done) -> None:
-        """A call ended."""
         self._ready[number] = done
 
     def take(self) -> Iterator[Any]:

@@ -506,7 +506,6 @@ class _Attempt:
         self.requests: dict[Request, None] = {}
 
     def join(self, request: Request) -> None:
-        """One more waits."""
         request.attempt = self
         self.requests[request] = None
         self.backoff.extend(request.deadline)

@@ -35,8 +35,6 @@ JOINED = 64 * 1024
 
 
 class Frame:
-    """One frame to send."""
-
     __slots__ = ("call", "is_counted", "parts")
 
     def __init__(
@@ -102,7 +100,6 @@ class Upload:
 
     @property
     def is_done(self) -> bool:
-        """True if everything was taken."""
         return self._left == 0
 
     @property
@@ -143,7 +140,6 @@ class Uploads:
         return bool(self._ready)
 
     def begin(self, upload: Upload) -> None:
-        """One more payload."""
         self._by_number[upload.number] = upload
         self._ready.append(upload)
 

@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 
 class Adopter:
-    """Adopts workloads."""
-
     def __init__(
         self,
         adopt: Callable[[Sequence[WorkloadSpec]], Awaitable[None]],

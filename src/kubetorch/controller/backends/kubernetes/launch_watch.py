@@ -64,8 +64,6 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterChange(NamedTuple):
-    """The place of a change."""
-
     namespace: str | None
     service: str = ""
     pod: str = ""
@@ -110,7 +108,6 @@ class ClusterWatch:
                 await self._keep(watch)
 
     async def close(self) -> None:
-        """Stop watching."""
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
@@ -335,7 +332,6 @@ class LaunchVerdicts:
         self._fetching: dict[tuple[str, str, int], asyncio.Task[None]] = {}
 
     def close(self) -> None:
-        """Judge no more."""
         for timer in self._timers.values():
             timer.cancel()
         for task in self._fetching.values():
@@ -385,7 +381,6 @@ class LaunchVerdicts:
         return sorted(found, key=snapshot.began)
 
     def forget(self, pod: Object) -> None:
-        """A pod is gone."""
         uid = pod["metadata"]["uid"]
         self._judged.pop(uid, None)
         self._doomed.pop(uid, None)
@@ -394,7 +389,6 @@ class LaunchVerdicts:
             del self._lines[known]
 
     def forget_owner(self, key: Key) -> None:
-        """A workload is gone."""
         self._cancel("/".join(key))
 
     def _cancel(self, what: str) -> None:

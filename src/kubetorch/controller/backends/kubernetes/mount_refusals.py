@@ -72,7 +72,6 @@ class RefusedPods:
         del self._counts[key]
 
     async def close(self) -> None:
-        """End no more."""
         tasks = [one.ending for one in self._refused.values()]
         for task in tasks:
             task.cancel()

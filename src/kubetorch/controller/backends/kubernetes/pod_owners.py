@@ -70,7 +70,6 @@ class PodOwners:
             self._looking.pop(at).cancel()
 
     def forget(self, key: Key) -> None:
-        """A workload is gone."""
         self.look_again(key)
         del self._known[key]
 
@@ -81,7 +80,6 @@ class PodOwners:
             await asyncio.wait(tasks, timeout=SETTLING)
 
     async def close(self) -> None:
-        """Look no more."""
         tasks = [*self._looking.values()]
         for task in tasks:
             task.cancel()

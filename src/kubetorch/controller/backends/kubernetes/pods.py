@@ -202,7 +202,6 @@ class PodWatch:
         await asyncio.gather(*(one.listed(timeout=LIST_TIMEOUT) for one in self._informers))
 
     async def close(self) -> None:
-        """Stop watching."""
         for _, informer in self._selected.values():
             await informer.close()
         await self._stack.aclose()
@@ -214,7 +213,6 @@ class PodWatch:
         return self._pods.get(key, {})
 
     def named(self, namespace: str, name: str) -> Object | None:
-        """A pod, of whatever workload."""
         return next((self._pods[key][name] for key in self.whose(namespace, name)), None)
 
     def whose(self, namespace: str, name: str) -> list[Key]:
@@ -223,7 +221,6 @@ class PodWatch:
         return [key for key, pods in mine if name in pods]
 
     def ordinals(self, key: Key) -> Mapping[str, int]:
-        """The numbers of these pods."""
         found = self._ordinals.get(key)
         return {} if found is None else found.numbers
 

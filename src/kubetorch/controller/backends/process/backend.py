@@ -433,8 +433,6 @@ _NODES = Path("/dev")
 
 
 class Devices:
-    """Hands out GPUs."""
-
     def __init__(self, names: Collection[str]) -> None:
         self._names = tuple(names)
 
@@ -492,7 +490,6 @@ class WorldPorts:
         self._held: dict[tuple[str, str], dict[int, socket.socket | None]] = {}
 
     def hold(self, key: tuple[str, str], ports: Sequence[int]) -> None:
-        """A service has these."""
         self.release(key)
         self._held[key] = {port: sockets.claim(port) for port in ports}
 
@@ -503,7 +500,6 @@ class WorldPorts:
                 claim.close()
 
     def close(self) -> None:
-        """The controller stops."""
         for key in list(self._held):
             self.release(key)
 

@@ -112,8 +112,6 @@ class PodHome(msgspec.Struct, frozen=True):
 
 
 class Pod:
-    """One pod."""
-
     def __init__(
         self,
         record: PodRecord,
@@ -201,7 +199,6 @@ class Pod:
         self._observe(pid)
 
     def restart(self) -> None:
-        """Start its agent once more."""
         self.record = replace(self.record, restarts=self.record.restarts + 1)
         self.start()
 

@@ -23,8 +23,6 @@ LIFETIME = 60.0
 
 
 class SpareAgent:
-    """An agent that waits."""
-
     def __init__(self, pid: int, mark: str, pipe: int) -> None:
         self.pid = pid
         self.mark = mark
@@ -40,7 +38,6 @@ class SpareAgent:
         return self.pid
 
     def drop(self) -> None:
-        """Let it end."""
         os.close(self._pipe)
 
 
@@ -81,7 +78,6 @@ class SpareAgents:
         return frozenset() if self._spare is None else frozenset({self._spare.mark})
 
     def prepare(self) -> None:
-        """Have one at hand."""
         if self._spare is None and self._start is not None:
             try:
                 self._keep(self._start())
@@ -97,7 +93,6 @@ class SpareAgents:
         return spare
 
     def close(self) -> None:
-        """Drop what waits."""
         spare = self.take()
         if spare is not None:
             spare.drop()

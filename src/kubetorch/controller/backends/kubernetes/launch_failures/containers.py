@@ -225,7 +225,6 @@ def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> V
 
 
 def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool) -> Verdict:
-    """Judge how a container ended."""
     since = snapshot.time_of(ended.get("finishedAt"))
     reason, code = str(ended.get("reason") or ""), int(ended.get("exitCode") or 0)
     said = str(ended.get("message") or "").strip()

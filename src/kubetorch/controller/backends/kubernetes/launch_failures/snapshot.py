@@ -91,7 +91,6 @@ class Cluster:
         return name in self.objects or name in self.absent
 
     def all(self, name: str) -> Sequence[Object]:
-        """All objects of a kind."""
         return self.objects.get(name, ())
 
     def find(self, name: str, which: str, namespace: str = "") -> Object | None:
