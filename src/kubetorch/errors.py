@@ -130,10 +130,16 @@ class KubetorchError(Exception):
         return error
 
 
+#: Characters of a word that may be meant for another one.
+_LONGEST_WORD = 1000
+
+
 def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.8) -> str | None:
     """The hint that names the known word that is most like `given`, if one is."""
     import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
 
+    if len(given) > _LONGEST_WORD:  # it would take long
+        return None
     spellings = {word.lower(): word for word in known}
     near = difflib.get_close_matches(given.lower(), spellings, n=1, cutoff=likeness)
     return f"did you mean {spellings[near[0]]}?" if near else None

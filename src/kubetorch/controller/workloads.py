@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from dataclasses import astuple
 from functools import partial
 from typing import TypeVar
 
@@ -60,6 +61,8 @@ SWEEP_DELAY = 30.0
 SWEEP_INTERVAL = 600.0
 #: Secrets and volumes that a workload may have.
 _MOUNTED_MOST = 200
+#: Characters of a user name and of each part of an origin; paths have no more.
+_TEXT_MOST = 4096
 #: Deploys that a repeated request can join.
 _REMEMBERED_DEPLOYS = 32
 
@@ -440,6 +443,7 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
     for label in (spec.namespace, spec.name):
         if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:
             raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
+    _check_texts(spec)
     if not 1 <= compute.replicas <= 10_000:
         raise SpecError(f"replicas is {compute.replicas}; it must be 1 or more")
     if compute.distribution is not None:
@@ -474,6 +478,17 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
             hint=f"leave metadata.namespace out of service_template, or deploy in {namespace}",
         )
     backend.check(spec)
+
+
+def _check_texts(spec: WorkloadSpec) -> None:
+    """Refuse names that people would see on their terminals and that are no names."""
+    origin = spec.origin
+    for text in (spec.username, *(() if origin is None else astuple(origin))):
+        if text is not None and not (len(text) <= _TEXT_MOST and text.isprintable()):
+            raise SpecError(
+                f"{text[:80]!r} is no name of a user, a project or a callable: it has "
+                f"{len(text):,} characters, of which {_TEXT_MOST:,} are allowed, all printable"
+            )
 
 
 def check_owner(before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by: Creator) -> str:

@@ -198,8 +198,11 @@ class Client:
         items: list[Object] = []
         while True:
             found = await self._send("GET", action, path, query)
+            page_of = found.get("items") or []
+            if not _are_objects(page_of):
+                raise failures.garbled(action, self.session.server, f"{page_of!r:.80}")
             # Lists leave out what kind their items are of.
-            items += [{**kind, **item} for item in found.get("items") or []]
+            items += [{**kind, **item} for item in page_of]
             proceed = (found.get("metadata") or {}).get("continue")
             if not proceed:
                 return Listing(items, version(found))
@@ -370,11 +373,22 @@ class Client:
             raise
 
     def _decode(self, action: Action, data: bytes) -> Object:
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             found: Any = msgspec.json.decode(data)
             if isinstance(found, dict):
                 return found
         raise failures.garbled(action, self.session.server, repr(data[:80]))
+
+
+def _are_objects(items: object) -> bool:
+    """Whether these are objects of Kubernetes, as far as whoever reads them takes for granted."""
+    return isinstance(items, list) and all(
+        isinstance(item, dict)
+        and isinstance(item.get("metadata"), dict)
+        and isinstance(item["metadata"].get("name"), str)
+        and isinstance(item.get("status") or {}, dict)
+        for item in items
+    )
 
 
 def _options(dry_run: bool, **options: str) -> Pairs:

@@ -212,7 +212,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         document = yaml.load(text, loader)  # both are safe ones
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # there are days that are none
         raise _unusable(file, f"is no YAML: {error}") from error
     if document is None:
         return {}
@@ -281,15 +281,24 @@ class _Fields:
             raise self.wrong(name, f"should be true or false, not {value!r}")
         return bool(value)
 
-    def texts(self, name: str) -> tuple[str, ...]:
+    def items(self, name: str) -> list[Any]:
         value = self._value.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list):
+            raise self.wrong(name, f"should be a list, not {value!r}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.items(name)
+        if not all(isinstance(item, str) for item in value):
             raise self.wrong(name, f"should be a list of strings, not {value!r}")
         return tuple(value)
 
     def path(self, name: str) -> Path | None:
         value = self.text(name)
-        return None if value is None else self._folder / Path(value).expanduser()
+        try:
+            return None if value is None else self._folder / Path(value).expanduser()
+        except RuntimeError as error:
+            raise self.wrong(name, f"is {value!r}: {error}") from error
 
     def pem(self, name: str) -> Pem:
         data = self.text(f"{name}-data")
@@ -315,8 +324,12 @@ class _Fields:
 
 def _cluster(fields: _Fields) -> Cluster:
     server = fields.text("server")
-    parts = urlsplit(server or "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(server or "")
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port that is none
+        is_usable = False
+    if not is_usable:
         raise fields.wrong("server", f"should be an http:// or https:// URL, not {server!r}")
     authority, is_insecure = fields.pem("certificate-authority"), False
     if fields.flag("insecure-skip-tls-verify"):
@@ -334,7 +347,7 @@ def _cluster(fields: _Fields) -> Cluster:
 
 
 def _plugin_config(fields: _Fields) -> Any:  # noqa: ANN401  # belongs to the plugin
-    for extension in fields.get("extensions") or []:
+    for extension in fields.items("extensions"):
         if isinstance(extension, dict) and extension.get("name") == _EXTENSION:
             return extension.get("extension")
     return None
@@ -389,7 +402,7 @@ def _plugin(fields: _Fields) -> Plugin:
     if interaction not in _INTERACTIONS:
         raise fields.wrong("interactiveMode", f"{interaction!r} should be one of {_INTERACTIONS}")
     environment: dict[str, str] = {}
-    for item in fields.get("env") or []:
+    for item in fields.items("env"):
         if not isinstance(item, dict) or not {"name", "value"} <= item.keys():
             raise fields.wrong("env", f"should be a list of name and value, not {item!r}")
         environment[str(item["name"])] = str(item["value"])

@@ -35,10 +35,11 @@ def shown(text: str, stream: TextIO) -> str:
 
 
 def say(text: str) -> None:
-    """Write a line of our own on standard error, if there is one."""
+    """Write a line of our own on standard error, if there is one; names in it may be of others."""
+    line = "".join(one if one.isprintable() else _written(one) for one in text)
     with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed file
         if sys.stderr is not None:
-            sys.stderr.write(visible(f"kubetorch: {text}\n"))
+            sys.stderr.write(f"kubetorch: {line}\n")
 
 
 @functools.lru_cache(maxsize=1000)

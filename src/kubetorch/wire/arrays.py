@@ -34,11 +34,22 @@ _INTEGERS = frozenset({int})
 _DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
 
 
+def _sizes(value: object) -> list[int]:
+    sizes = expect(value, list)
+    if not _INTEGERS.issuperset(map(type, sizes)) or min(sizes, default=0) < 0:
+        raise ValueError("numbers that are no sizes")
+    return sizes  # type: ignore[no-any-return]  # it is a list
+
+
+#: Dimensions of an array: the product of more would take long.
+_DIMENSIONS = 64
+
+
 def _shape(value: object) -> tuple[int, ...]:
-    shape = tuple(expect(value, list))
-    if not _INTEGERS.issuperset(map(type, shape)) or min(shape, default=0) < 0:
-        raise ValueError("a shape that is none")
-    return shape
+    sizes = _sizes(value)
+    if len(sizes) > _DIMENSIONS:
+        raise ValueError(f"an array of {len(sizes)} dimensions")
+    return tuple(sizes)
 
 
 # ---------------------------------------------------------------------------------------- NumPy
@@ -131,7 +142,7 @@ def _dtype(numpy: Any, described: object, depth: int = 0) -> Any:  # noqa: ANN40
             "names": [expect(name, str) for name in expect(fields["names"], list)],
             "titles": [_title(title) for title in titles],
             "formats": [_dtype(numpy, one, depth + 1) for one in formats],
-            "offsets": list(_shape(fields["offsets"])),
+            "offsets": _sizes(fields["offsets"]),
             "itemsize": expect(fields["itemsize"], int),
         }
     )
@@ -271,7 +282,9 @@ def _unpack_tensor(  # what a tensor is made of
     torch = unpacker.library("torch", "a tensor")
     dtype = vars(torch).get(expect(name, str))
     sizes, order = _shape(shape), _shape(axes)
-    if not isinstance(dtype, torch.dtype) or sorted(order) != list(range(len(sizes))):
+    # torch dies of quantized numbers that lack their scale.
+    is_known = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
+    if not is_known or sorted(order) != list(range(len(sizes))):
         raise ValueError(f"a tensor of dtype {name!r:.80} with the axes {order}")
     buffer = unpacker.buffer(place, is_writable=True)
     if math.prod(sizes) * dtype.itemsize != len(buffer):
@@ -365,7 +378,7 @@ def _package(value: object) -> str:
 
 
 def _pack_category(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
-    labels = _pack_index(packer, dtype.categories)
+    labels = _pack_inner(packer, dtype.categories)
     return ["category", packer.pack(array.codes), labels, dtype.ordered]
 
 
@@ -382,7 +395,7 @@ def _pack_texts(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa
 
 
 def _pack_intervals(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
-    sides = (_pack_index(packer, array.left), _pack_index(packer, array.right))
+    sides = (_pack_inner(packer, array.left), _pack_inner(packer, array.right))
     return ["interval", *sides, dtype.closed]
 
 
@@ -396,6 +409,8 @@ _PACKED_COLUMNS: dict[str, Callable[[Packer, Any, Any], list[object]]] = {
 }
 
 
+#: Characters of the name of a frequency.
+_FREQUENCY = 100
 #: Names of time zones that pandas finds without reading files that somebody names.
 _ZONE = re.compile(r"(?!dateutil|tzlocal)[A-Za-z0-9_+:/-]{1,64}")
 
@@ -424,10 +439,22 @@ def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # 
     if type(index) is pandas.RangeIndex:
         return ["range", index.start, index.stop, index.step, *names]
     if type(index) is pandas.MultiIndex:
-        levels = [_pack_index(packer, level) for level in index.levels]
+        levels = [_pack_inner(packer, level) for level in index.levels]
         return ["multi", levels, [packer.pack(codes.copy()) for codes in index.codes], names]
     frequency = getattr(index, "freqstr", None) if hasattr(index, "freq") else None
     return ["values", _pack_column(packer, index, packer.KEY), *names, frequency]
+
+
+#: Labels of a range in a value that pandas makes an array of it for.
+_INNER_RANGE = 1000
+
+
+def _pack_inner(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # an index
+    """An index that is part of a column or of another index."""
+    if type(index) is sys.modules["pandas"].RangeIndex and len(index) > _INNER_RANGE:
+        names = [packer.pack(name, packer.KEY) for name in index.names]
+        return ["values", _pack_column(packer, index), *names, None]
+    return _pack_index(packer, index)
 
 
 def _unpack_frame(
@@ -482,19 +509,33 @@ def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  
     if kind == "multi":
         levels, codes, names = parts
         return pandas.MultiIndex(
-            [_unpack_labels(unpacker, level) for level in expect(levels, list)],
+            [_unpack_inner(unpacker, level) for level in expect(levels, list)],
             [_array(one) for one in expect(codes, list)],
             names=[unpacker.key(name) for name in expect(names, list)],
         )
     column, name, frequency = parts
     values = _unpack_column(unpacker, column)
-    if values.dtype.kind == "O":
-        for value in values:
-            unpacker.key(value)
+    if type(values) is sys.modules["numpy"].ndarray and values.dtype.kind == "O":
+        unpacker.keys(values)
     found = pandas.Index(values, dtype=values.dtype, name=unpacker.key(name), copy=False)
     if frequency is not None:
-        found = type(found)(found, freq=expect(frequency, str), name=found.name)
+        found = type(found)(found, freq=_frequency(frequency), name=found.name)
     return found
+
+
+def _frequency(name: object) -> str:
+    """The name of a frequency; pandas takes long to understand long ones."""
+    found = expect(name, str)
+    if len(found) > _FREQUENCY:
+        raise ValueError(f"a frequency whose name has {len(found)} characters")
+    return found  # type: ignore[no-any-return]  # it is a `str`
+
+
+def _unpack_inner(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
+    labels = _unpack_labels(unpacker, packed)
+    if isinstance(labels, sys.modules["pandas"].RangeIndex) and len(labels) > _INNER_RANGE:
+        raise ValueError(f"a range of {len(labels)} labels where an array should be")
+    return labels
 
 
 def _unpack_column(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an array
@@ -512,7 +553,7 @@ def _array(value: Any, dimensions: int = 1) -> Any:  # noqa: ANN401  # an array
 
 
 def _category(unpacker: Unpacker, pandas: Any, codes: Any, categories: Any, ordered: object) -> Any:  # noqa: ANN401
-    labels = _unpack_labels(unpacker, categories)
+    labels = _unpack_inner(unpacker, categories)
     return pandas.Categorical.from_codes(
         _array(codes), dtype=pandas.CategoricalDtype(labels, ordered is True)
     )
@@ -532,6 +573,9 @@ def _text(_: Unpacker, pandas: Any, items: object, missing: object) -> Any:  # n
 
 def _string(unpacker: Unpacker, pandas: Any, place: object, missing: object) -> Any:  # noqa: ANN401
     texts = _unpack_table(unpacker, place)[0]
+    # What is cast to text may be much smaller than that.
+    if str(texts.type) not in ("string", "large_string"):
+        raise ValueError(f"texts that are {texts.type!s:.80}")
     dtype = _string_dtype(pandas, "pyarrow", missing)
     return _objects(texts.to_pylist()) if dtype is None else dtype.__from_arrow__(texts)
 
@@ -565,12 +609,12 @@ def _masked(_: Unpacker, pandas: Any, data: Any, mask: Any, name: object) -> Any
 
 
 def _period(_: Unpacker, pandas: Any, ordinals: Any, name: object) -> Any:  # noqa: ANN401
-    dtype = pandas.PeriodDtype.construct_from_string(expect(name, str))
+    dtype = pandas.PeriodDtype.construct_from_string(_frequency(name))
     return pandas.arrays.PeriodArray(_array(ordinals), dtype=dtype)
 
 
 def _interval(unpacker: Unpacker, pandas: Any, left: Any, right: Any, closed: object) -> Any:  # noqa: ANN401
-    sides = (_unpack_labels(unpacker, left), _unpack_labels(unpacker, right))
+    sides = (_unpack_inner(unpacker, left), _unpack_inner(unpacker, right))
     return pandas.arrays.IntervalArray.from_arrays(*sides, closed=expect(closed, str))
 
 
@@ -693,7 +737,7 @@ def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
     stream = io.BytesIO()
     frame.write_ipc_stream(stream, compression="uncompressed")
     try:
-        _check_stream(stream.getbuffer(), rows_per_byte=_ROWS)
+        _check_stream(stream.getbuffer(), is_polars=True)
     except ValueError as error:
         packer.refuse(value, f", which cannot travel: {error}", "cast its columns to other types")
     place = packer.add(stream.getbuffer())
@@ -703,7 +747,7 @@ def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 def _unpack_polars(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a frame
     polars = unpacker.library("polars", "a frame of polars")
     stream = unpacker.buffer(place)
-    _check_stream(stream, rows_per_byte=_ROWS)
+    _check_stream(stream, is_polars=True)
     return polars.read_ipc_stream(io.BytesIO(stream))
 
 
@@ -712,18 +756,23 @@ _ROWS, _NULL_ROWS = 8, 1024 * 1024
 _EXTENSION = b"ARROW:extension:name"
 #: As early versions of the format had it.
 _COMPRESSION = b"ARROW:experimental_compression"
-#: Kinds of messages in a stream.
-_DICTIONARY, _BATCH = 2, 3
+#: Kinds of messages in a stream, and of fields that are text.
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_TEXTS = (5, 20, 24)
+#: Levels of fields in fields, and bytes that a field has in a schema at least.
+_LEVELS, _FIELD = 100, 16
+#: Bytes of dictionaries that are looked at: with each batch, all of them.
+_WORK = 1 << 36
 
 
-def _check_stream(stream: memoryview, *, rows_per_byte: int | None = None) -> None:
+def _check_stream(stream: memoryview, *, is_polars: bool = False) -> None:
     """Refuse a stream of Arrow that is larger than it looks, or has extension types.
 
     A compressed buffer says how long it is without being so; a class that somebody has registered
     makes what it likes of an extension type. No library can be told to refuse them. And polars
     makes room for as many rows and bytes as there are said to be.
     """
-    at = 0
+    at = dictionaries = work = 0
     while at < len(stream):
         marker, length = struct.unpack_from("<II", stream, at)
         if marker != 0xFFFFFFFF:
@@ -735,20 +784,50 @@ def _check_stream(stream: memoryview, *, rows_per_byte: int | None = None) -> No
         text = bytes(message)
         if _EXTENSION in text:
             raise ValueError("a stream of Arrow with an extension type")
+        if kind == _SCHEMA and is_polars:
+            _check_fields(message, header)
         if kind == _DICTIONARY:
             header = _Flat(message, header.offset(1))
+            dictionaries += body
         if kind in (_DICTIONARY, _BATCH):
+            work += dictionaries
             if header.field(3) or _COMPRESSION in text:
                 raise ValueError("a stream of Arrow that is compressed")
-            for offset, size in header.pairs(2):
-                if not 0 <= offset <= offset + size <= body:
-                    raise ValueError("a stream of Arrow with a buffer that is not there")
-            most = max(body * (rows_per_byte or 0), _NULL_ROWS)
-            if rows_per_byte and any(length > most for length, _ in header.pairs(1)):
-                raise ValueError(f"a stream of Arrow with more than {most} rows in {body} bytes")
+            _check_batch(header, body, is_polars=is_polars)
         at += 8 + length + body
         if body < 0 or at > len(stream):
             raise ValueError("a stream of Arrow that ends too early")
+        if work > _WORK:
+            raise ValueError("a stream of Arrow with too many batches for its dictionaries")
+
+
+def _check_batch(batch: _Flat, body: int, *, is_polars: bool) -> None:
+    """Refuse a batch with buffers that do not lie in its body of this many bytes, one by one."""
+    sizes = 0
+    for offset, size in batch.pairs(2):
+        sizes += size
+        # Those that lie on each other would be more once they are copied.
+        if not (0 <= offset <= offset + size <= body and sizes <= body):
+            raise ValueError("a stream of Arrow with a buffer that is not there")
+    most = max(body * _ROWS, _NULL_ROWS)
+    if is_polars and any(length > most for length, _ in batch.pairs(1)):
+        raise ValueError(f"a stream of Arrow with more than {most} rows in {body} bytes")
+
+
+def _check_fields(message: memoryview, schema: _Flat) -> None:
+    """Refuse a schema that polars does not survive.
+
+    It knows no bounds of fields in fields, and copies what is in a dictionary for each row, unless
+    that is text.
+    """
+    found = [(field, 1) for field in schema.tables(1)]
+    for field, level in found:
+        if field.field(4) and message[field.field(2)] not in _TEXTS:
+            raise ValueError("a stream of Arrow with a dictionary of other values than texts")
+        for inner in field.tables(5):
+            found.append((inner, level + 1))
+            if level == _LEVELS or len(found) > len(message) // _FIELD:
+                raise ValueError("a stream of Arrow with fields in fields without end")
 
 
 def _parse_message(message: memoryview) -> tuple[int, _Flat, int]:
@@ -789,6 +868,13 @@ class _Flat:
             at = self.offset(number)
             for item in range(at + 4, at + 4 + 16 * _number("<I", self._data, at), 16):
                 yield _number("<q", self._data, item), _number("<q", self._data, item + 8)
+
+    def tables(self, number: int) -> Iterator[_Flat]:
+        """The tables in a list that a field refers to."""
+        if self.field(number):
+            at = self.offset(number)
+            for item in range(at + 4, at + 4 + 4 * _number("<I", self._data, at), 4):
+                yield _Flat(self._data, item + _number("<I", self._data, item))
 
     def offset(self, number: int) -> int:
         """The position of the table or list that a field refers to."""

@@ -60,7 +60,7 @@ def unpack(segments: Sequence[Buffer]) -> list[Entry]:
                 Entry(int(rank), str(codec), segments[at : at + count], bool(is_streamed))
             )
             at += count
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a payload of ranks: {error}") from error
     if at != len(segments):
         raise ProtocolError(f"a payload of ranks with {len(segments)} segments instead of {at}")

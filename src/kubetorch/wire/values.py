@@ -26,6 +26,7 @@ import enum
 import importlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -56,6 +57,8 @@ _TEXTS = frozenset({str})
 _DIGITS, _INTEGER_BITS = 4300, 2000
 #: Buffers that are smaller are copied: each of the others is a piece of its own.
 _COPIED = 4096
+#: Keys of one hash that a dictionary or set may have.
+_COLLIDING = 1000
 #: What to do about a value of which nothing better is known.
 PICKLE = (
     'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
@@ -645,7 +648,9 @@ def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # no
             raise SerializationError(f"a value arrived that is no JSON: {error}") from error
     try:
         unpacker = Unpacker(segments[1] if len(segments) > 1 else b"", modules)
-        return _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
+        found = _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
+        unpacker.check_places()
+        return found
     except (SerializationError, *introspection.INTERRUPTS):
         raise
     except BaseException as error:  # whatever a library says of what makes no sense
@@ -675,9 +680,12 @@ class Unpacker:
     def __init__(self, area: Buffer, modules: Mapping[str, str]) -> None:
         self._area = memoryview(area).cast("B")
         self._left = len(self._area)
+        self._places: list[tuple[int, int]] = []
         self._made: dict[int, object] = {}
         self._modules = modules
         self._classes: dict[tuple[str, str], type | None] = {}
+        # Those that were found.
+        self._types: set[type] = set()
         self._layouts: dict[type, _Layout | None] = {}
 
     def unpack(self, found: dict[str, Any]) -> Any:  # noqa: ANN401  # the user's own value
@@ -715,7 +723,20 @@ class Unpacker:
             raise ValueError(f"there are no {size} bytes at {offset}")
         if is_writable and self._area.readonly:
             self._area = memoryview(bytearray(self._area))
+        if size:
+            self._places.append((offset, size))
         return self._area[offset : offset + size]
+
+    def check_places(self) -> None:
+        """Refuse places that overlap: what is written to one value would change another.
+
+        That may be a table whose offsets were checked when it arrived, and are not again.
+        """
+        end = 0
+        for offset, size in sorted(self._places):
+            if offset < end:
+                raise ValueError(f"two values have the bytes at {offset}")
+            end = offset + size
 
     def library(self, name: str, what: str) -> Any:  # noqa: ANN401  # a module
         """One of `LIBRARIES`, for a value that is described."""
@@ -734,20 +755,30 @@ class Unpacker:
         if kind is tuple:
             for item in value:
                 self.key(item)
-        elif kind in self._layouts or (
-            kind in self._classes.values() and not _hashes_plainly(kind)
-        ):
+        elif kind in self._layouts or (kind in self._types and not _hashes_plainly(kind)):
             raise ValueError(f"a {name_of(kind)} to hash")
-        elif kind in self._classes.values() and issubclass(kind, tuple):
+        elif kind in self._types and issubclass(kind, tuple):
             for item in tuple.__iter__(value):
                 self.key(item)
         return value
+
+    def keys(self, values: Iterable[Any]) -> list[Any]:
+        """Values that are to be hashed, unless many have one hash.
+
+        Python would compare each of those with all others. What numbers hash to is no secret.
+        """
+        found = [self.key(value) for value in values]
+        if len(found) > _COLLIDING and max(Counter(map(hash, found)).values()) > _COLLIDING:
+            raise ValueError(f"more than {_COLLIDING} keys or elements of one hash")
+        return found
 
     def find(self, module: object, qualname: object) -> type | None:
         """A class of the user."""
         name = expect(module, str), expect(qualname, str)
         if name not in self._classes:
-            self._classes[name] = find_class(*name, self._modules)
+            found = self._classes[name] = find_class(*name, self._modules)
+            if found is not None:
+                self._types.add(found)
         return self._classes[name]
 
     def member(self, module: object, qualname: object, member: object, *plain: object) -> object:
@@ -810,8 +841,9 @@ def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
 
 
 def _unpack_dict(unpacker: Unpacker, pairs: object) -> dict[Any, Any]:
-    items = (expect(pair, list) for pair in expect(pairs, list))
-    return {unpacker.key(key): value for key, value in items}
+    items = [expect(pair, list) for pair in expect(pairs, list)]
+    keys = unpacker.keys(key for key, _ in items)
+    return dict(zip(keys, (value for _, value in items), strict=True))
 
 
 def _unpack_zoned(
@@ -857,8 +889,8 @@ UNPACKERS: dict[str, Callable[..., object]] = {
     "dict": _unpack_dict,
     "again": Unpacker.again,
     "tuple": lambda _, items: tuple(expect(items, list)),
-    "set": lambda unpacker, items: set(map(unpacker.key, expect(items, list))),
-    "frozenset": lambda unpacker, items: frozenset(map(unpacker.key, expect(items, list))),
+    "set": lambda unpacker, items: set(unpacker.keys(expect(items, list))),
+    "frozenset": lambda unpacker, items: frozenset(unpacker.keys(expect(items, list))),
     "int": lambda _, text: int(expect(text, str), 16),
     "str": lambda _, text: bytes.fromhex(expect(text, str)).decode(errors="surrogatepass"),
     "bytes": lambda unpacker, place: bytes(unpacker.buffer(place)),

@@ -43,7 +43,7 @@ from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
-from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import exceptions, messages, tokens, versions
 from kubetorch.wire.messages import Creator, Deploy, DeployEvent, Failed, FromController, Hello
 from manual_clock import ManualClock
@@ -292,6 +292,26 @@ def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods
         *_, last = [event async for event in events]
         assert isinstance(last, Failed)
         assert last.failure["error_type"] == error
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"username": "eve\nkubetorch: all is well"},
+        {"origin": Origin("1111", "github.com/acme/shop\x1b[2J", "train.py:train")},
+        {"origin": Origin("1111", "shop", "train.py:\u202etrain")},
+        {"origin": Origin("1" * 5000, "shop", "train.py:train")},
+    ],
+    ids=["username", "project", "callable", "digest"],
+)
+def test_trust_1_names_that_people_see_are_printable_and_have_an_end(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        with pytest.raises(SpecError, match="is no name of a user, a project or a callable"):
+            workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
 
     run(tmp_path, body)
 

@@ -166,6 +166,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
     ("text", "said"),
     [
         ("{", "no YAML"),
+        ("current-context: 2001-99-99", "no YAML"),
         ("- a", "should be a mapping"),
         ("kind: Pod", "kind: Config"),
         ("clusters: 3", "clusters should be a list"),
@@ -199,6 +200,15 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
         ),
         ("{}", "{server: 'https://a', insecure-skip-tls-verify: maybe}", "true or false"),
         ("{token: 3}", "{server: 'https://a'}", "token should be a string"),
+        ("{}", "{server: 'https://[::1'}", "server should be an http"),
+        ("{}", "{server: 'https://a:99999'}", "server should be an http"),
+        ("{}", "{server: 'https://a', extensions: 3}", "extensions should be a list"),
+        ("{}", "{server: 'https://a', certificate-authority: ~nobody/x}", "home directory"),
+        (
+            "{exec: {command: x, apiVersion: client.authentication.k8s.io/v1, env: 3}}",
+            "{server: 'https://a'}",
+            "env should be a list",
+        ),
         ("{client-key: x}", "{server: 'https://a'}", "belong together"),
         ("{auth-provider: {name: gcp}}", "{server: 'https://a'}", "'gcp' is of a kind"),
         ("{as-groups: [a]}", "{server: 'https://a'}", "need a user"),

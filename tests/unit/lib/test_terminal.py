@@ -1,6 +1,6 @@
 import pytest
 
-from kubetorch.lib.terminal import visible
+from kubetorch.lib.terminal import say, visible
 
 PASSED = [
     "plain ü 漢字 🙂",
@@ -31,3 +31,11 @@ def test_colours_and_what_progress_bars_use_pass(text):
 )
 def test_all_else_that_steers_a_terminal_is_written_out(text, shown):
     assert visible(text) == shown
+
+
+def test_a_line_of_our_own_is_one_line_whatever_names_are_in_it(capsys):
+    say("train is a service of eve\nkubetorch: all is well\r\x1b[A\x1b[K\u202e")
+    assert capsys.readouterr().err == (
+        "kubetorch: train is a service of eve\\x0akubetorch: all is well"
+        "\\x0d\\x1b[A\\x1b[K\\u202e\n"
+    )

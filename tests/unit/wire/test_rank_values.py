@@ -18,7 +18,17 @@ def test_entries_come_back_in_rank_order():
     ]
 
 
-@pytest.mark.parametrize("segments", [[], [b"x"], [b"[1]"], [b'[[0,"json",2,false]]', b"1"]])
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [],
+        [b"x"],
+        [b"[1]"],
+        [b'[[0,"json",2,false]]', b"1"],
+        [b'[[Infinity,"json",0,false]]'],
+        [b"[" * 100_000],
+    ],
+)
 def test_other_payloads_are_refused(segments):
     with pytest.raises(ProtocolError):
         rank_values.unpack(segments)

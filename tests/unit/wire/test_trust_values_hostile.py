@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import struct
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
@@ -19,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import codecs, values
+from kubetorch.wire import arrays, codecs, values
 
 
 def _run(*_: object, **__: object) -> NoReturn:
@@ -393,6 +395,110 @@ def test_no_more_is_made_than_there_are_bytes(value: object) -> None:
     assert _peak(value, bytes(100_000)) < 5_000_000
 
 
+def _series(*column: Any) -> dict[str, Any]:
+    return {"$": ["pd.series", [*column], ["range", 0, HUGE, 1, None], None]}
+
+
+LONG = ["range", 0, 100_000_000, 1, None]
+CODES = {"$": ["np.array", "<i1", [1], "C", [0, 1]]}
+MOMENTS = {"$": ["np.array", "<M8[ns]", [2], "C", [0, 16]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (_series("interval", LONG, LONG, "left"), "a range of"),
+        ({"$": ["pd.index", ["values", ["category", CODES, LONG, True], None, None]]}, "a range"),
+        ({"$": ["pd.index", ["multi", [LONG], [CODES], [None]]]}, "a range of"),
+        ({"$": ["pd.index", ["values", ["array", MOMENTS], None, "1" * 10**6]]}, "a frequency"),
+        (_series("period", CODES, f"period[{'1D' * 10**5}]"), "a frequency"),
+        ({"$": ["np.array", "<f8", [2**62] * 200_000, "C", [0, 8]]}, "dimensions"),
+        ({"$": ["np.objects", [2] * 200_000, []]}, "dimensions"),
+        ({"$": ["np.array", ["<f8", [10**4000] * 2000], [1], "C", [0, 8]]}, "dimensions"),
+    ],
+    ids=["interval", "category", "multi", "freq", "period", "shape", "objects", "subarray"],
+)
+def test_what_takes_long_or_much_is_refused_before(value: object, why: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(SerializationError, match=why):
+        _decode(value, bytes(16))
+    assert time.process_time() - begin < 5
+
+
+#: What all integers hash modulo.
+MODULUS = sys.hash_info.modulus
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$": ["dict", [[n * MODULUS, 1] for n in range(20_000)]]},
+        {"$": ["set", [n * MODULUS for n in range(20_000)]]},
+        {"$": ["frozenset", [{"$": ["tuple", [n * MODULUS]]} for n in range(20_000)]]},
+        {
+            "$": [
+                "pd.index",
+                [
+                    "values",
+                    [
+                        "array",
+                        {"$": ["np.objects", [20_000], [n * MODULUS for n in range(20_000)]]},
+                    ],
+                    None,
+                    None,
+                ],
+            ]
+        },
+    ],
+    ids=["dict", "set", "frozenset", "index"],
+)
+def test_keys_that_hash_to_the_same_are_not_compared_with_each_other(value: object) -> None:
+    begin = time.process_time()
+    with pytest.raises(SerializationError, match="of one hash"):
+        _decode(value)
+    assert time.process_time() - begin < 5
+
+
+def test_keys_that_happen_to_collide_arrive() -> None:
+    for keys in ({2**n for n in range(5000)}, {-1, -2}, {n * MODULUS for n in range(900)}):
+        segments = codecs.encode("values", keys)
+        assert codecs.decode("values", [bytes(segments[0])]) == keys  # type: ignore[arg-type]
+
+
+def test_classes_that_are_missing_do_not_slow_down_keys() -> None:
+    missing = [{"$": ["enum", HERE, f"Missing{n}", "A", n]} for n in range(15_000)]
+    begin = time.process_time()
+    assert len(_decode([missing, {"$": ["set", missing]}])[1]) == 15_000
+    assert time.process_time() - begin < 5
+
+
+def _array(offset: int, size: int = 8) -> dict[str, Any]:
+    return {"$": ["np.array", "|u1", [size], "C", [offset, size]]}
+
+
+def test_no_two_values_lie_on_the_same_bytes() -> None:
+    data = _stream(TABLE)
+    table = {"$": ["pa.Table", [0, len(data)]]}
+    for value in ([_array(0), _array(4)], [_array(8), _array(0), _array(1, 2)]):
+        with pytest.raises(SerializationError, match="two values have the bytes"):
+            _decode(value, bytes(64))
+    # A checked table, whose offsets the array would change.
+    with pytest.raises(SerializationError, match="two values have the bytes"):
+        _decode([table, _array(0, len(data))], data + bytes(len(data)))
+    one, other, again = _decode([_array(0), _array(8), {"$": ["again", 0]}], bytes(16))
+    one += 1
+    assert again is one
+    assert other.tolist() == [0] * 8
+
+
+def test_torch_is_not_asked_for_numbers_that_it_dies_of() -> None:
+    torch = pytest.importorskip("torch")
+    kinds = {name: one for name, one in vars(torch).items() if isinstance(one, torch.dtype)}
+    for name, dtype in kinds.items():
+        size = 8 * dtype.itemsize
+        _try({"$": ["torch.tensor", name, [8], [0], False, False, [0, size]]}, bytes(size))
+
+
 def test_text_that_is_nested_without_end_is_refused() -> None:
     for data in (b"[" * 200_000, b'{"$":["tuple",[' * 50_000, b'{"a":' * 100_000):
         for head in (b"", b"$"):
@@ -466,6 +572,81 @@ def test_a_stream_that_was_changed_is_a_table_or_refused(data: st.DataObject) ->
     except SerializationError:
         return
     repr(made)
+
+
+VIEWS = pyarrow.array(["x" * 100_000] * 3, pyarrow.string_view())
+DICTIONARY = pyarrow.array(["x" * 100_000] * 3).dictionary_encode()
+
+
+@pytest.mark.parametrize("array", [pyarrow.nulls(2**31 - 1), VIEWS, DICTIONARY])
+def test_text_that_would_be_larger_than_its_stream_is_refused(array: pyarrow.Array) -> None:
+    data = _stream(pyarrow.table({"": array}))
+    with pytest.raises(SerializationError, match="texts that are"):
+        _decode(_series("string", [0, len(data)], "NA"), data)
+
+
+def test_an_index_of_arrow_is_not_looked_through_for_keys() -> None:
+    data = _stream(pyarrow.table({"": pyarrow.nulls(2**31 - 1)}))
+    made = _decode({"$": ["pd.index", ["values", ["arrow", [0, len(data)]], None, None]]}, data)
+    assert len(made) == 2**31 - 1
+
+
+def _nested(levels: int, *, doubles: bool) -> bytes:
+    """A stream without rows, whose column has so many levels; each field may be there twice."""
+    kind = pyarrow.int8()
+    for _ in range(levels):
+        kind = pyarrow.struct([("a", kind), ("b", pyarrow.int8())])
+    data = bytearray(_stream(pyarrow.schema([("", kind)]).empty_table()))
+    message = memoryview(data)[8:]
+    _, schema, _ = arrays._parse_message(message)
+    fields = [*schema.tables(1)]
+    while doubles and fields and fields[0].field(5):
+        at = fields[0].offset(5) + 4
+        struct.pack_into("<I", message, at + 4, struct.unpack_from("<I", message, at)[0] - 4)
+        fields = [*fields[0].tables(5)]
+        if not fields[0].field(5) or not struct.unpack_from("<I", message, fields[0].offset(5))[0]:
+            break
+    return bytes(data)
+
+
+def test_polars_is_not_given_what_ends_the_process() -> None:
+    lists = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 20_000, pyarrow.int8()), pyarrow.array([[1] * 20_000])
+    )
+    for data, why in [
+        (_stream(pyarrow.table({"": lists})), "other values than texts"),
+        (_nested(60, doubles=True), "without end"),
+        (_nested(5000, doubles=False), "without end"),
+    ]:
+        with pytest.raises(SerializationError, match=why):
+            _decode({"$": ["pl.DataFrame", [0, len(data)]]}, data)
+    data = _nested(50, doubles=False)
+    assert len(_decode({"$": ["pl.DataFrame", [0, len(data)]]}, data)) == 0
+
+
+def test_buffers_of_a_stream_that_lie_on_each_other_are_refused() -> None:
+    table = pyarrow.table({"a": [1, 2], "b": [3, 4]})
+    data = bytearray(_stream(table))
+    # Where the second column lies: 64 bytes after the first, and as long.
+    at = data.index(struct.pack("<qq", 64, 16))
+    struct.pack_into("<qq", data, at, 0, 128)
+    for kind in ("pa.Table", "pl.DataFrame"):
+        with pytest.raises(SerializationError, match="a buffer that is not there"):
+            _decode({"$": [kind, [0, len(data)]]}, bytes(data))
+
+
+def test_a_dictionary_is_not_checked_again_for_batches_without_end() -> None:
+    text = pyarrow.array(["x" * 60_000_000])
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0], pyarrow.int8()), text)
+    batch = pyarrow.record_batch([rows], names=["a"])
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(2000):
+            writer.write_batch(batch)
+    data = bytes(sink.getvalue())
+    for kind in ("pa.Table", "pl.DataFrame"):
+        with pytest.raises(SerializationError, match="too many batches"):
+            _decode({"$": [kind, [0, len(data)]]}, data)
 
 
 def _polars_stream() -> bytes:

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import pickle
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -102,7 +103,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _check_keys(body)
+        _check_keys(str(error))
         raise ProtocolError(
             f"the body is not JSON of the form {_FORM}: {error}",
             hint="with Content-Type: application/json",
@@ -130,21 +131,20 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
 
 
-def _check_keys(body: bytes) -> None:
+def _check_keys(error: str) -> None:
     """Refuse a body with a key that means nothing: it may be one that is misspelt."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return
-    known = _Arguments.__struct_fields__
-    for key in found if isinstance(found, dict) else ():
-        if key not in known:
-            raise ProtocolError(
-                f"the body has the key {json.dumps(key)}, which means nothing: it must be {_FORM}",
-                hint=did_you_mean(key, known) or f"arguments by name lie in kwargs: {_EXAMPLE}",
-            )
+    found = _UNKNOWN_KEY.match(error)
+    if found is not None:
+        key, known = found[1], _Arguments.__struct_fields__
+        raise ProtocolError(
+            f"the body has the key {json.dumps(key)[:_SHOWN]}, which means nothing: it must be "
+            f"{_FORM}",
+            hint=did_you_mean(key, known) or f"arguments by name lie in kwargs: {_EXAMPLE}",
+        )
 
 
+#: What msgspec says of one, and how much of it is shown.
+_UNKNOWN_KEY, _SHOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL), 80
 _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 

@@ -619,9 +619,11 @@ class CallHandle:
                 lambda controller: controller.get_workload(view.namespace, view.workload)
             )
         except (ServiceNotFoundError, ResultExpiredError):
-            return
-        self._modules = local_modules(workload.spec.callable)
-        if self._call.asked is None and "pickle" not in workload.spec.compute.allowed_serialization:
+            allowed: tuple[str, ...] = ()  # nobody says any more that its values may be pickled
+        else:
+            self._modules = local_modules(workload.spec.callable)
+            allowed = workload.spec.compute.allowed_serialization
+        if self._call.asked is None and "pickle" not in allowed:
             self._call.asked = "json"
 
     # --------------------------------------------------------------------------------- its life

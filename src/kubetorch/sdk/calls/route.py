@@ -413,6 +413,8 @@ def _why_lost(pod: str, error: Exception | None) -> Exception:
     return lost
 
 
+#: Lines in which a service may say that it runs other code, and characters of one.
+_SAID_MOST, _SAID_LONGEST = 10, 2000
 #: Seconds that a scaler may hold a connection before the controller is asked what is wrong.
 HELD = 10.0
 
@@ -554,6 +556,8 @@ class Route:
         self.session: Session | None = None
         #: The instance of a class that answered last, where all calls go to one pod.
         self.instance: str | None = None
+        # What pods said of the code that they run.
+        self._said: set[str] = set()
         self.service = service
         self.ordinal = ordinal
         #: Where lines from its pods go.
@@ -668,7 +672,10 @@ class Route:
     def log(self, line: frames.Log, lines: CallLines) -> None:
         """A call wrote a line, or the line says of its instance what the program may know."""
         if line.origin is not None:
-            terminal.say_once(f"{self.service} {line.text}")
+            text = line.text[:_SAID_LONGEST]
+            if text not in self._said and len(self._said) < _SAID_MOST:
+                self._said.add(text)
+                terminal.say_once(f"{self.service} {text}")
             return
         instance = line.instance
         if instance is None or instance != self.instance:

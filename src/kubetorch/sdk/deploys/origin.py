@@ -37,6 +37,8 @@ from kubetorch.specs.workload import Origin
 
 #: Hex digits of a project's digest.
 _DIGITS = 16
+#: Characters of a name that the controller takes.
+_LONGEST = 4096
 #: Seconds that a program waits for another that makes the id of the machine.
 _PATIENCE = 5.0
 _SECTION = re.compile(r'\s*\[\s*remote\s+"(?P<name>.*)"\s*\]')
@@ -60,7 +62,13 @@ def find(source: Source) -> Origin:
         project, name = own.project, own.name
     if source.is_interactive:
         file = notebook() or file
-    return Origin(project, name, _callable(source, file, module, folder))
+    named = _callable(source, file, module, folder)
+    return Origin(project, *(_printable(one)[-_LONGEST:] for one in (name, named)))
+
+
+def _printable(text: str) -> str:
+    """A name as a terminal may show it; the controller takes no other ones."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def _callable(source: Source, file: Path | None, module: str | None, folder: Path | None) -> str:

@@ -210,7 +210,8 @@ def _judge(cluster: ClusterSettings, transport: PortForwardTransport, patience: 
 
 def _deployed_contexts() -> list[str]:
     try:
-        return environment.contexts_file().read_text(encoding="utf-8").splitlines()
+        text = environment.contexts_file().read_text(encoding="utf-8", errors="replace")
+        return text.splitlines()
     except OSError:
         return []
 

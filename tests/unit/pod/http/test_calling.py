@@ -97,6 +97,13 @@ def test_trust_06_a_key_that_means_nothing_is_an_error_that_names_it(body, key, 
     assert hint in caught.value.hint
 
 
+def test_trust_06_what_lies_under_a_key_that_means_nothing_is_not_read():
+    for body in (b'{"x":%b}' % (b"[" * 10**6), b'{"%b":1}' % (b"args" * 10**6)):
+        with pytest.raises(ProtocolError, match="means nothing") as caught:
+            calling.parse_arguments(body, "json")
+        assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize("key", ["debugger", "distributed_env_vars"])
 def test_keys_of_earlier_clients_are_known(key):
     body = {"args": [1], key: {"mode": "pdb", "port": 5678}}
