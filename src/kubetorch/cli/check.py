@@ -63,7 +63,7 @@ def check_cluster(namespace: str | None, *, as_json: bool) -> None:
 
 
 def _local(output: Output) -> None:
-    """There is no cluster to look at."""
+    """Check this machine, without a cluster."""
     found = Finding("backend", "ok", "services run on this machine (the setting backend is local)")
     _show(found, output)
     if output.as_json:

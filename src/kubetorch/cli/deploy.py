@@ -152,7 +152,7 @@ def _imported(target: Target) -> ModuleType:
 
 
 def _forget_if_cut_short(target: Target) -> None:
-    """Have a file imported again whose import for another target ended above this one."""
+    """Import a file again if an import for another target ended above this one."""
     module = sys.modules.get(target.module)
     is_same = getattr(module, "__file__", None) == str(target.path)
     if is_same and target.name and not hasattr(module, target.name.partition(".")[0]):

@@ -75,7 +75,7 @@ class Output:
         _write(self._stdout, _json(value, indent), "plain")
 
     def record(self, value: object) -> None:
-        """One of several results, for programs: JSON on a line of stdout."""
+        """Write one of several results, for programs: JSON on a line of stdout."""
         _write(self._stdout, _json(value), "plain")
 
     def panel(self, title: str, lines: Iterable[str], *, style: Style = "blue") -> None:
@@ -145,7 +145,7 @@ class Output:
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[None]:
-    """Let Ctrl-C at a question be Ctrl-C."""
+    """Treat Ctrl-C at a question as Ctrl-C."""
     try:
         yield
     except typer.Abort as error:
@@ -288,7 +288,7 @@ def is_unwritten(error: OSError) -> bool:
 
 
 def tolerate_narrow_encodings() -> None:
-    """Let a terminal that cannot show a character show `?`, instead of failing the command."""
+    """Show `?` for characters that the terminal lacks, instead of failing the command."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

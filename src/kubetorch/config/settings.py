@@ -75,7 +75,7 @@ class SettingsFile:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other program changes the file meanwhile: what it writes would be lost."""
+        """Lock the file: what another program writes meanwhile would be lost."""
         lock = FileLock(self.path.parent)
         try:
             if not lock.get(_PATIENCE):

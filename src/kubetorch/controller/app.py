@@ -124,7 +124,7 @@ class App:
         return route, parameters
 
     def _observe(self, exchange: Exchange, principal: Principal | None) -> None:
-        """Have a line written about a request when it is answered, also when it is refused."""
+        """Write a line about a request when it is answered, also when it is refused."""
         audit = self._audit
         found = None if audit is None else self.table.look(exchange)
         if audit is not None and found is not None and found[0].is_audited:

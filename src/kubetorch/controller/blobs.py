@@ -147,7 +147,7 @@ class NamespaceBlobs:
 
     @contextlib.contextmanager
     def keep(self, spec: WorkloadSpec) -> Iterator[None]:
-        """Have the blobs that are here kept until the generation is stored."""
+        """Keep the blobs that are here until the generation is stored."""
         self.awaited.append(spec)
         try:
             yield

@@ -67,7 +67,7 @@ class CallRecords:
         return self._with_held(found, namespace, workload)
 
     def running(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
-        """Those of `calls` whose end is not known."""
+        """The `calls` whose end is not known."""
         found = self._state.calls(namespace=namespace, workload=workload, is_running=True)
         merged = self._with_held(found, namespace, workload)
         return [call for call in merged if call.ended is None]
@@ -181,7 +181,7 @@ class Calls:
             self.expire()
 
     def lost(self, namespace: str, workload: str, pods: Mapping[str, Ending]) -> None:
-        """These pods are gone for good: what ran on them has failed."""
+        """Fail the calls that ran on pods that are gone for good."""
         for call in self._book.running(namespace=namespace, workload=workload):
             if call.pod in pods:
                 self._fail(call, pods[call.pod].error(call.pod))

@@ -89,7 +89,7 @@ Event = Deployed | PodsChanged | Connected | Observed | Lost | GaveUp
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """Tell a pod to serve a generation."""
+    """Order a pod to serve a generation."""
 
     pod: str
     generation: int

@@ -188,7 +188,7 @@ class Session(Endpoint):
     async def _check(
         self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: Mounted
     ) -> None:
-        """Let the pod in, and have it run anything, only if it may have what it has mounted."""
+        """Admit the pod only if it may have its mounts."""
         try:
             await self._access.check_mounts(
                 workload.spec, workload.grants, mounted, is_running=hello.generation > 0

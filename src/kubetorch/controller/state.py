@@ -114,7 +114,7 @@ class Observer(Protocol):
         """The summary of a workload; `None` without such a workload."""
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
-        """Somebody else deleted a workload: what it runs on is to go too."""
+        """Another program deleted a workload: its pods are to go too."""
 
 
 class State(Protocol):

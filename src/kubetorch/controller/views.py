@@ -207,7 +207,7 @@ def stage(pod: str, message: StageReport) -> Stage:
 
 
 def served(pod: str, state: Rollout) -> Stage:
-    """One more pod serves the wanted generation."""
+    """The stage for one more pod that serves the wanted generation."""
     return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=state.total)
 
 

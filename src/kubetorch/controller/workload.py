@@ -582,7 +582,7 @@ class Workload:
     # ----------------------------------------------------------------------------------- world
 
     def _plan_world(self) -> None:
-        """Have a world of the generation that pods should serve, if it is distributed."""
+        """Form a world for the generation that pods should serve, if it is distributed."""
         state = self._rollout
         course = (state.wanted, state.good, state.failure is None, state.pods, state.retiring)
         if course == self._course or self.is_gone:
@@ -628,7 +628,7 @@ class Workload:
         return self._services.backend.ports(*self.key, wanted)
 
     def _gather(self, event: world.Event) -> None:
-        """Have the world of a distributed service follow what happened."""
+        """Pass an event to the world of a distributed service."""
         if self._ending or self.is_gone:
             return  # members of a service that is torn down are not lost
         for effect in self._rendezvous.handle(event, self._services.clock.time()):
@@ -657,7 +657,7 @@ class Workload:
             self._handle(pods)
 
     def _announce_durably(self, formed: World) -> None:
-        """Tell pods of a new world once it would survive this process."""
+        """Notify pods of a new world once it would survive this process."""
         _log.info(
             "world formed workload=%s/%s generation=%s epoch=%s pods=%s",
             *self.key,
@@ -677,7 +677,7 @@ class Workload:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell pods of the world as it is now, unless a new one is about to be told."""
+        """Notify pods of the present world, unless a new world is about to be announced."""
         if self._announcing is None:
             current = self._rendezvous.world
             self._members.world = current
@@ -876,7 +876,7 @@ class Activities:
         self._last = 0.0
 
     def keep(self, pods: Set[str]) -> None:
-        """These are the pods now."""
+        """Forget all other pods."""
         self._pods = pods
         self._quiet &= pods
 
@@ -916,7 +916,6 @@ class IdleWatch:
         self._timer: Timer | None = None
 
     def update(self) -> None:
-        """Something happened."""
         self.close()
         left = self._seconds_left()
         if left is not None:

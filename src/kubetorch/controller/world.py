@@ -138,7 +138,7 @@ Event = Wanted | PodsChanged | Connected | Disconnected | Regroup | Probed | Tic
 
 
 class Formed(msgspec.Struct, frozen=True):
-    """There is a new world: keep it, then announce it."""
+    """A new world was formed: store the world, then announce it."""
 
     world: World
 
@@ -163,13 +163,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """Tell a pod of the world, which is newer than the one that it asked in."""
+    """Send a pod the world, which is newer than the world of its request."""
 
     pod: str
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Have a pod try whether it reaches an agent."""
+    """Order a pod to try if it reaches an agent."""
 
     pod: str
     id: str
@@ -615,7 +615,7 @@ class Rendezvous:
     def _suspect(
         self, pods: Sequence[str], now: float, certain: float | None = None
     ) -> Iterable[Effect]:
-        """Have others try to reach these."""
+        """Order other pods to try to reach these pods."""
         state = self._state
         if state is None or now < self._trusted:
             return

@@ -136,7 +136,7 @@ class BlobStore:
         return os.path.exists(self._file(digest))  # noqa: PTH110  # thousands at once
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those of `digests` that are not here, each once, in order."""
+        """The `digests` that are not here, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
     def open(self, digest: str) -> BinaryIO:

@@ -86,7 +86,7 @@ class CodeSlots:
             return Slot(number, self._root / str(number) / project, tree.digest)
 
     def show(self, slot: Slot, folder: Path) -> list[str]:
-        """Let a project be seen in a working directory; the names there that something else has.
+        """Show a project in a working directory; returns the names that something else has there.
 
         It is there by its name, and so is each entry at its top: paths that are relative to the
         project are found. All of these are links to one, which is switched in one step:
@@ -198,7 +198,7 @@ def uncover(folder: Path, root: Path, names: Iterable[str]) -> None:
 
 
 def _link(folder: Path, wanted: Mapping[str, str], ours: str) -> list[str]:
-    """Have these links in a folder, and no others of ours; the names that something else has."""
+    """Link names into a folder in place of our earlier links; returns the names that are taken."""
     taken = []
     with os.scandir(folder) as entries:
         # Of a link where it leads, of everything else nothing.

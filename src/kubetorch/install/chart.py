@@ -59,7 +59,7 @@ class Chart:
 
     @cached_property
     def templates(self) -> Templates:
-        """Its templates, by their names such as `templates/service.yaml`."""
+        """The templates by their names, such as `templates/service.yaml`."""
         files = sorted((self.folder / "templates").iterdir())
         return Templates(
             {f"templates/{path.name}": path.read_text(encoding="utf-8") for path in files}

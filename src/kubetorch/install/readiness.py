@@ -91,7 +91,7 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
 
 
 async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Report) -> None:
-    """Have a cluster that refused pods make them; by itself it would try minutes later."""
+    """Make a cluster that refused pods try again; by itself it would try minutes later."""
     if not watch.is_refused:
         return
     report("pods were refused before: the cluster is asked again")

@@ -80,11 +80,11 @@ class Release:
         return list(self.values.get("watchNamespaces") or ())
 
     def with_former(self, items: Iterable[Item]) -> Release:
-        """This release, and objects of the one before that are still there."""
+        """This release, with objects of the one before that are still there."""
         return replace(self, items=(*self.items, *self.without(items)))
 
     def without(self, items: Iterable[Item]) -> list[Item]:
-        """Those of the items that this release does not have."""
+        """The items that this release does not have."""
         return [one for one in items if not any(one.is_same_as(mine) for mine in self.items)]
 
 
@@ -106,7 +106,7 @@ async def load(client: Client, namespace: str) -> Release | None:
 
 
 async def save(client: Client, release: Release) -> None:
-    """Have the cluster remember a release."""
+    """Store a release in the cluster."""
     entries = [[one.api_version, one.kind, one.namespace, one.name] for one in release.items]
     manifest = {
         "apiVersion": "v1",
@@ -126,7 +126,7 @@ async def save(client: Client, release: Release) -> None:
 
 
 async def forget(client: Client, namespace: str) -> None:
-    """Have the cluster forget what was installed."""
+    """Delete the stored release from the cluster."""
     try:
         await client.delete(Ref(_CONFIG_MAPS, NAME, namespace))
     except KubernetesNotFoundError:
@@ -159,7 +159,7 @@ def is_of_release(found: Object, namespace: str) -> bool:
 
 
 async def give_up(client: Client, found: Object) -> None:
-    """Have an object belong to nobody, so that the next installation that wants it may take it."""
+    """Release an object, so that the next installation that wants it may take it."""
     ref = Ref(await client.discovery.resource_of(found), found["metadata"]["name"])
     marks = {MANAGED_BY: None, INSTALL_NAMESPACE: None}
     notes = {_RELEASE_NAME: None, _RELEASE_NAMESPACE: None}

@@ -80,7 +80,7 @@ _DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 
 @dataclass(frozen=True)
 class Installation:
-    """One that has a controller."""
+    """An installation that has a controller."""
 
     namespace: str
     scope: Scope

@@ -352,7 +352,7 @@ class Credentials:
             self._credential = None
 
     def reject_token(self, token: str) -> None:
-        """Somebody does not know this token: have another one next time."""
+        """Replace a token that the server does not know."""
         known = self._token if self._credential is None else self._credential.token
         if token == known:
             self._token_time = None

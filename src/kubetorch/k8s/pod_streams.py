@@ -73,7 +73,6 @@ class Channels(Endpoint):
             self._connection.send(bytes([channel]), data)
 
     def close(self) -> None:
-        """Say goodbye."""
         if self._connection is not None:
             self._connection.read_on(True)
             self._connection.close()
@@ -156,7 +155,7 @@ class Process:
             raise self._broken() from error
 
     def end_input(self) -> None:
-        """Its standard input ends."""
+        """End the standard input."""
         if self._channels.subprotocol != _V5:
             raise KubernetesError(
                 f"cannot end the standard input of {self._action}: the server does not speak {_V5}",
@@ -181,7 +180,7 @@ class Process:
             raise self._broken()
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended; output that was not read is dropped."""
+        """Wait for the exit code; output that was not read is dropped."""
         async for _ in self.output():
             pass
         assert self._exit_code is not None

@@ -35,7 +35,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """Something is different."""
+    """A changed object."""
 
     kind: str
     object: Object

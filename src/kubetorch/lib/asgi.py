@@ -138,7 +138,7 @@ class Responder:
         self.on_status: Callable[[int], None] | None = None
 
     def add_header(self, name: str, value: str) -> None:
-        """Have the answer carry one more header, which has to be ASCII."""
+        """Add a header to the answer, which has to be ASCII."""
         self._headers[name.lower()] = value
 
     async def begin(self, status: int, content_type: str, **headers: str) -> None:

@@ -187,7 +187,7 @@ class _Connection:
         self._answer.feed(data)
 
     def rest(self) -> None:
-        """Nothing is expected from the server until the next request."""
+        """Expect nothing from the server until the next request."""
         self._reader.is_expecting = False
 
     def abort(self) -> None:
@@ -214,7 +214,7 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Be done with it; what was not read is dropped with the connection."""
+        """Drop the rest of the answer, with the connection if something was not read."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool._drop(connection)

@@ -15,7 +15,7 @@ def exponential(*, first: float, factor: float = 2.0, limit: float) -> Iterator[
 
 
 def jittered(delays: Iterator[float]) -> Iterator[float]:
-    """Each delay shortened by up to a half, so that many clients do not come at the same time."""
+    """Shorten each delay by up to a half, so that many clients do not come at the same time."""
     import random  # noqa: PLC0415  # takes 3 ms, and many programs never wait
 
     for delay in delays:
@@ -47,7 +47,7 @@ class Patience:
         self._pauses = exponential(first=self._first, limit=self._limit)
 
     def pause(self) -> float | None:
-        """It failed: seconds to wait before the next attempt, `None` when there is to be none."""
+        """After a failure: seconds to wait before the next attempt, `None` to give up."""
         now, pause = self._now(), next(self._pauses)
         if self._failing_since is None:
             self._failing_since = now

@@ -12,7 +12,7 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Something changed: whoever waits goes on."""
+        """Wake all that wait for a change."""
         self._next.set()
         self._next = asyncio.Event()
 

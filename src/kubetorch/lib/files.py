@@ -69,7 +69,7 @@ class FileLock:
         return self._got.wait(timeout)
 
     def close(self) -> None:
-        """Let go of it, or stop waiting."""
+        """Release the lock, or stop waiting for it."""
         with self._mutex:
             self._is_closed = True
             if not self._is_waited_for:

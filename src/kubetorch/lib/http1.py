@@ -132,7 +132,7 @@ class MessageMeter:
     def feed(
         self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser, data: bytes
     ) -> bytes | None:
-        """Have the parser parse; what follows where the message changes the protocol, else `None`.
+        """Parse; returns what follows where the message changes the protocol, else `None`.
 
         Raises `TooLongError` for a message beyond its limits.
         """
@@ -153,7 +153,7 @@ class MessageMeter:
 
 
 class AnswerReader:
-    """One answer, parsed as its bytes come. Interim answers (`103 Early Hints`) are passed over.
+    """Parses an answer as its bytes come. Interim answers (`103 Early Hints`) are skipped.
 
     An answer that says in two ways how long it is (`Content-Length` twice, or beside chunks) is
     refused.

@@ -203,7 +203,7 @@ class Response:
             yield bytes(pending)
 
     def close(self) -> None:
-        """Be done with this answer; what was not read is dropped with the connection."""
+        """Drop the rest of the answer, with the connection if something was not read."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -241,7 +241,7 @@ class Connections(set[Any]):
         self.empty = asyncio.Event()
 
     def add(self, connection: object) -> None:
-        """Have one more, of a stranger."""
+        """Add a stranger's connection."""
         super().add(connection)
         self._strangers[connection] = None
 

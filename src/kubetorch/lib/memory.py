@@ -54,7 +54,7 @@ class _File:
         self.idle_since = 0.0
 
     def lend(self, size: int, on_return: Callable[[], object]) -> memoryview:
-        """Its first `size` bytes. `on_return` is called, in any thread, once none is in use."""
+        """Lend the first `size` bytes. Some thread calls `on_return` once no part is in use."""
         # Python's own memory views do not say when they are gone; this array does.
         keeper = (ctypes.c_char * size).from_buffer(self.map)
         weakref.finalize(keeper, on_return).atexit = False
@@ -107,11 +107,11 @@ class Memory:
         return shared
 
     def release(self) -> None:
-        """It is not needed here any more. May be called twice."""
+        """Release the memory. May be called twice."""
         self.view = _NOTHING
 
     def give_up(self) -> None:
-        """Another process keeps looking at the file: it is not used again."""
+        """Use the file no more: another process keeps looking at it."""
         self._pool.drop(self.file)
 
     def take_back(self) -> None:
@@ -195,7 +195,7 @@ _pool = _Pool()
 
 
 def give_back_soon() -> None:
-    """Have freed blocks of 1 MiB and more go back to the system at once; glibc keeps up to 64 MiB.
+    """Return freed blocks of 1 MiB and more to the system at once; glibc keeps up to 64 MiB.
 
     Without this it takes longer ones for blocks that are used again and again.
     """
@@ -322,7 +322,7 @@ class Mappings:
         return found
 
     def on_fork(self) -> None:
-        """This process forked; its child sees what is lent at this moment."""
+        """After a fork: the child sees what is lent at this moment."""
         self._forks += 1
 
 

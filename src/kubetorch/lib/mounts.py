@@ -62,7 +62,7 @@ def mount_filesystem(
 
 
 def _set_read_only(place: Path) -> None:
-    """Let nobody change what is mounted there."""
+    """Make a mount read-only."""
     mount_filesystem(None, str(place), _MS_REMOUNT | BIND | _MS_RDONLY | _flags(place))
 
 
@@ -88,7 +88,7 @@ def _unmount(place: Path) -> None:
 
 
 def _change_root(folder: Path) -> None:
-    """Let a folder be `/`; a working directory that is gone becomes `/` too."""
+    """Make a folder `/`; a working directory that is gone becomes `/` too."""
     try:
         working_dir = Path.cwd()
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
 
 
 def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Have a folder hold files in memory: links through `..data`, as a kubelet lays them out."""
+    """Fill a folder with files in memory: links through `..data`, as a kubelet lays them out."""
     mount_filesystem("tmpfs", str(folder), 0, kind="tmpfs", data="mode=700")
     data = folder / "..files"
     data.mkdir(mode=0o700)
@@ -206,7 +206,7 @@ def _make_alike(place: Path, folder: Path) -> None:
 
 
 def _set_read_only_if_mounted(place: Path) -> None:
-    """Let nobody write to a mount, if there is one that this user can reach."""
+    """Make a mount read-only, if there is one that this user can reach."""
     try:
         _set_read_only(place)
     except OSError as error:
@@ -350,7 +350,7 @@ class View:
         return place
 
     def _make_room(self, place: Path) -> Path:
-        """Let something be made at a path that the machine does not see; the first part of it."""
+        """Make room at a path that the machine does not see; returns its first part."""
         above = next(parent for parent in place.parents if parent.is_dir())
         if not self._is_own(above):
             self._mirror(above)
@@ -390,7 +390,7 @@ class View:
     # -------------------------------------------------------------------------------------- shield
 
     def _cover(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
-        """Let writes to a folder go elsewhere, but not those to what is shared in it."""
+        """Redirect writes to a folder, except those to what is shared in it."""
         inside = _inside(folder, shared | mounted)
         if folder not in self._covered and folder not in self._mirrors:
             try:
@@ -430,7 +430,7 @@ class View:
                 _set_read_only_if_mounted(entry)
 
     def _freeze(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
-        """Let nothing be written in a folder, nor on the disks in it, but in what is shared."""
+        """Make a folder and the disks in it read-only, except what is shared."""
         mount_filesystem(str(folder), str(folder), BIND | RECURSIVE)
         kept = set(_outermost(_inside(folder, shared - self._frozen)))
         for place in kept:
@@ -478,7 +478,7 @@ def _inside(folder: Path, places: Iterable[Path]) -> set[Path]:
 
 
 def _outermost(places: Iterable[Path]) -> Iterator[Path]:
-    """Those that lie in no other one."""
+    """The places that lie in no other place."""
     found: set[Path] = set()
     for place in sorted(places):
         if found.isdisjoint(place.parents):

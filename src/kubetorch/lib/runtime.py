@@ -28,7 +28,7 @@ def is_used() -> bool:
 
 
 def add_dependencies() -> None:
-    """Let this interpreter, which is the user's, find what it lacks of our dependencies."""
+    """Add our dependencies that this interpreter, which is the user's, lacks."""
     if sys.prefix == _FOLDER:
         return
     for name in (tag(), "pure"):

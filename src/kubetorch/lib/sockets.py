@@ -90,7 +90,7 @@ def connect(host: str, port: int, timeout: float | None) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have TCP notice that the peer of a silent connection is gone."""
+    """Make TCP notice that the peer of a silent connection is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE),

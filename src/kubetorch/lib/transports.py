@@ -177,7 +177,6 @@ class _Greeting(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def read(self, count: int) -> bytes:
-        """So many bytes."""
         while len(self._received) < count:
             await self._more()
         return self._take(count)

@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(part)
 
     def close(self, code: int = websocket_protocol.NORMAL, reason: str = "") -> None:
-        """Say goodbye and close once everything is written."""
+        """Send a close frame, and close once everything is written."""
         if self._is_open:
             self.close_code = code
             self.send(

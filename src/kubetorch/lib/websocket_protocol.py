@@ -211,7 +211,7 @@ class Parser:
         self._max_message = max_message
 
     def close(self) -> None:
-        """Let go of what has arrived: nothing more comes."""
+        """Release what has arrived: nothing more comes."""
         self._rest = None
         self._fragments = self._scratch = bytearray()
         self._view = memoryview(b"")

@@ -82,7 +82,6 @@ class Home:
         return running if running.is_alive else None
 
     def write_running(self, running: Running) -> None:
-        """Say who runs here."""
         files.write_atomically(self.controller_url, running.url.encode())
         files.write_atomically(self.service, json.dumps(running._asdict()).encode())
 

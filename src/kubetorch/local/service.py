@@ -107,7 +107,7 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
 
 
 def _lock(place: Home) -> None:
-    """Be the only service here, until this process ends."""
+    """Lock the home of the service until this process ends."""
     if not FileLock(place.lock).get(LOCK_TIMEOUT):
         raise ControllerUnavailableError(
             f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
@@ -124,7 +124,7 @@ def _last_port(place: Home) -> int:
 
 
 def _tell(answer: Mapping[str, object]) -> None:
-    """Tell the caller, who may be gone."""
+    """Answer the caller, who may be gone."""
     try:
         os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
     except OSError:

@@ -113,7 +113,7 @@ def equip(
 
 
 def note_secrets(template: PodTemplate, version: str) -> None:
-    """Have pods be others once the secrets that they see are: variables are set only once."""
+    """Replace pods when the secrets that they see change: variables are set only once."""
     if version:
         *_, of_pods = template.annotations()
         of_pods[labels.SECRETS_VERSION] = version
@@ -197,7 +197,7 @@ def beside(
 
 
 def _bring(template: PodTemplate, runtime: Runtime) -> None:
-    """Have the runtime at `FOLDER`."""
+    """Provide the runtime at `FOLDER`."""
     container = template.container
     if container.get("image") in (DEFAULT_IMAGE, runtime.default_image):
         container["image"] = runtime.default_image
@@ -235,7 +235,7 @@ def _pull(container: Manifest, runtime: Runtime) -> None:
 
 
 def _start(template: PodTemplate, own: dict[str, str]) -> None:
-    """Have the container run the agent, which learns from its environment who it is."""
+    """Run the agent in the container; its environment says which pod it is."""
     container = template.container
     is_ray = template.kind == raycluster.KIND
     container["command"] = raycluster.beside(AGENT) if is_ray else [AGENT]

@@ -51,7 +51,7 @@ class Transfers:
         self._returning: asyncio.Task[None] | None = None
 
     async def fetch(self, digests: Iterable[str]) -> int:
-        """Have these blobs in the store; how many had to be fetched."""
+        """Fetch missing blobs into the store; returns how many were fetched."""
         wanted = list(digests)
         missing = await self._fetching.run(lambda: self._store.missing(wanted))
         if missing:

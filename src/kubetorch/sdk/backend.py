@@ -88,7 +88,7 @@ def _look(cluster: ClusterSettings) -> Choice:
 
 
 def _say(opened: Session) -> None:
-    """Say once where the pods of this program run."""
+    """Report once where the pods of this program run."""
     if choices.is_quiet or config.quiet or environment.is_in_pod():
         return
     children = sys.modules.get("multiprocessing.process")
@@ -274,7 +274,7 @@ def remember(opened: Session, view: WorkloadView) -> None:
 
 
 def say_whose(opened: Session, view: WorkloadView) -> None:
-    """Say whose service a bare name has led to, unless this process has deployed or found it."""
+    """Report whose service a bare name led to, unless this process has deployed or found it."""
     spec, creator = view.spec, view.creator
     is_own = view.is_own and creator is not None and creator.username == config.username
     is_known = (opened, spec.namespace, spec.name) in _registry.known

@@ -34,7 +34,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Bar:
-    """One thing that takes a while.
+    """The progress of one activity.
 
     Args:
         label: Whose it is: a service, a callable, a pod.
@@ -57,7 +57,7 @@ class Bar:
         self.doing, self.share = doing, share
 
     def step(self, doing: str, share: float | None = None) -> None:
-        """Something begins that has a line of its own where there are no bars."""
+        """Begin a step, which has a line of its own where there are no bars."""
         self.update(doing, share)
         if not (self._is_silent or _has_bars()):
             _foot.tell(self, doing)
@@ -144,7 +144,7 @@ class _Foot:
             self.drawn = text
 
     def tell(self, bar: Bar, words: str) -> None:
-        """Say in a line what is going on."""
+        """Report the present step in a line."""
         with self.lock:
             bar.told = time.monotonic()
             self.put(f"({bar.label}) {words}\n", is_drawing=False)

@@ -193,7 +193,7 @@ class Controller:
         self.ask("POST", path, body=packed, headers=headers)
 
     def missing_blobs(self, digests: Iterable[str], namespace: str) -> list[str]:
-        """Those of these blobs that the controller lacks in a namespace."""
+        """The blobs among these that the controller lacks in a namespace."""
         body = json.dumps({"blobs": list(digests)}).encode()
         answer = self.ask("POST", _of(routes.BLOBS_MISSING, namespace), body=body)
         missing: list[str] = json.loads(answer)["missing"]

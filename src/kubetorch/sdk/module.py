@@ -515,7 +515,7 @@ class Module(Generic[HandleT]):
         )
 
     def _note_declared(self) -> None:
-        """Have the compute know what would run on it: its manifest says so."""
+        """Note on the compute what would run on it: its manifest says so."""
         if self._compute is not None and self._source is not None:
             self._compute.declares(self._declared_spec(self._compute))
 
@@ -612,13 +612,13 @@ class Module(Generic[HandleT]):
         return found
 
     def _say_whose(self, found: WorkloadView) -> None:
-        """Say whose service it is that a bare name has led to."""
+        """Report whose service a bare name has led to."""
         is_bare = found.spec.name == names.service_name(self._name) and not self._reload_prefixes
         if is_bare and self._service_name is None:
             backend.say_whose(self._session(), found)
 
     def _accept(self, view: WorkloadView) -> None:
-        """Be the service that a deploy or a look-up found."""
+        """Become the handle of the service that a deploy or a look-up found."""
         spec = view.spec
         self._check_kind(spec)
         if self._compute is None or not self._compute.describes(spec):

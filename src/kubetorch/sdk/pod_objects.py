@@ -25,7 +25,7 @@ class Attributes(dict[str, Any]):
 
 
 def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:
-    """One pod of a workload, as its cluster describes it; without a cluster in the same form."""
+    """A pod of a workload, as its cluster describes it; without a cluster in the same form."""
     if described is None:
         found = _attributes(_described(view, pod))
     else:

@@ -98,7 +98,7 @@ def _read_only(value: Any, attribute: str) -> Any:  # noqa: ANN401  # of the sam
 
 @functools.cache
 def _teach_yaml() -> None:
-    """Have them written as plain ones: the package goes by the very type."""
+    """Make YAML write these types as plain ones: the package goes by the very type."""
     try:
         from yaml.representer import SafeRepresenter  # noqa: PLC0415  # 13 ms
     except ImportError:  # the interpreter of a user, in a pod

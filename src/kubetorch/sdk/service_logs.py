@@ -202,7 +202,7 @@ def of_generation(view: WorkloadView) -> list[PodView]:
 
 
 class _Follower:
-    """One pod."""
+    """Follows the app of one pod."""
 
     def __init__(
         self,

@@ -101,7 +101,6 @@ class _Client(Endpoint):
         self._has_room.set()
 
     def say(self, message: ShellMessage) -> None:
-        """Tell the agent."""
         if self._connection is not None:
             self._connection.send(messages.encode(message), opcode=websocket_protocol.TEXT)
 

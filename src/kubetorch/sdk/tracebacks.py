@@ -54,7 +54,7 @@ def is_full() -> bool:
 
 
 def say_what_goes_on(interrupt: BaseException, text: str) -> None:
-    """Have an interrupt that ends the program say what becomes of the work that it ended."""
+    """Add to an interrupt that ends the program what becomes of the work."""
     setattr(interrupt, _GOES_ON, text)
 
 

@@ -105,7 +105,7 @@ _HERE_DOCUMENT = re.compile(r"""\d*<<(-?)(["']?)([^<"'\\]+)\2""")
 
 
 def _here_documents(line: str) -> Iterator[tuple[bool, str]]:
-    """Of each document of an instruction, whether it is indented by tabs, and what ends it."""
+    """The here-documents of an instruction: if tabs indent each, and its end."""
     keyword, _, rest = line.partition(" ")
     if keyword.upper() not in ("RUN", "COPY", "ADD"):
         return

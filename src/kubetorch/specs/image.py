@@ -30,7 +30,7 @@ class Step:
     force: bool
 
     def text(self, install_command: str | None) -> str:
-        """Its lines in a Dockerfile."""
+        """The lines of the step in a Dockerfile."""
         raise NotImplementedError
 
 
@@ -47,7 +47,6 @@ class PipStep(Step):
     joins: bool = field(default=False, compare=False)
 
     def text(self, install_command: str | None) -> str:
-        """Its line."""
         return _forced(f"RUN {install_command or '$' + INSTALL_VARIABLE} {self.requirement}", self)
 
 
@@ -59,7 +58,6 @@ class RunStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line."""
         if "\n" not in self.command:
             return _forced(f"RUN {self.command}", self)
         # In the shell form, a line break would end the instruction.
@@ -76,7 +74,7 @@ class EnvStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line: the older form where the value allows it, else quoted."""
+        """The older form where the value allows it, else quoted."""
         if "\n" in self.value:
             raise SpecError(
                 f"the environment variable {self.name} is {self.value!r}; a Dockerfile cannot have "
@@ -125,7 +123,7 @@ class CopyStep(Step):
         return dest or "."
 
     def text(self, install_command: str | None) -> str:
-        """Its line; the mark of a forced one stands above, since COPY takes no comment."""
+        """The mark of a forced copy stands above, since COPY takes no comment."""
         paths = [self.source, self.target]
         line = " ".join(paths) if not any(" " in path for path in paths) else json.dumps(paths)
         return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
@@ -139,7 +137,6 @@ class WorkdirStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line."""
         return f"WORKDIR {self.path}"
 
 
@@ -151,7 +148,6 @@ class UserStep(Step):
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """Its line."""
         return f"USER {self.user}"
 
 

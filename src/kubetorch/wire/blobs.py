@@ -58,6 +58,6 @@ class Unpacker:
                 yield self._digest, None, piece
 
     def close(self) -> None:
-        """No more comes."""
+        """Check that the last blob is complete."""
         if self._pending or self._left:
             raise ProtocolError("the stream of blobs is truncated")

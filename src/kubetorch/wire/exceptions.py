@@ -98,7 +98,6 @@ class Failure:
     other_errors: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a JSON object."""
         found = {item.name: getattr(self, item.name) for item in fields(self)}
         if not self.other_errors:
             del found["other_errors"]

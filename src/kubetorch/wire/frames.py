@@ -389,7 +389,7 @@ class Inbox:
         self._bytes = 0
 
     def count(self, size: int) -> bool:
-        """One counted frame arrived; whether an ACK is due."""
+        """Count a frame; true if an ACK is due."""
         self.received += 1
         self._bytes += size
         return self.received - self._acked >= ACK_FRAMES or self._bytes >= ACK_BYTES

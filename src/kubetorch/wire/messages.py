@@ -423,7 +423,7 @@ class Accepted(Message, tag="accepted", frozen=True):
 
 
 class Stage(Message, tag="progress", frozen=True):
-    """Something happened on the way.
+    """A step on the way of a deploy.
 
     Attributes:
         stage: `starting`, `fetching`, `preloading`, `importing`, `ready`, `event`, …

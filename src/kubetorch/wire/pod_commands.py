@@ -81,11 +81,11 @@ class ShellResize(ShellMessage, tag="resize", frozen=True):
 
 
 class ShellEnd(ShellMessage, tag="end", frozen=True):
-    """Nothing more comes for the standard input."""
+    """The standard input has ended."""
 
 
 class ShellExit(ShellMessage, tag="exit", frozen=True):
-    """It has ended."""
+    """The shell has ended."""
 
     code: int
 

@@ -171,7 +171,7 @@ _digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda
 
 
 class Packer:
-    """One value on its way into JSON with tags, and into buffers."""
+    """Encodes one value into JSON with tags, and into buffers."""
 
     EXACT, KEY = EXACT, KEY
     # Defaults lie in the class: most values are small, and every assignment costs.
@@ -197,7 +197,7 @@ class Packer:
             self.area, self._layouts, self._named, self._places = Gathered(), {}, {}, {}
 
     def add(self, buffer: Buffer, alignment: int = ALIGNMENT) -> list[int]:
-        """Have a buffer travel; where it begins, and how long it is."""
+        """Add a buffer; returns its position and size."""
         self._begin()
         return self.area.add(buffer, alignment)
 
@@ -235,7 +235,7 @@ class Packer:
         return found
 
     def refuse(self, value: object, why: str = "", hint: str = PICKLE) -> NoReturn:
-        """Say that a value cannot travel."""
+        """Refuse a value that cannot travel."""
         what = name_of(type(value))
         article = "an" if what[0] in "aeiouAEIOU" else "a"
         raise UnfitError(f"{article} {what}{why or ', which cannot travel'}", hint)
@@ -739,7 +739,7 @@ class Unpacker:
             end = offset + size
 
     def library(self, name: str, what: str) -> Any:  # noqa: ANN401  # a module
-        """One of `LIBRARIES`, for a value that is described."""
+        """Import one of `LIBRARIES`, for a value that is described."""
         assert name in LIBRARIES
         try:
             return sys.modules.get(name) or importlib.import_module(name)

@@ -75,7 +75,7 @@ class VolumeStore(Protocol):
 
 
 class Stores(NamedTuple):
-    """Both of a backend."""
+    """The stores of secrets and volumes of a backend."""
 
     secrets: SecretStore
     volumes: VolumeStore
@@ -208,7 +208,7 @@ class PortsWanted(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """Something happened on the way to the pods of a workload.
+    """An event on the way to the pods of a workload.
 
     Attributes:
         message: As one line.
@@ -249,7 +249,7 @@ class Backend(Protocol):
         """Make the pods of a workload what its manifest says; returns before they run."""
 
     async def release(self, namespace: str, name: str) -> None:
-        """Have a workload without pods, which hold what others wait for, until its next apply."""
+        """Leave a workload without pods, which hold what others wait for, until its next apply."""
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> None:
         """End all pods of a workload; returns when nothing of them is left."""
@@ -270,7 +270,7 @@ class Backend(Protocol):
         """The least number of pods of its present template that a workload should have."""
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
-        """These pods serve what they should; once all new ones do, retiring ones can end.
+        """Note pods that serve the wanted generation; once all new ones do, retiring ones can end.
 
         Called often; the set is not to be kept.
         """

@@ -437,7 +437,7 @@ class PodTokens:
         self._current: AnswerCache[str, str] = AnswerCache(clocks.steady)
 
     async def ensure(self, namespace: str) -> None:
-        """Have a token in a namespace that is good for some time."""
+        """Provide a token in a namespace that is valid for some time."""
         token = await self._read(namespace)
         if token and self._left(namespace, token) > RENEWED_BEFORE:
             return

@@ -56,8 +56,6 @@ Step = Read | Take | Wait
 
 
 class Candidate:
-    """One that wants to lead."""
-
     def __init__(
         self, *, namespace: str, name: str, place: str, nonce: str, times: Times = TIMES
     ) -> None:
@@ -116,7 +114,7 @@ class Candidate:
         self._since = now
 
     def refused(self, now: float) -> None:
-        """Somebody else was faster."""
+        """Another candidate was faster."""
         self._is_known = False
         self._pause_until = now
 

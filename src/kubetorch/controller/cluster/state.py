@@ -168,7 +168,7 @@ class KubernetesState:
             self._changed(entry)
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
-        """It is left alone: its pods go on, and another version may know what it is."""
+        """Leave a workload alone: its pods go on, and another version may understand it."""
         self._entries.pop((namespace, name), None)
         _log.error(
             "workload left alone, since it cannot be read workload=%s/%s: %s",
@@ -349,7 +349,7 @@ def _check_deployed(generation: Generation) -> None:
 
 
 class _Entry:
-    """One workload, and what writes it."""
+    """A workload and its pending write."""
 
     def __init__(self, namespace: str, name: str) -> None:
         self.pending = PendingWrite(namespace, name)

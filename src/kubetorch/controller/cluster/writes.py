@@ -133,7 +133,7 @@ class PendingWrite:
     # ------------------------------------------------------------------------- what is wanted
 
     def put(self, content: Content, *, is_new: bool) -> None:
-        """This is wanted."""
+        """Want this content."""
         if is_new:
             self._spec = resource.spec(content)
             self._is_news, self.error = True, None
@@ -149,7 +149,7 @@ class PendingWrite:
         self._settle()
 
     def delete(self) -> None:
-        """Nothing is wanted any more."""
+        """Want the object deleted."""
         self.wanted, self._spec, self.error = None, None, None
         self._is_news = True
 

@@ -72,11 +72,11 @@ class Exchange(Request):
         return self._responder.has_begun
 
     def passed_on(self) -> None:
-        """Somebody else has begun to answer."""
+        """Another server has begun to answer."""
         self._responder.has_begun = True
 
     def on_status(self, callback: Callable[[int], None]) -> None:
-        """Tell this one the status of the answer before it is sent."""
+        """Call back with the status of the answer before the answer is sent."""
         self._responder.on_status = callback
 
     async def respond(

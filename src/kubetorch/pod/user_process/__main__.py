@@ -27,7 +27,7 @@ def _find_package() -> None:
 
 
 def main() -> None:
-    """Be what the arguments say."""
+    """Start a worker or a zygote, as the arguments say."""
     here = str(Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     _find_package()

@@ -194,7 +194,7 @@ class RunningCall:
     # ------------------------------------------------------------------------------- progress
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
-        """Tell the caller how far the call has come."""
+        """Report the progress of the call to the caller."""
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
         report = json.dumps([*numbers, None if message is None else str(message)]).encode()
@@ -511,7 +511,7 @@ def _is_unbound(error: BaseException) -> bool:
 
 
 def _explain(error: BaseException) -> None:
-    """Say where handlers of signals can be set."""
+    """Explain where handlers of signals can be set."""
     if not str(error).endswith("only works in main thread of the main interpreter"):
         return
     exceptions.set_attribute(error, "hint", _MAIN_THREAD)

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 
 class CurrentCall(Protocol):
-    """One call."""
-
     number: int
     request_id: str
 
@@ -39,7 +37,7 @@ def request_id() -> str | None:
 
 
 def progress(current_value: float, total: float | None = None, message: str | None = None) -> bool:
-    """Tell the caller how far the running call has come; false when no call runs here."""
+    """Report the progress of the running call; false when no call runs here."""
     call = current.get()
     if call is None:
         return False
@@ -62,7 +60,7 @@ class Callbacks:
         self._found: dict[int, list[_Registered]] = {}
 
     def add(self, callback: Callable[[], Any]) -> None:
-        """Have it run before the pod ends."""
+        """Run the callback before the pod ends."""
         call = current.get()
         with self._lock:
             known = self._found.setdefault(0 if call is None else call.number, [])

@@ -297,7 +297,7 @@ def load(source: Source, hosts: MonarchHosts | None = None) -> Any:  # noqa: ANN
 
 
 def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> None:  # noqa: ANN401  # the user's own class
-    """Say how a class gets the arguments that it lacks."""
+    """Explain how a class gets the arguments that it lacks."""
     try:
         inspect.signature(cls).bind(**given)
     except TypeError as found:
@@ -458,7 +458,7 @@ def _unwrap(found: Any) -> Any:  # noqa: ANN401
 
 
 def _explain(error: ModuleNotFoundError, source: Source) -> None:
-    """Say where a module was looked for, and how to get it."""
+    """Explain where a module was looked for, and how to get it."""
     if error.name is None:
         return
     top = error.name.partition(".")[0]

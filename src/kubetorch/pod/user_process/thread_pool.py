@@ -90,7 +90,7 @@ class ThreadPool:
         self._spawn()
 
     def make_home(self) -> None:
-        """Have jobs run in this thread, which is to call `run_at_home` next."""
+        """Run jobs in this thread, which calls `run_at_home` next."""
         self._home = threading.get_ident()
         with self._state:
             self._idle += 1
@@ -222,7 +222,7 @@ class ThreadPool:
         self._pass_lead()
 
     def _watch(self) -> None:
-        """Be the deputy, which also answers when the agent asks for the stacks of all threads."""
+        """Run as the deputy, which answers when the agent asks for the stacks of all threads."""
         if protocol.STACKS is not None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [protocol.STACKS])
         while not self._is_over:

@@ -323,7 +323,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def main() -> None:
-    """Be a zygote; the socket to the agent is this program's standard input."""
+    """Run a zygote; the socket to the agent is this program's standard input."""
     control = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -99,7 +99,7 @@ class Assembler:
         return bool(self._rest or self._unfinished)
 
     def close(self) -> Iterator[Line]:
-        """Nothing more comes: all unfinished lines."""
+        """Return all unfinished lines: nothing more comes."""
         yield from self._end_raw()
         for key in list(self._unfinished):
             yield from self._end(key)

@@ -104,27 +104,27 @@ class CallSink(Protocol):
     """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
 
     def on_log(self, line: Line) -> None:
-        """It wrote a line."""
+        """The call wrote a line."""
 
     def on_progress(self, report: Progress) -> None:
-        """It has come so far."""
+        """The call reports its progress."""
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """It is a generator and yielded a value; see `Worker.grant`."""
+        """The call, of a generator, yielded a value; see `Worker.grant`."""
 
     def on_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
-        """It returned. With codec `none`, two segments are raw content and its content type."""
+        """The call returned. In the codec `none`, two segments are content and its content type."""
 
     def on_error(self, failure: bytes) -> None:
-        """It raised; the failure is JSON, see `kubetorch.wire.exceptions`."""
+        """The call raised; the failure is JSON, see `kubetorch.wire.exceptions`."""
 
     def on_failing(self, failure: bytes) -> None:
-        """It has failed, and will end with `on_error`, although something of it still runs."""
+        """The call has failed, and will end with `on_error`, although a part of it still runs."""
 
     def on_lost(self, error: KubetorchError) -> None:
-        """Its worker is gone, or was ended because the call did not end when it was cancelled."""
+        """The worker is gone, or was ended because the call did not end when it was cancelled."""
 
 
 #: Takes a line of a worker, and the identity of the request that its call belongs to.
@@ -236,7 +236,7 @@ class Worker:
     # ------------------------------------------------------------------------------------ load
 
     async def load(self, timeout: float) -> None:
-        """Have it import the callable, and construct it."""
+        """Import the callable, and construct the instance of a class."""
         text = json.dumps(self._load_message()).encode()
         head = protocol.pack(protocol.LOAD, flags=protocol.DESCRIPTOR, meta=text)
         self._socket.send(head, self._process.stacks.descriptor)
@@ -296,7 +296,7 @@ class Worker:
         return number
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
-        """Have a call end. If it has not done so within 2 s, the worker is killed."""
+        """Cancel a call. If it has not ended within 2 s, the worker is killed."""
         call = self._running.get(number)
         if call is None or call.cancelled is not None:
             return
@@ -308,7 +308,7 @@ class Worker:
         call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle)
 
     def grant(self, number: int, count: int) -> None:
-        """Let a generator send so many more values; it begins with 16."""
+        """Allow a generator to send so many more values; it begins with 16."""
         if number in self._running:
             self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
 
@@ -328,7 +328,7 @@ class Worker:
     # ------------------------------------------------------------------------------------- end
 
     async def preempt(self, grace: float) -> None:
-        """Have it do what user code wants to be done before the pod ends, for so many seconds."""
+        """Run the callbacks of user code before the pod ends, for so many seconds."""
         if self._has_loaded and self._exiting is None:
             self._socket.send(protocol.pack(protocol.PREEMPT))
             with contextlib.suppress(TimeoutError):
@@ -558,7 +558,7 @@ class WorkerHost:
         sys_path: Sequence[str],
         preload: Sequence[str],
     ) -> None:
-        """Have a zygote ready for workers that are started later."""
+        """Keep a zygote ready for workers that are started later."""
         with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
             await self._zygotes.prewarm(python, dict(env), sys_path, preload)
 

@@ -34,7 +34,7 @@ class Payload(Protocol):
         """The bytes."""
 
     def release(self) -> None:
-        """They are not needed any more. May be called twice."""
+        """Release the bytes. May be called twice."""
 
 
 class OwnedPayload:

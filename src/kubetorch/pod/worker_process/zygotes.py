@@ -169,7 +169,7 @@ class Zygote:
         self.preloaded.update(modules)
 
     async def fork(self, sock: socket.socket, output: int, marker: str) -> Forked:
-        """Have it start a worker: a fork of itself, or a fresh interpreter if it is unfit."""
+        """Start a worker: a fork of the zygote, or a fresh interpreter if the zygote is unfit."""
         number = next(self._numbers)
         future: asyncio.Future[Forked] = self._loop.create_future()
         self._forks[number] = future
@@ -361,7 +361,7 @@ class Zygotes:
         on_stage: OnStage,
         fork: Callable[[Zygote], Awaitable[Forked]],
     ) -> tuple[Zygote, Forked]:
-        """Have a zygote fork a worker; a zygote that is lost meanwhile is replaced."""
+        """Fork a worker from a zygote; a zygote that is lost meanwhile is replaced."""
         attempt = 0
         async with self._lock:
             while True:

@@ -74,7 +74,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As users read it, such as `Counter.add`."""
+        """The name for users, such as `Counter.add`."""
         return f"{self.callable}.{self.method}" if self.method else self.callable
 
 
@@ -331,7 +331,7 @@ class Invocation:
         return Done(value, is_streamed=event.kind == _RESULT and meta.streamed)
 
     def end_lines(self) -> None:
-        """Nothing more is shown of the call."""
+        """Show nothing more of the call."""
         if self._lines is not None:
             self._lines.end()
 

@@ -45,7 +45,7 @@ class Group:
         return iter(self._outcomes)
 
     def complete(self, call: Call, done: Done) -> Done | None:
-        """One of them ended; how the whole ended, if this was the last one."""
+        """Note the end of a call; returns the end of the whole if this call was the last."""
         if not self._is_broadcast:
             return done
         self._outcomes[call] = done
@@ -128,6 +128,7 @@ class _Broadcast:
 
 
 def call(invocation: Invocation) -> Done:
+    """Call all pods; returns the end of the whole."""
     wakeup = ThreadWakeup()
     broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:

@@ -493,7 +493,6 @@ class Rounds:
         self.add(first)
 
     def add(self, step: Done | Yielded) -> None:
-        """One more step of the call."""
         if isinstance(step, Done) and step.error is not None:
             self._error = step.error
             return

@@ -247,7 +247,7 @@ class SpawnedCall:
         return self._session().ask(lambda controller: controller.get_call(self.call_id))
 
     def cancel(self) -> None:
-        """Have the call end, if it still runs."""
+        """Cancel the call, if it still runs."""
         self._cancels += 1
         stream, call = self._stream, self._call
         if stream is not None and call is not None and stream.accepts_calls:
@@ -313,7 +313,7 @@ class SpawnedCall:
             self.cancel()
 
     def refuse(self, error: KubetorchError) -> None:
-        """It ends here: no pod has taken it."""
+        """End the call: no pod has taken it."""
         self._end(calls.Raised(exceptions.describe_refusal(error, started=False)))
 
     # ------------------------------------------------------------------------------- events
@@ -329,7 +329,7 @@ class SpawnedCall:
                 self.search()
 
     def _note(self, kind: int) -> None:
-        """Let go of what is not needed any more once this has come."""
+        """Release what is not needed any more after this frame."""
         unstarted = self._unstarted
         if kind == Kind.ACCEPTED:
             self.is_accepted = True
@@ -705,7 +705,7 @@ class HandOvers:
 
     @classmethod
     def of_program(cls) -> HandOvers:
-        """Those of this process."""
+        """The calls of this process."""
         found = cls._of_program
         if found is None or found._pid != os.getpid():
             cls._of_program = found = cls()
@@ -751,7 +751,7 @@ class HandOvers:
                 self._waiting.popleft()
 
     def _end(self) -> None:
-        """Say at the end of the program what was not handed over."""
+        """Report at the end of the program which calls were not handed over."""
         if self._pid != os.getpid():
             return
         untold = [one for one in self._failed if not one[0].is_told]

@@ -58,7 +58,7 @@ class Results:
         return self._open == 0
 
     def admit(self) -> int:
-        """One more call starts; its number."""
+        """Start one more call; returns its number."""
         self._open += 1
         return next(self._numbers)
 

@@ -205,7 +205,7 @@ def _positive(name: str, value: object) -> None:
 
 
 def declared_parameters(function: object) -> frozenset[str]:
-    """Those of the reserved keywords that a function declares as parameters of its own."""
+    """The reserved keywords that a function declares as parameters of its own."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     function = getattr(function, "__func__", function)

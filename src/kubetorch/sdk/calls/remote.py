@@ -108,7 +108,7 @@ class Handle(Protocol):
 
 
 class RemoteCallable(ABC, Generic[P, R]):
-    """Something of a service that can be called."""
+    """A function or method of a service."""
 
     @abstractmethod
     def _caller(self) -> Verbs:

@@ -501,7 +501,7 @@ class Connected(NamedTuple):
 
 
 class _Attempt:
-    """To connect, for all that wait for it: each waits as long as it may itself."""
+    """An attempt to connect, for all that wait for it: each waits as long as it may itself."""
 
     def __init__(self, backoff: Backoff) -> None:
         self.backoff = backoff
@@ -613,7 +613,7 @@ class Route:
         return self._connect_within(Backoff(patience), lambda: True)
 
     def request(self, patience: float, deliver: Callable[[Connected], object]) -> Request:
-        """Have a thread connect: all that wait at the same time share it."""
+        """Connect in a thread: all that wait at the same time share it."""
         request = Request(self, patience, deliver)
         with self._requesting:
             attempt = self._attempt
@@ -703,7 +703,7 @@ class Route:
             stream.close(error)
 
     def abandon(self) -> None:
-        """Let go of everything, in a forked child."""
+        """Release everything, in a forked child."""
         self._connecting = threading.Lock()
         self._connector.closed = threading.Event()
         self._requesting = threading.Lock()

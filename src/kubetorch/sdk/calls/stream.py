@@ -267,7 +267,7 @@ class Stream:
             self.watch()
 
     def watch(self) -> None:
-        """Have the stream's own thread read, if nobody does."""
+        """Read in the stream's own thread, if no other thread reads."""
         if not self._reading.locked():
             self._wake.put(None)
 
@@ -303,7 +303,7 @@ class Stream:
             self._sender.submit(credit(event.call.number, grant))
 
     def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
-        """Tell the agent that nobody wants the call any more."""
+        """Tell the agent that the call is not wanted any more."""
         if call.is_abandoned or call.number not in self.calls:
             return
         call.is_abandoned = abandons
@@ -387,7 +387,7 @@ class Stream:
                 call.lose(AgentDiedError(self.pod, "AgentRestarted"))
 
     def end(self, error: Exception) -> None:
-        """No call is opened any more, and those that are pending are lost with `error`."""
+        """Open no more calls, and fail pending calls with `error`."""
         self.accepts_calls = False
         self._sender.retire(error)
         for number in list(self.calls):
@@ -397,7 +397,7 @@ class Stream:
         self._disconnect()
 
     def close(self, error: Exception | None = None) -> None:
-        """Say goodbye: the agent cancels what runs for this client, which ends with `error`."""
+        """Close: the agent cancels this client's calls, which end with `error`."""
         if self.calls:
             # A connection that just broke may be made again at once, to say goodbye on it.
             # Not with an Event: a signal handler that raises in its methods can leave it locked.
@@ -416,7 +416,7 @@ class Stream:
         self._wake.put(None)
 
     def abandon(self) -> None:
-        """Let go of everything, in a forked child: the connection is the parent's."""
+        """Release everything, in a forked child: the connection is the parent's."""
         link, self._link = self._link, None
         self.accepts_calls = False
         error = CallLostError("the process was forked; its calls stay with the parent")

@@ -93,7 +93,7 @@ class Upload:
         self._room = frames.WINDOW
 
     def forget(self) -> None:
-        """Let go of the user's memory."""
+        """Release the user's memory."""
         self._segments = ()
         self._pieces = iter(())
         self._piece = memoryview(b"")
@@ -153,7 +153,7 @@ class Uploads:
                 self._ready.append(upload)
 
     def drop(self, number: int) -> None:
-        """Nothing more of this payload is wanted."""
+        """Send nothing more of this payload."""
         upload = self._by_number.pop(number, None)
         if upload is not None:
             if upload.can_send:
@@ -191,7 +191,7 @@ _REPORTS = 256
 
 
 class Event(NamedTuple):
-    """Something that happened to a call."""
+    """An event of a call."""
 
     call: PendingCall
     kind: int
@@ -201,8 +201,6 @@ class Event(NamedTuple):
 
 
 class PendingCall:
-    """One call on one stream."""
-
     # Defaults lie in the class: most calls are short, and every assignment costs.
     opening: Frame | None = None
     upload: Upload | None = None
@@ -246,7 +244,7 @@ class PendingCall:
         return buffer[self._filled : self._filled + size]
 
     def placed(self, size: int) -> tuple[bool, int]:
-        """That many bytes of payload arrived: whether the value is complete, and what to grant."""
+        """Note bytes of payload; returns if the value is complete, and what to grant."""
         if self._buffer is None:
             return False, 0
         held = 0 if self._kind == Kind.RESULT else min(_HELD, len(self._buffer))

@@ -28,7 +28,7 @@ from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, StoredSecr
 
 
 def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
-    """Have the secrets and volumes of a workload; the spec with what is known of them now."""
+    """Provide the secrets and volumes of a workload; returns the spec with their present state."""
     compute, namespace = spec.compute, spec.namespace
     known = dict(_provided(controller, one, namespace) for one in secrets)
     refs = tuple(known.get(ref.name, ref) for ref in compute.secrets)

@@ -182,7 +182,7 @@ def _frozen(order: Order) -> Order:
 
 
 class Deployment:
-    """One deploy, under way."""
+    """A deploy under way."""
 
     def __init__(self, order: Order, session: Session, screen: Screen) -> None:
         spec = order.spec
@@ -291,7 +291,7 @@ class Deployment:
         return found
 
     def _provide(self) -> None:
-        """Have the secrets and volumes that the workload is to see."""
+        """Provide the secrets and volumes of the workload."""
         order = self._order
         if order.secrets or order.spec.compute.volumes:
             spec = self._session.ask(
@@ -499,7 +499,7 @@ class LaunchLines:
         self._wait()
 
     def _wait(self) -> None:
-        """Say how many pods are ready, and what is going on in those that are not."""
+        """Report how many pods are ready, and the progress of the others."""
         words, share = [f"{self._ready} of {self._pods} pods are ready"], None
         if self._pods == 1:
             words = [] if self._doing else ["waiting for its pod"]

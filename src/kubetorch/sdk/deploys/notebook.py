@@ -131,7 +131,7 @@ class _Writer:
     # ------------------------------------------------------------------- what the callable uses
 
     def _add(self, name: str, users: tuple[str, ...]) -> None:
-        """Have a name that the last of the users needs."""
+        """Add a name that the last of the users needs."""
         if name in self._items:
             return
         if name not in self._names:

@@ -433,7 +433,7 @@ class Placement:
                 raise SpecError(f"{name} is {value!r}; it must be text")
 
     def with_given(self, other: Placement) -> Placement:
-        """This one, with what the other one says."""
+        """This placement, changed by the given parts of the other."""
         given = {name: value for name, value in vars(other).items() if value is not None}
         return replace(self, **given)
 

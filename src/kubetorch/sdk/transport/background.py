@@ -60,7 +60,7 @@ class Background:
             thread.join(_TIMEOUT)
 
     def abandon(self) -> None:
-        """Let go of everything, in a forked child."""
+        """Release everything, in a forked child."""
         _inherited.append((self._loop, self._thread))
         self._lock = threading.Lock()
         self._loop = self._thread = None
@@ -135,7 +135,6 @@ class Far(ABC):
         self.pipe = Pipe(self._near, self)
 
     def abandon(self) -> None:
-        """Nobody wants it any more."""
         self._ends.discard(self)
         self.abort()
         (self._near if self.pipe is None else self.pipe).close()

@@ -256,7 +256,7 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _rank(pod: Object) -> tuple[bool, str]:
-    """Whoever leads comes first, then the oldest."""
+    """Sort the leader first, then the oldest."""
     metadata = pod["metadata"]
     leads = labels.LEADS in (metadata.get("labels") or {})
     return not leads, str(metadata.get("creationTimestamp") or "")

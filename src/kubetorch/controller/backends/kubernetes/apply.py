@@ -358,7 +358,7 @@ class ApplyRetry:
         self.reasons: dict[Key, str] = {}
 
     async def apply(self, key: Key, wanted: WantedObjects) -> list[Object]:
-        """Have the objects of a workload there; as they are then."""
+        """Apply the objects of a workload; returns them as they are then."""
         async with self.within(key, wanted.timeout):
             return [await self._apply(key, manifest, wanted) for manifest in wanted.manifests]
 

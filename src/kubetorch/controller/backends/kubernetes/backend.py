@@ -458,7 +458,7 @@ class KubernetesBackend:
         return None
 
     def _keep_ordinals(self, key: Key) -> None:
-        """Have the pods keep their numbers under the next controller, where ranks follow them."""
+        """Keep the numbers of pods under the next controller, where ranks follow them."""
         workload = self._workloads.get(key)
         if workload is None or not workload.is_ranked:
             return
@@ -478,7 +478,6 @@ class KubernetesBackend:
         self._ordinals.gone(pod)
 
     def _cluster_changed(self, around: ClusterChange) -> None:
-        """Something around pods is different."""
         if around.node:
             self._watch.mark_node(around.node)
             return

@@ -142,7 +142,7 @@ class ClusterWatch:
                 await informer.__aenter__()
 
     async def forget(self, namespace: str) -> None:
-        """There is no workload in a namespace any more: watch nothing there."""
+        """Stop watching a namespace that has no workload any more."""
         gone = [self._owners.pop(key) for key in [*self._owners] if key[1] == namespace]
         if namespace in self._of_events:
             gone.append(self._of_events.pop(namespace))

@@ -253,7 +253,7 @@ def _no_account(namespace: str, account: str) -> KubernetesNotFoundError:
 async def find(
     client: Client, resource: Resource, namespace: str | None, watched: tuple[str, ...], label: str
 ) -> list[Object]:
-    """Those that have a label, by namespace and name."""
+    """Find the objects with a label, by namespace and name."""
     if namespace is not None:
         check_watched(namespace, watched)
     places: tuple[str | None, ...] = (namespace,) if namespace is not None else watched or (None,)

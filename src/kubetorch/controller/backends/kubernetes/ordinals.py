@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def index(pod: Object) -> int | None:
-    """Its number among the pods of its workload, where its owner or an annotation says it."""
+    """The pod's number in its workload, from its owner or an annotation."""
     metadata = pod["metadata"]
     said = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
     if said.get(_RAY_TYPE) == _RAY_HEAD:

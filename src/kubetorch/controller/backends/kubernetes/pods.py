@@ -270,7 +270,7 @@ class PodWatch:
                     yield pod
 
     def _take(self, key: Key, pods: Iterable[Object]) -> None:
-        """These are the pods of a workload, whichever it had before."""
+        """Replace the pods of a workload."""
         found = {pod["metadata"]["name"]: pod for pod in pods}
         for name, pod in [*self.of(key).items()]:
             if name not in found:
@@ -313,7 +313,7 @@ class PodWatch:
             self._ordinals.pop(key, None)
 
     def mark(self, key: Key) -> None:
-        """Something about a workload's pods is different: say so, with what else changes now."""
+        """Report a change of a workload's pods, together with what else changes now."""
         self._notify_soon()
         self._dirty.add(key)
 
@@ -323,7 +323,7 @@ class PodWatch:
         self._nodes.add(name)
 
     def mark_waiting(self, namespace: str | None) -> None:
-        """Something is different that matters to pods without a node, maybe in one namespace."""
+        """Report a change that matters to pods without a node, maybe in one namespace."""
         self._notify_soon()
         self._waiting.add(namespace)
 

@@ -440,7 +440,7 @@ class Devices:
     def of_machine(
         cls, environ: Mapping[str, str], driver: Path = _DRIVER, nodes: Path = _NODES
     ) -> Devices:
-        """Those of this machine, or the part of them that the service itself may see."""
+        """The devices of this machine, or the part of them that the service itself may see."""
         visible = environ.get(VISIBLE)
         if visible is not None:
             return cls([name.strip() for name in visible.split(",") if name.strip()])

@@ -219,7 +219,6 @@ class Pod:
             self.restart()
 
     def mark_ready(self) -> None:
-        """It serves: it can start."""
         self.was_ready = True
         self._exits = 0
         self._failure = None
@@ -329,7 +328,7 @@ class Pod:
         self._fell(f"its agent ended with {_describe_exit(code)}")
 
     def _fell(self, reason: str) -> None:
-        """It does not run: say why, and try again."""
+        """Note the reason why the pod does not run, and try again."""
         self._reason = reason
         self._exits += 1
         if self._exits >= CRASH_LIMIT:

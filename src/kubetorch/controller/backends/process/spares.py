@@ -29,7 +29,7 @@ class SpareAgent:
         self._pipe = pipe
 
     def become(self, environment: Mapping[str, str], log: str) -> int:
-        """Let it be the pod with this environment and log; its process id."""
+        """Make the agent the pod with this environment and log; returns its process id."""
         pod = {"environment": dict(environment), "log": log}
         with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
             data = memoryview(json.dumps(pod).encode() + b"\n")

@@ -246,7 +246,7 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
 
 
 def _with_log(verdict: Verdict, one: _Container, said: str) -> Verdict:
-    """Its last lines: the kubelet may have them as the message, else they are to be fetched."""
+    """Add the last lines of the log: the kubelet's message may have them, else they are fetched."""
     if said:
         return verdict.with_log(said.splitlines())
     is_previous = "terminated" not in (one.status.get("state") or {})

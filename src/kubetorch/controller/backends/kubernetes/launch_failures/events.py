@@ -39,7 +39,7 @@ LIMIT = 500
 
 @dataclass(frozen=True)
 class LaunchEvent:
-    """Something that happened to a pod, or on the way to one."""
+    """An event of a pod, or on the way to a pod."""
 
     reason: str
     message: str
@@ -49,7 +49,7 @@ class LaunchEvent:
 
     @property
     def line(self) -> str:
-        """As a deploy shows it."""
+        """The line that a deploy shows."""
         return f"{self.reason}: {self.message}"
 
 

@@ -133,7 +133,7 @@ def _workload(workload: Object, cluster: Cluster) -> Verdict:
 
 
 def _place(workload: Object, workloads: Sequence[Object]) -> tuple[int, int]:
-    """Its place among those that wait in its queue, and how many those are."""
+    """The workload's place among those that wait in its queue, and their number."""
 
     def key(one: Object) -> tuple[str, str]:
         return one["metadata"]["namespace"], str(one["spec"].get("queueName"))

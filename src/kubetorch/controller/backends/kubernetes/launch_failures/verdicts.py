@@ -74,7 +74,7 @@ NOTHING = Verdict()
 
 
 def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
-    """It cannot succeed."""
+    """The launch cannot succeed."""
     error.since = since
     return Verdict(error, error.message, since)
 
