@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from cluster.conftest import Installed, Kubectl
+from cluster.faults import until
+from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.wire import messages, routes
 from tests.local.service_harness import deploy, spec
@@ -105,6 +107,8 @@ def test_nothing_lost_09_a_tree_over_the_limits_slows_no_controller(
     body = messages.encode(deploy(wanted)) + b"\n" + packed
     path = routes.workload(installed.namespace, "f", "deploy")
     slowest = 0.0
+    # The address refuses connections until the nodes know the pods that the controller has now.
+    until(lambda: _is_healthy(address))
     with (
         HttpClient(f"http://{address}:8080", token.strip(), timeout=90.0) as client,
         client.request("POST", path, body=body) as response,
@@ -125,3 +129,12 @@ def test_nothing_lost_09_a_tree_over_the_limits_slows_no_controller(
         for one in pod["status"].get("containerStatuses", ())
     ]
     assert sum(restarts) == 0, "the controller was killed for its memory"
+
+
+def _is_healthy(address: str) -> bool:
+    with HttpClient(f"http://{address}:8080", "", timeout=5.0) as client:
+        try:
+            with client.request("GET", "/health") as response:
+                return response.status == 200
+        except ControllerUnavailableError:
+            return False

@@ -35,10 +35,14 @@ def fail_in(pods, me):
     return number
 
 def fail_or_sleep(pods, me, folder):
-    name = os.environ["POD_NAME"]
+    name, begun = os.environ["POD_NAME"], Path(f"{folder}.begun")
+    begun.mkdir(exist_ok=True)
     if me.index(name) in pods:
+        while len(list(begun.iterdir())) < len(me) - len(pods):
+            time.sleep(0.01)
         raise ValueError("bad")
     try:
+        (begun / name).touch()
         for _ in range(1000):
             time.sleep(0.02)
     finally:

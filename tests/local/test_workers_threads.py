@@ -23,6 +23,7 @@ class Pool:
 
     def __init__(self, limit: int, *, has_home: bool = False) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
         self.threads = ThreadPool(limit, self.jobs.get, self._wait_for_unread, lambda: None)
         self.threads.start()
         self.home = threading.Thread(target=self._live, daemon=True)
@@ -32,7 +33,7 @@ class Pool:
             assert self._is_made.wait(5)
 
     def _wait_for_unread(self) -> None:
-        while self.jobs.empty():
+        while self.jobs.empty() and not self._is_closed.is_set():
             time.sleep(0.0005)
 
     def _live(self) -> None:
@@ -52,6 +53,7 @@ class Pool:
         return done
 
     def close(self) -> None:
+        self._is_closed.set()
         self.jobs.put(None)
 
 

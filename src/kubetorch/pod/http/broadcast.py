@@ -53,6 +53,13 @@ class _Answer:
         """True if the body is a failure."""
         return self.status != 200
 
+    @property
+    def is_refusal(self) -> bool:
+        """True if nothing of the call ran."""
+        return self.status == CallRefusedError.status and (
+            json.loads(self.body).get("code") == CallRefusedError.code
+        )
+
     def as_json(self) -> bytes:
         """The body as a JSON value."""
         if self.content_type.startswith(JSON):
@@ -142,7 +149,11 @@ class _Part:
     async def run(
         self, path: str, headers: Mapping[str, str], body: bytes, output: _Output
     ) -> _Answer:
-        """The answer of the pod; an error on the way becomes an answer, too."""
+        """The answer of the pod; an error on the way becomes an answer, too.
+
+        A pod that cannot be reached or refuses the call is tried again: it may be starting.
+        """
+        refused = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         headers = {**headers, routes.ALONE: "1"}
@@ -158,7 +169,10 @@ class _Part:
                     timeout=None,
                 )
                 with contextlib.suppress(transports.UnreachableError):
-                    return await self._exchange(fetched, member, output)
+                    answer = await self._exchange(fetched, member, output)
+                    if not answer.is_refusal:
+                        return answer
+                    refused = answer
             left = deadline - loop.time()
             if left <= 0:
                 break
@@ -166,7 +180,7 @@ class _Part:
                 async with deadlines.timeout(min(delay, left)):
                     await self._members.changes.wait()
         error = CallRefusedError(f"pod {self._ordinal} could not be reached")
-        return _failure(error, None, started=False)
+        return refused or _failure(error, None, started=False)
 
     async def _exchange(
         self,
