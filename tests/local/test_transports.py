@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import sys
 
@@ -233,5 +234,36 @@ def test_a_handshake_that_breaks_is_no_wrong_certificate(answer):
             with pytest.raises(transports.UnreachableError) as caught:
                 await transports.dial(route, asyncio.Protocol, timeout=5)
             assert not isinstance(caught.value, transports.UntrustedError)
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_falls_silent_is_given_up_by_the_kernel():
+    async def scenario():
+        async with listening(echo) as port:
+            route = transports.Route("127.0.0.1", port)
+            transport, _ = await transports.dial(route, asyncio.Protocol, timeout=5)
+            connection = transport.get_extra_info("socket")
+            option = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            transport.abort()
+            assert option == transports.USER_TIMEOUT
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_to_a_server_that_is_not_trusted_is_closed():
+    async def scenario():
+        closed = asyncio.Event()
+
+        async def until_closed(reader, _writer):
+            with contextlib.suppress(OSError):
+                await reader.read()
+            closed.set()
+
+        async with listening(until_closed) as port:
+            route = transports.Route("127.0.0.1", port, tls=ssl.create_default_context())
+            with pytest.raises(transports.UnreachableError):
+                await transports.dial(route, asyncio.Protocol, timeout=0.2)
+            await asyncio.wait_for(closed.wait(), 5)
 
     asyncio.run(scenario())
