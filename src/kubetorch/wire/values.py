@@ -57,8 +57,9 @@ _TEXTS = frozenset({str})
 _DIGITS, _INTEGER_BITS = 4300, 2000
 #: Buffers that are smaller are copied: each of the others is a piece of its own.
 _COPIED = 4096
-#: Keys of one hash that a dictionary or set may have.
-_COLLIDING = 1000
+#: Keys of one hash that a dictionary, a set or an index may have, and how many different ones if
+#: there are more: `-1` and `-2` have one hash, and an index may have a label more than once.
+_COLLIDING, _CROWD = 1000, 8
 #: What to do about a value of which nothing better is known.
 PICKLE = (
     'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
@@ -763,13 +764,22 @@ class Unpacker:
         return value
 
     def keys(self, values: Iterable[Any]) -> list[Any]:
-        """Values that are to be hashed, unless many have one hash.
+        """Values that are to be hashed, unless many different ones have one hash.
 
         Python would compare each of those with all others. What numbers hash to is no secret.
         """
         found = [self.key(value) for value in values]
-        if len(found) > _COLLIDING and max(Counter(map(hash, found)).values()) > _COLLIDING:
-            raise ValueError(f"more than {_COLLIDING} keys or elements of one hash")
+        if len(found) > _COLLIDING:
+            hashes = [hash(value) for value in found]
+            crowds: dict[int, list[Any]] = {
+                number: [] for number, count in Counter(hashes).items() if count > _COLLIDING
+            }
+            for number, value in zip(hashes, found, strict=True) if crowds else ():
+                crowd = crowds.get(number)
+                if crowd is not None and not any(value == other for other in crowd):
+                    crowd.append(value)
+                    if len(crowd) > _CROWD:
+                        raise ValueError(f"{_COLLIDING} keys or elements of one hash")
         return found
 
     def find(self, module: object, qualname: object) -> type | None:

@@ -325,6 +325,12 @@ def test_an_index_of_pandas_arrives_as_it_was(name: str) -> None:
     pandas.testing.assert_frame_equal(sent(frame.T), frame.T)
 
 
+@pytest.mark.parametrize("labels", [["a"], ["a", 1.5], [None], [-1, -2, "x"]], ids=str)
+def test_labels_may_come_again_many_times(labels: list[Any]) -> None:
+    index = pandas.Index(labels * 2000, dtype=object)
+    pandas.testing.assert_index_equal(sent(index), index, exact=True)
+
+
 def test_a_frame_of_all_columns_arrives_with_its_attributes() -> None:
     frame = pandas.DataFrame(COLUMNS, index=INDEXES["levels"])
     frame.attrs["source"] = {1: (2,)}
