@@ -127,7 +127,7 @@ class _Module(ModuleType):
 
 
 def _find(path: str) -> object:
-    """What lies at a path: in a module, or within something of one."""
+    """Find the object at a path: in a module, or within something of a module."""
     place, _, name = path.rpartition(".")
     try:
         found: object = import_module(place)

@@ -107,7 +107,7 @@ class KubetorchError(Exception):
 
     @cached_property
     def message(self) -> str:
-        """What is wrong; of a subclass that does not call this constructor, its arguments."""
+        """The text of the error; of a subclass with another constructor, its arguments."""
         return Exception.__str__(self)
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class KubernetesCredentialsError(ConfigError):
 
 
 class SpecError(KubetorchError, ValueError):
-    """What the user declared is impossible; raised where it was written."""
+    """The user declared the impossible; raised where it was written."""
 
     code = "spec"
     status = 400
@@ -201,7 +201,7 @@ class AutoScalingError(SpecError):
 
 
 class NotebookError(SpecError):
-    """What was defined interactively has no source, or uses what cannot travel with it."""
+    """A callable of a notebook has no source, or uses values that cannot travel with it."""
 
     code = "notebook"
 
@@ -272,7 +272,7 @@ class UnauthorizedError(ControllerError, PermissionError):
 
 
 class ForbiddenError(ControllerError, PermissionError):
-    """Who asks is known, and must not do this.
+    """The sender of a request is known, and must not do this.
 
     Attributes:
         user: Who asked.
@@ -558,12 +558,12 @@ class PodTerminatedError(WorkloadError):
 
     @property
     def evicted(self) -> bool:
-        """Whether the node's kubelet evicted the pod."""
+        """True if the node's kubelet evicted the pod."""
         return self._has_reason("Evicted")
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel ended the pod for its memory."""
+        """True if the kernel ended the pod for its memory."""
         return self._has_reason("OOMKilled")
 
     def _has_reason(self, word: str) -> bool:
@@ -621,7 +621,7 @@ class OutOfMemoryError(WorkerDiedError, MemoryError):
     used_bytes: int | None = None
 
     def __new__(cls, *args: object, **_: object) -> OutOfMemoryError:
-        """That of `MemoryError`, which goes first, makes no objects of a subclass like this."""
+        """Make an object; `MemoryError.__new__`, which goes first, makes none of a subclass."""
         return Exception.__new__(cls, *args)
 
 
@@ -698,7 +698,7 @@ class WorkerMembershipChanged(WorkloadError):
 
     @property
     def is_critical(self) -> bool:
-        """Whether a worker was lost."""
+        """True if a worker was lost."""
         return bool(self.removed_ips)
 
     @classmethod

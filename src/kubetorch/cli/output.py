@@ -1,4 +1,4 @@
-"""What `kt` writes: data and reports on stdout, remarks and errors on stderr.
+"""Writes the output of `kt`: data and reports on stdout, remarks and errors on stderr.
 
 The only place that prints. With `--json` nothing but JSON goes to stdout. Colour is used only on a
 terminal and never carries meaning alone; `NO_COLOR` and `TERM=dumb` turn it off. What could steer a

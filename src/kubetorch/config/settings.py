@@ -270,7 +270,7 @@ class KubetorchConfig:
 
     @property
     def revision(self) -> int:
-        """How often a value was set, or unset, in this process."""
+        """The number of times that a value was set, or unset, in this process."""
         return self._revision
 
     @property
@@ -307,7 +307,7 @@ class KubetorchConfig:
         self._keep(_known(key), None)
 
     def origin(self, key: str) -> str:
-        """Where the value of a setting comes from: `this program`, a variable, a file, `default`.
+        """The origin of a setting's value: `this program`, a variable, a file, `default`.
 
         Raises:
             ConfigError: There is no such setting.

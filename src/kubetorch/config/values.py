@@ -1,4 +1,4 @@
-"""What each setting may be: the user's value, or text of a variable, in; the setting's value out.
+"""Parsers of settings: the user's value, or text of a variable, in; the setting's value out.
 
 Every function raises `ValueError` with what would be right; who calls it knows the setting's name
 and where the value came from.

@@ -1,4 +1,4 @@
-"""Who sends a request, and whether it may: the seam, and what answers it on one machine.
+"""Identifies the sender of a request and checks rights: the seam, and the form for one machine.
 
 A request is identified first (`Principal`); then the route that it asks for says what it needs
 (`Need`), in the words of Kubernetes' RBAC. On one machine there is one user, who may do everything;

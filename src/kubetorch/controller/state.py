@@ -108,7 +108,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Observer(Protocol):
-    """Whom a state asks for summaries, and notifies of deletions by others."""
+    """Gives summaries to a state, and is notified of deletions by others."""
 
     def summary(self, namespace: str, name: str) -> Summary | None:
         """The summary of a workload; `None` without such a workload."""

@@ -1,4 +1,4 @@
-"""What the last scan of a project saw, kept on disk: names, decisions, sizes, times, digests.
+"""Keeps the last scan of a project on disk: names, decisions, sizes, times, digests.
 
 A file with the same size, times and inode has the same content, unless it was changed again within
 the granularity of the file system's clock. So a record whose file changed less than `RACY_SECONDS`

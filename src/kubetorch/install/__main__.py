@@ -1,4 +1,4 @@
-"""What helm runs in the cluster before it uninstalls: what the controller has made is removed.
+"""Removes the objects that the controller has made; helm runs this before it uninstalls.
 
 The image that it runs in has no command line of ours, so this is a program of its own.
 

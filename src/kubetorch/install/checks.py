@@ -1,4 +1,4 @@
-"""What a cluster needs so that Kubetorch works for this user, looked at one thing after another.
+"""Checks that a cluster has all that Kubetorch needs for this user, one thing after another.
 
     kubeconfig ─► API server ─► rights ─► kind ─► controller ─► its answer, version, login
                                                        └─► DNS, storage class, images

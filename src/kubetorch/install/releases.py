@@ -1,4 +1,4 @@
-"""What is installed, as the cluster remembers it: values, version, and every object.
+"""The installation, as the cluster remembers it: values, version, and every object.
 
 It is a ConfigMap of the install namespace. It is written before anything is applied, with what
 there was and what there will be, so the next command knows all of an installation that broke off.

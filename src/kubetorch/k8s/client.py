@@ -381,7 +381,7 @@ class Client:
 
 
 def _are_objects(items: object) -> bool:
-    """Whether these are objects of Kubernetes, as far as whoever reads them takes for granted."""
+    """True if these are objects of Kubernetes, as far as readers take that for granted."""
     return isinstance(items, list) and all(
         isinstance(item, dict)
         and isinstance(item.get("metadata"), dict)

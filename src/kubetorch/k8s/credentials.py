@@ -1,4 +1,4 @@
-"""What a request needs to be let in, kept fresh: rotated tokens, plugins, certificates, the proxy.
+"""Keeps the credentials of requests fresh: rotated tokens, plugins, certificates, the proxy.
 
 Plugins are programs that print an `ExecCredential`. The TLS context is made by hand, because
 `ssl.create_default_context` refuses, from Python 3.13 on, certificate authorities without

@@ -1,4 +1,4 @@
-"""What an API server refuses, as errors that say what was asked and what to do. Pure."""
+"""Turns refusals of an API server into errors that name the request and the next step. Pure."""
 
 from __future__ import annotations
 

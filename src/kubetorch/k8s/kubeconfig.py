@@ -67,7 +67,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Impersonation:
-    """Whom to act as."""
+    """The user as whom requests act."""
 
     user: str = ""
     uid: str = ""

@@ -1,4 +1,4 @@
-"""What containers have written to their log."""
+"""Reads the logs that containers have written."""
 
 from __future__ import annotations
 

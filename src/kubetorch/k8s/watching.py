@@ -1,4 +1,4 @@
-"""What is known of a selection of objects, and what to ask next: a state machine without I/O.
+"""The known objects of a selection, and the next request: a state machine without I/O.
 
        list ──(listed)──► watch ──(told: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
        ▲                     │  ▲

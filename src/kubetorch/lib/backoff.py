@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: delays as plain iterators, and when to give up."""
+"""The time until the next attempt: delays as plain iterators, and the moment to give up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods of a cluster need beyond what a compute says: the agent, and where its controller is.
+"""Adds to the pods of a cluster the agent and the address of its controller.
 
 `render` says what the user wants; this is laid over it when it is applied. In each pod template:
 

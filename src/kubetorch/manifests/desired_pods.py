@@ -1,4 +1,4 @@
-"""What a manifest says of its pods, for a backend that is no Kubernetes."""
+"""Reads the pods that a manifest asks for, for a backend that is no Kubernetes."""
 
 from __future__ import annotations
 

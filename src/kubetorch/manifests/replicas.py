@@ -1,4 +1,4 @@
-"""How many pods a manifest asks for, kind by kind."""
+"""Counts the pods that a manifest asks for, kind by kind."""
 
 from __future__ import annotations
 

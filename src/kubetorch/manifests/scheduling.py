@@ -1,4 +1,4 @@
-"""Where pods may run, and when: CPUs, memory, GPUs, nodes, taints, priorities, queues."""
+"""The place and time of pods: CPUs, memory, GPUs, nodes, taints, priorities, queues."""
 
 from __future__ import annotations
 

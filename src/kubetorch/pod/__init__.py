@@ -1,1 +1,1 @@
-"""What runs inside a pod: the agent (session, reload, calls) and its workers."""
+"""The programs inside a pod: the agent (session, reload, calls) and its workers."""

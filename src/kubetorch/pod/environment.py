@@ -1,4 +1,4 @@
-"""What a worker or an app starts with: environment, `sys.path`, interpreter.
+"""The environment, `sys.path` and interpreter with which a worker or an app starts.
 
 Which Python runs the user's code is said by the deploy on the local backend: the one that called. A
 container has its own, which is looked for when the agent starts: the one that the image is declared

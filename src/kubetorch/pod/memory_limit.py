@@ -24,7 +24,7 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its first process."""
+        """The first process."""
 
     @property
     def is_alive(self) -> bool: ...

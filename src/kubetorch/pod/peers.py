@@ -67,15 +67,15 @@ class PeerSink(Protocol):
         """A rank has come so far."""
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """Its generators yielded a value each; answered by `PeerCall.grant`."""
+        """The generators of the part yielded a value each; answered by `PeerCall.grant`."""
 
     def on_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
-        """It returned."""
+        """The part returned."""
 
     def on_error(self, failure: bytes) -> None:
-        """It failed, or was refused: a failure as JSON."""
+        """The part failed, or was refused: a failure as JSON."""
 
     def on_lost(self, error: KubetorchError) -> None:
         """The sibling is gone, or cannot be reached."""
@@ -321,7 +321,7 @@ class PeerStream(Endpoint):
         self.end(CallLostError(f"the stream to pod {self.member.pod} was closed"))
 
     def end(self, error: KubetorchError) -> None:
-        """Its calls are lost."""
+        """End the stream: its calls are lost."""
         if self._is_over:
             return
         self._is_over = True

@@ -422,7 +422,7 @@ class Run:
             part.grant(count)
 
     def give_up(self) -> None:
-        """It was refused before it had begun everywhere."""
+        """Refuse the call, which has not begun everywhere."""
         self._is_ended = True
         for part in self._open():
             part.cancel("the call was refused", timed_out=False)
@@ -668,7 +668,7 @@ class RankPart(ABC):
             self.run.on_values(found, payload)
 
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
-        """It failed."""
+        """End the call with these failures."""
         if not self.is_over:
             self.close()
             self.run.fail(failures)

@@ -1,4 +1,4 @@
-"""What becomes of calls, on the pod's disk: outcomes that may be asked for again, spawned calls.
+"""The ends of calls, on the pod's disk: outcomes that may be asked for again, spawned calls.
 
     <root>/results/calls        a line for each news of a spawned call, from before it runs until
                                 the controller certainly knows its end
@@ -138,7 +138,7 @@ class OutcomeFiles:
         return Place(file, begin, length)
 
     def keep(self, place: Place) -> None:
-        """It is wanted until it is released."""
+        """Keep the outcome at this place until it is released."""
         place.file.used += 1
 
     @contextlib.contextmanager
@@ -154,7 +154,7 @@ class OutcomeFiles:
                 self.release(place)
 
     def release(self, place: Place) -> None:
-        """It is not wanted any more."""
+        """Let the outcome at this place go."""
         place.file.used -= 1
         self._tidy(place.file)
 
@@ -315,7 +315,7 @@ class _Ended:
             self.size = place.length
 
     def pieces(self) -> Iterator[bytes]:
-        """Its packed outcome."""
+        """The packed outcome, piece by piece."""
         outcome, place = self.outcome, self.place
         if outcome is None:
             assert place is not None

@@ -158,7 +158,7 @@ class App(Module["App"]):
 
     @property
     def command(self) -> str:
-        """What a shell in each pod runs."""
+        """The command that a shell in each pod runs."""
         return self._app.command
 
     @property
@@ -168,7 +168,7 @@ class App(Module["App"]):
 
     @property
     def is_public(self) -> bool:
-        """Whether requests reach it without a token."""
+        """True if requests reach the app without a token."""
         return self._app.public
 
     def endpoint(self, method_name: str | None = None) -> str:

@@ -532,7 +532,7 @@ class Compute:
 
     @property
     def secrets(self) -> list[Secret]:
-        """Its secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
+        """The secrets. Setting it adds secrets, names of providers, or of secrets that exist."""
         return list(self._secrets)
 
     @secrets.setter
@@ -665,7 +665,7 @@ class Compute:
 
     @property
     def autoscaling_config(self) -> AutoscalingSpec | None:
-        """How it scales; `None` when it does not."""
+        """The settings of autoscaling; `None` if the number of pods is fixed."""
         return self._spec.autoscaling
 
     @property
@@ -729,7 +729,7 @@ class Compute:
 
     @property
     def distributed_config(self) -> dict[str, Any] | None:
-        """How one call runs on many pods; `None` when it runs on one."""
+        """The settings of calls that run on many pods; `None` when a call runs on one."""
         found = self._spec.distribution
         if found is None:
             return None
@@ -751,14 +751,14 @@ class Compute:
 
     @property
     def dispatch_method(self) -> str:
-        """How a call reaches pods: `regular`, or the kind of distribution."""
+        """The way in which a call reaches pods: `regular`, or the kind of distribution."""
         found = self._spec.distribution
         return "regular" if found is None else found.distribution_type
 
     # ------------------------------------------------------------------------------------ as a spec
 
     def to_spec(self) -> ComputeSpec:
-        """What is sent to the controller: frozen."""
+        """The frozen form, which is sent to the controller."""
         spec = self._spec
         if self._image is not None:
             given = self._image.to_spec()
@@ -804,12 +804,12 @@ class Compute:
 
     @property
     def selector_only(self) -> bool:
-        """Whether it names pods that are there, and asks for none."""
+        """True if the compute names pods that are there, and asks for none."""
         return self._spec.is_selector_only
 
     @property
     def metrics_enabled(self) -> bool:
-        """Whether calls show the pods' use of resources: not in this release."""
+        """True if calls show the pods' use of resources: not in this release."""
         return False
 
     @property
@@ -824,7 +824,7 @@ class Compute:
 
     @property
     def deployment_mode(self) -> str:
-        """What it is for Kubernetes: `deployment`, `knative`, `raycluster`, or another kind."""
+        """The kind for Kubernetes: `deployment`, `knative`, `raycluster`, or another kind."""
         manifest = self.manifest or {}
         if str(manifest.get("apiVersion")).startswith("serving.knative.dev/"):
             return "knative"
@@ -875,7 +875,7 @@ class Compute:
 
     @property
     def volume_mounts(self) -> list[Manifest]:
-        """What is mounted into the container that calls go to."""
+        """The mounts of the container that calls go to."""
         return shown("volume_mounts", self._container().get("volumeMounts") or [])
 
     @property
@@ -957,7 +957,7 @@ class Compute:
         return ComputePods(self.session(), self.namespace, self._service_name)
 
     def pods(self) -> list[Attributes]:
-        """Its pods as Kubernetes describes them; their keys are attributes, too.
+        """The pods as Kubernetes describes them; their keys are attributes, too.
 
         There are none before something is deployed, and after its teardown.
         """
@@ -968,7 +968,7 @@ class Compute:
         return [] if self._service_name is None else self._pods().running_names()
 
     def is_up(self) -> bool:
-        """Whether there are pods, and all of them run; not so if nobody can be asked."""
+        """True if there are pods, and all of them run; false if nobody can be asked."""
         try:
             pods = self.pods()
         except KubetorchError:

@@ -1,4 +1,4 @@
-"""What a secret consists of, read on the user's machine: files of a folder, variables, values.
+"""Reads the values of secrets on the user's machine: files of a folder, variables, values.
 
 What is read is `SecretBytes` from here on; no message has a value in it.
 """

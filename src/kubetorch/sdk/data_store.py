@@ -8,7 +8,7 @@ from kubetorch.errors import DataStoreError
 
 
 class BroadcastWindow:
-    """Who takes part in a transfer to many pods: not in this release.
+    """The participants of a transfer to many pods: not in this release.
 
     Raises:
         DataStoreError: Always.

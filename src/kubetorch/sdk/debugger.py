@@ -10,7 +10,7 @@ from kubetorch.errors import SpecError
 
 @dataclass(frozen=True)
 class DebugConfig:
-    """How a call would be debugged; this release has no debugger, and calls refuse it.
+    """Settings of a debugger; this release has none, and calls refuse them.
 
     Attributes:
         mode: In the terminal (`"pdb"`) or in a browser (`"pdb-ui"`).
@@ -28,7 +28,7 @@ class DebugConfig:
             raise SpecError(f"port is {port!r}; it must be a number from 1 to 65535")
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields."""
+        """The fields of this config."""
         return {"mode": self.mode, "port": self.port}
 
 
@@ -42,7 +42,7 @@ def deep_breakpoint(debug_port: int = 5678, debug_mode: str | None = None) -> No
 
 
 def refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: ANN401  # as breakpoint()
-    """What `breakpoint()` does in a pod, where nobody could answer its questions.
+    """Refuse `breakpoint()` in a pod, where nobody could answer its questions.
 
     Raises:
         SpecError: Always.

@@ -1,4 +1,4 @@
-"""What is different in a pod, where user modules are imported that may deploy and call themselves.
+"""Differences in a pod, where user modules are imported that may deploy and call themselves.
 
 The file that was deployed often is the program that deployed it, with `.to()` and calls at module
 level. While a worker imports it, such statements do nothing or end the import (see

@@ -244,7 +244,7 @@ class Module(Generic[HandleT]):
 
     @property
     def compute(self) -> Compute | None:
-        """What it runs on; set by `.to()`."""
+        """The compute on which the callable runs; set by `.to()`."""
         return self._compute
 
     @compute.setter
@@ -274,7 +274,7 @@ class Module(Generic[HandleT]):
 
     @property
     def serialization(self) -> str:
-        """How arguments and results travel, unless a call says otherwise."""
+        """The codec of arguments and results, unless a call says otherwise."""
         return self._options.serialization or "json"
 
     @serialization.setter
@@ -284,7 +284,7 @@ class Module(Generic[HandleT]):
 
     @property
     def async_(self) -> bool:
-        """Whether calls return awaitables, unless a call says otherwise."""
+        """True if calls return awaitables, unless a call says otherwise."""
         return bool(self._options.async_)
 
     @async_.setter
@@ -294,7 +294,7 @@ class Module(Generic[HandleT]):
 
     @property
     def logging_config(self) -> LoggingConfig:
-        """What of the service's logs is shown; that of the compute unless it was set."""
+        """The part of the service's logs that is shown; that of the compute unless it was set."""
         if self._logging_config is not None:
             return self._logging_config
         return LoggingConfig() if self._compute is None else self._compute.logging_config
@@ -306,7 +306,7 @@ class Module(Generic[HandleT]):
 
     @property
     def stream_logs(self) -> bool:
-        """Whether calls and deploys show logs, unless a call says otherwise."""
+        """True if calls and deploys show logs, unless a call says otherwise."""
         given = self._given_stream_logs
         return config.stream_logs if given is None else given
 
@@ -694,7 +694,7 @@ class Module(Generic[HandleT]):
     # ----------------------------------------------------------------------------------- pickle
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to find the service, and to deploy it again."""
+        """The state with which another process finds the service, and deploys it again."""
         own, unpickled = self._found, self._unpickled
         if self._source is not None:
             own = self._declared_ref()

@@ -1,4 +1,4 @@
-"""What each parameter of `kt.Compute` may be: the user's value in, the specs' value out.
+"""Parsers of the parameters of `kt.Compute`: the user's value in, the specs' value out.
 
 Every function raises `SpecError` with the parameter, the value, and what would be right.
 """

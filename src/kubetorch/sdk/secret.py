@@ -97,7 +97,7 @@ class Secret:
 
     @property
     def override(self) -> bool:
-        """Whether a deploy replaces the values of a secret of this name."""
+        """True if a deploy replaces the values of a secret of this name."""
         return self._override
 
     @property
@@ -118,7 +118,7 @@ class Secret:
 
     @property
     def env_vars(self) -> EnvVars | None:
-        """Its variables: a list, or a dictionary with the variable of each value."""
+        """The variables: a list, or a dictionary with the variable of each value."""
         given = self._content.env_vars
         return None if given is None else given.copy()
 

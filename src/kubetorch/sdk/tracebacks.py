@@ -1,4 +1,4 @@
-"""How exceptions that end a program are shown: with the user's own frames, and what goes on.
+"""Shows exceptions that end a program: with the user's own frames, and the next step.
 
 Frames of Kubetorch, and those of libraries that it calls, say nothing about the user's program.
 `KT_TRACEBACK=full` shows them all. In IPython and notebooks it is the same; what tests and programs

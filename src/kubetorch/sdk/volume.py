@@ -134,7 +134,7 @@ class Volume:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the volume."""
         return self._spec.name
 
     @property
@@ -144,7 +144,7 @@ class Volume:
 
     @property
     def size(self) -> str | None:
-        """Its size; `None` for a claim that exists."""
+        """The size; `None` for a claim that exists."""
         return self._spec.size
 
     @property
@@ -161,12 +161,12 @@ class Volume:
 
     @property
     def access_mode(self) -> str:
-        """Who may mount it, in Kubernetes' words."""
+        """The access mode, in Kubernetes' words."""
         return self._spec.access_mode
 
     @property
     def namespace(self) -> str:
-        """Its namespace; without one of its own that of `kt.config`."""
+        """The namespace; without one of its own that of `kt.config`."""
         return self._spec.namespace or config.namespace
 
     @property
@@ -176,7 +176,7 @@ class Volume:
 
     @property
     def storage_class(self) -> str:
-        """Its storage class; the controller is asked if none was given.
+        """The storage class; the controller is asked if none was given.
 
         Raises:
             SpecError: There is none for its access mode.
@@ -195,11 +195,11 @@ class Volume:
         )
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """True if the volume exists."""
         return self._view() is not None
 
     def config(self) -> dict[str, str | None]:
-        """Its declaration, with its storage class or the volume that it is bound to."""
+        """The declaration, with its storage class or the volume that it is bound to."""
         spec = self._spec
         found = {
             "name": spec.name,
@@ -218,7 +218,7 @@ class Volume:
         return {"name": self.name, "persistentVolumeClaim": claim}
 
     def to_spec(self) -> VolumeSpec:
-        """Its frozen form, as a compute has it mounted."""
+        """The frozen form, as a compute has it mounted."""
         return self._reference or self._spec
 
     # ---------------------------------------------------------------------------------- changing

@@ -1,1 +1,1 @@
-"""What a user declares: frozen, pure, comparable by value. No Kubernetes object, no I/O."""
+"""The user's declarations: frozen, pure, comparable by value. No Kubernetes object, no I/O."""

@@ -1,4 +1,4 @@
-"""How many pods a service has under load: the frozen form of `.autoscale()`.
+"""The number of pods of a service under load: the frozen form of `.autoscale()`.
 
 The words, defaults and bounds are those of Knative Serving
 (https://knative.dev/docs/serving/autoscaling/).

@@ -38,7 +38,7 @@ OnReplace = Literal["warn", "error"]
 
 @dataclass(frozen=True)
 class CallableRef:
-    """Where a pod finds the user's callable.
+    """The place where a pod finds the user's callable.
 
     The project that travels is the tree whose digest the deploy carries; it lies in a pod at
     `<working directory>/<project>`, and `root` is the entry of `sys.path` in it.

@@ -1,4 +1,4 @@
-"""What a workload asks for: the frozen form of `kt.Compute`."""
+"""The pods that a workload asks for: the frozen form of `kt.Compute`."""
 
 from __future__ import annotations
 

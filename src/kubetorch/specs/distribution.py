@@ -1,4 +1,4 @@
-"""How one call runs on many pods: the frozen form of `.distribute()`."""
+"""Calls that run on many pods: the frozen form of `.distribute()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where calls of a service go: `kt.Endpoint`."""
+"""The address to which calls of a service go: `kt.Endpoint`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod's environment is made of: the frozen form of `kt.Image`, its steps and their text.
+"""The environment of a pod: the frozen form of `kt.Image`, its steps and their text.
 
 An image is a base and an ordered list of steps. Its text is a standard Dockerfile: build it with
 the root folder as context, since sources of COPY are absolute. A live pod does not build: it runs

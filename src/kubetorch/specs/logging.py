@@ -1,4 +1,4 @@
-"""How a service logs, and what of it the caller sees: `kt.LoggingConfig`."""
+"""The logs of a service, and the part of them that the caller sees: `kt.LoggingConfig`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _default_level() -> Level:
 
 @dataclass(unsafe_hash=True)
 class LoggingConfig:
-    """What of a service's logs reaches the caller. Its fields can be set, also once it is in use.
+    """The part of a service's logs that reaches the caller. Fields can be set at any time.
 
     Attributes:
         stream_logs: Whether calls and deploys stream logs; `None` leaves it to `kt.config`.

@@ -1,4 +1,4 @@
-"""What callers see of the pods' use of resources: `kt.MetricsConfig`."""
+"""The pods' use of resources, as callers see it: `kt.MetricsConfig`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubetorch.errors import SpecError
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """How a call would show the pods' use of resources; nothing is streamed in this release.
+    """Settings of the lines about the pods' use of resources; this release streams none.
 
     Attributes:
         interval: Seconds between two lines.

@@ -1,4 +1,4 @@
-"""How a call ends: one value or one failure, as it lies in memory and as one packed blob.
+"""The end of a call: one value or one failure, as it lies in memory and as one packed blob.
 
 The outcome of a spawned call is packed, kept as a blob and read again by another process, perhaps
 with another version of this package. A packed outcome is

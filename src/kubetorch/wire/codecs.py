@@ -1,4 +1,4 @@
-"""How arguments and results become bytes: `json` (the default), `pickle`, `none`.
+"""Turns arguments and results into bytes: `json` (the default), `pickle`, `none`.
 
 Standard library only: the worker, which runs in the user's interpreter, uses this module too.
 

@@ -1,4 +1,4 @@
-"""What a pod starts with: its environment variables, and the file with what it is shown.
+"""The start of a pod: its environment variables, and the file with the objects it is shown.
 
 Writer and reader of the variables lie here together. They have only what an agent must know before
 its session; everything that can change later comes with `Reload`. Variables that user code may read

@@ -1,1 +1,1 @@
-"""Where pods run. `base` has the protocol; `process` and `kubernetes` are the two backends."""
+"""The places where pods run: `process` and `kubernetes`, by the protocol of `base`."""

@@ -1,4 +1,4 @@
-"""Who may do what in a cluster: tokens and rights are those of Kubernetes.
+"""Checks the rights of senders in a cluster: tokens and rights are those of Kubernetes.
 
     token ──► TokenReview ──► user ──┐
                                      ├──► SubjectAccessReview ──► yes, or 403

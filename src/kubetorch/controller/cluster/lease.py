@@ -1,4 +1,4 @@
-"""Who leads: what a Lease says, and what a candidate makes of it. A state machine without I/O.
+"""Elects the leader: a Lease comes in, a candidate's action out. A state machine without I/O.
 
     not there, free, or not renewed for its duration ──► Take ──► leading ──(each period)──► Take
     somebody else's ──► Wait                                         │

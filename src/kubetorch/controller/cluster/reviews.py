@@ -1,4 +1,4 @@
-"""What the API server says about tokens and rights: TokenReview and SubjectAccessReview.
+"""Asks the API server about tokens and rights: TokenReview and SubjectAccessReview.
 
 An answer is remembered for 10 s if it was yes, for 2 s if it was no, and never beyond the end of
 the token. Of a token only a hash is kept. Equal questions at one time are asked once. Refusals are

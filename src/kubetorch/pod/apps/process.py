@@ -328,7 +328,7 @@ class AppProcess:
             self._exiting = self._loop.create_task(self._finish_exit())
 
     async def _finish_exit(self) -> None:
-        """Its first process has ended: end the others, read what they wrote, say so."""
+        """The first process has ended: end the others, read what they wrote, say so."""
         status = processes.exit_status(self.pid)
         if self.is_asked:
             await self._let_others_end()

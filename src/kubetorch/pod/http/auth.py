@@ -1,4 +1,4 @@
-"""Who may speak to an agent.
+"""Decides whose requests an agent answers.
 
 Each request brings a token: one that is signed for this workload, which the agent checks offline
 with the workload's own key, or on the local backend the user's own, which it recognises by its

@@ -1,4 +1,4 @@
-"""What an agent starts in the user's interpreter, by the path of this file.
+"""The program that an agent starts in the user's interpreter, by the path of this file.
 
     python .../kubetorch/pod/user_process/__main__.py zygote
     python .../kubetorch/pod/user_process/__main__.py worker <socket> <pipe>

@@ -1,4 +1,4 @@
-"""What user code prints and logs becomes records; what it does to file descriptors stays possible.
+"""Turns prints and logs of user code into records; file descriptors stay the user's to change.
 
 `sys.stdout` and `sys.stderr` are replaced by text files that collect whole lines and write each as
 a record that names the call. They respect redirection of descriptors 1 and 2: while one of them is

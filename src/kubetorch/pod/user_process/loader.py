@@ -1,4 +1,4 @@
-"""Where the import of the deployed file ends: at its first deploying statement.
+"""Ends the import of the deployed file at its first deploying statement.
 
 A program may deploy at module level, without a `__main__` guard. When a pod imports that file, what
 follows the first `.to()`, `kt.app` or call of a handle is the deploying program, not the deployed

@@ -1,4 +1,4 @@
-"""What the threads of a worker do, asked of the worker itself, which may be unable to run Python.
+"""Asks a worker, which may be unable to run Python, for the stacks of its threads.
 
     agent ── frame DUMP ─────► worker: `faulthandler` writes a file in memory ──► agent reads it
           └─ signal `STACKS`

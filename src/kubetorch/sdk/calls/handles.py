@@ -522,7 +522,7 @@ class CallHandle:
     # ------------------------------------------------------------------------------ its result
 
     def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # the user's own value
-        """What the call returns, waiting for it.
+        """Wait for the call, and return its value.
 
         Args:
             timeout: Seconds after which to stop waiting; the call goes on.
@@ -650,7 +650,7 @@ class CallHandle:
         return call.view().state if is_elsewhere else "running"
 
     def done(self) -> bool:
-        """Whether the call has ended."""
+        """True if the call has ended."""
         return self._call.outcome is not None or self.status() != "running"
 
 
@@ -855,7 +855,7 @@ class BroadcastHandle(CallHandle):
         return next(state for state in states if state in found)
 
     def done(self) -> bool:
-        """Whether all calls have ended."""
+        """True if all calls have ended."""
         return all(call.done() for call in self.calls)
 
 

@@ -1,4 +1,4 @@
-"""How one call is made: what `.options(...)` takes, and the bare keywords of a call.
+"""The options of one call: the arguments of `.options(...)`, and the bare keywords of a call.
 
 `stream_logs`, `serialization`, `async_`, and of distributed services `workers` and `restart_procs`
 may stand among the arguments of a call, unless the user's signature has a parameter of that name.
@@ -41,7 +41,7 @@ OnProgress = Callable[[float, float | None, str | None], object]
 
 @dataclass(frozen=True)
 class CallOptions:
-    """How a call is made; `None` leaves it to the handle, and then to `kt.config`."""
+    """The options of a call; `None` leaves each to the handle, and then to `kt.config`."""
 
     stream_logs: bool | None = None
     serialization: str | None = None

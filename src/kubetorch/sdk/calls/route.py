@@ -1,4 +1,4 @@
-"""Where the calls of one service go: its pods' addresses, a token, a stream to each pod in use.
+"""The way to one service: its pods' addresses, a token, a stream to each pod in use.
 
 A route learns the addresses from its resolver, which asks the controller, and asks again when a pod
 cannot be reached. One thread connects for all calls that wait for a connection (`Route.request`); a

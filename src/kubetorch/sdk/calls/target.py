@@ -1,4 +1,4 @@
-"""What a call needs to know of the user's callable, as far as this program has it."""
+"""The user's callable as a call needs it, as far as this program has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workload brings with it: its secrets, its volumes, and the files that its image copies.
+"""The attachments of a workload: its secrets, its volumes, the files that its image copies.
 
 The values of secrets go to the controller here and nowhere else. The spec that comes out of it says
 which secrets and volumes there are, and which version of them.

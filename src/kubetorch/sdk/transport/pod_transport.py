@@ -1,4 +1,4 @@
-"""How this program gets connections to pods: a `PodTransport`; most programs have the direct one.
+"""Connections from this program to pods: a `PodTransport`; most programs have the direct one.
 
     Route, HttpClient ── connect(url) ──► PodTransport ──┬─ Direct       TCP to the URL
                                                          ├─ PortForward  through the API server
