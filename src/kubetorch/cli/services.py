@@ -89,8 +89,6 @@ class Services:
         """URL of the agent of a pod: by its name, else the oldest that serves."""
         return self.session.address(service, local_port.choose(service, pod))
 
-    # ----------------------------------------------------------------------------------- finding
-
     def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
         """All of them, or those of all namespaces."""
         where = None if all_namespaces else self.namespace
@@ -135,8 +133,6 @@ class Services:
         if creator is None:  # an earlier version deployed it
             return self.username is not None and service.spec.username == self.username
         return service.is_own and creator.username == self.username
-
-    # -------------------------------------------------------------------------------- one service
 
     def delete(self, service: WorkloadView, *, force: bool) -> None:
         """Stop a service and forget it."""
@@ -185,8 +181,6 @@ class Services:
             raise exceptions.rebuild(exceptions.parse_json(body))
         return body
 
-    # --------------------------------------------------------------------------------------- logs
-
     def logs(
         self,
         service: WorkloadView,
@@ -208,8 +202,6 @@ class Services:
             system=system,
         )
         return found.lines(tail=tail, follow=follow)
-
-    # ------------------------------------------------------------------------------ spawned calls
 
     def calls(self, name: str | None) -> list[CallView]:
         """Spawned calls of one service, or of all."""

@@ -31,6 +31,7 @@ from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, Room
 from kubetorch.errors import DataStoreError, KubetorchError, ProjectTooLargeError
 from kubetorch.lib.clock import Clock, Timer
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import SendBlobs
@@ -262,8 +263,7 @@ class GarbageCollector:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
 
     def hurry(self) -> None:
         """Collect now, unless that is being done: somebody found no room."""

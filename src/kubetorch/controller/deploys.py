@@ -123,7 +123,7 @@ class PendingDeploys:
 
     def fail_all(self, error: KubetorchError) -> None:
         for progress in list(self._waiting):
-            self.end(progress, Failed(failure=describe(error).to_dict()))
+            self.end(progress, Failed(failure=exceptions.describe_refusal(error).to_dict()))
 
     def interrupt(self, service: str, reason: str, *, goes_on: bool) -> None:
         """Fail all deploys: the workload ends, or goes on under another controller."""
@@ -138,16 +138,14 @@ class PendingDeploys:
             generation = progress.generation
             if generation < wanted:
                 message = rollout.superseded_message(generation, wanted)
-                self.end(progress, Failed(failure=describe(StartupError(message)).to_dict()))
+                self.end(
+                    progress,
+                    Failed(failure=exceptions.describe_refusal(StartupError(message)).to_dict()),
+                )
             elif generation == wanted and ready is not None:
                 self.end(progress, ready())
             elif generation == wanted and failure is not None:
                 self.end(progress, Failed(failure=failure.to_dict()))
-
-
-def describe(error: KubetorchError) -> Failure:
-    """An error of our own as a failure; where in our code it was raised is of no use to users."""
-    return exceptions.describe_refusal(error)
 
 
 def not_applied(service: str, error: Exception) -> KubetorchError:

@@ -18,6 +18,7 @@ from kubetorch.controller.backends.base import Backend, PodStatus
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
 
@@ -93,10 +94,7 @@ class PodLogs:
                 if changed in done:
                     changed = asyncio.ensure_future(self._workload.changes.wait())
         finally:
-            tasks = [take, changed, *followers.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all([take, changed, *followers.values()])
 
     def _pods(self) -> list[PodStatus]:
         return [pod for pod in self._workload.pods if self._pod in (None, pod.name)]

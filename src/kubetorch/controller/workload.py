@@ -28,7 +28,6 @@ from kubetorch.controller.backends.base import (
 from kubetorch.controller.deploys import (
     DeployProgress,
     PendingDeploys,
-    describe,
     expect_agents,
     not_applied,
 )
@@ -327,7 +326,7 @@ class Workload:
         self._give_up(progress, error or views.timed_out(self.record.name, timeout, waits))
 
     def _give_up(self, progress: DeployProgress, error: KubetorchError) -> None:
-        failure = describe(error)
+        failure = exceptions.describe_refusal(error)
         self._handle(rollout.GaveUp(progress.generation, failure))
         self._deploys.end(progress, Failed(failure=failure.to_dict()))
 
@@ -420,7 +419,7 @@ class Workload:
     def refused(self, pod: str, error: KubetorchError) -> None:
         """A pod must not have what it has mounted."""
         self._services.backend.end_pod(*self.key, pod, error)
-        self._handle(rollout.GaveUp(self.record.generation, describe(error)))
+        self._handle(rollout.GaveUp(self.record.generation, exceptions.describe_refusal(error)))
 
     def disconnected(self, pod: str, session: PodSession) -> None:
         """A session of a pod ended."""
@@ -639,9 +638,9 @@ class Workload:
                 case world.Announce():
                     self._announce()
                 case world.NotFormed(generation, error):
-                    self._handle(rollout.GaveUp(generation, describe(error)))
+                    self._handle(rollout.GaveUp(generation, exceptions.describe_refusal(error)))
                 case world.Refuse(pod, request, error):
-                    failure = describe(error).to_dict()
+                    failure = exceptions.describe_refusal(error).to_dict()
                     self.send(pod, RegroupFailed(id=request, failure=failure))
                 case world.Repeat(pod):
                     if pod in self._sessions:
@@ -743,7 +742,7 @@ class BackgroundApply:
         try:
             await self._backend.apply(spec)
         except Exception as error:  # noqa: BLE001  # others may have joined this deploy
-            failure = describe(not_applied(spec.name, error))
+            failure = exceptions.describe_refusal(not_applied(spec.name, error))
         on_end(failure)
 
     async def _release(self, spec: WorkloadSpec, good: WorkloadSpec | None) -> None:

@@ -28,6 +28,7 @@ from kubetorch.errors import (
     WorkloadError,
 )
 from kubetorch.lib.clock import Clock, Timer
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, rendering
 from kubetorch.manifests.desired_pods import Attached
 from kubetorch.manifests.kinds import Manifest
@@ -176,10 +177,7 @@ class Workloads:
         for key, workload in self._workloads.items():
             stop = partial(workload.close, "the controller stops", goes_on=not pods)
             self._try(key, stop, None)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     @property
     def backend(self) -> Backend:

@@ -154,8 +154,6 @@ class CodeSlots:
                 self._record_path(number).unlink(missing_ok=True)
                 _remove(self._root / str(number))
 
-    # -------------------------------------------------------------------------------- one slot
-
     def _record_path(self, number: int) -> Path:
         return self._root / f"{number}.record"
 

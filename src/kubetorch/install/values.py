@@ -98,8 +98,6 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)
 
 
-# ------------------------------------------------------------------------------------ checking
-
 Schema = Mapping[str, Any]
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -158,8 +156,6 @@ def _faults_of_mapping(schema: Schema, value: Values, path: str) -> list[str]:
             found += faults(others, item, f"{prefix}{name}")
     return found
 
-
-# ---------------------------------------------------------------------------- images
 
 # https://github.com/distribution/reference: a registry may have a port, a path has no capitals.
 _REFERENCE = re.compile(

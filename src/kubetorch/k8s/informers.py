@@ -104,8 +104,6 @@ class Informer:
             while not (self._state.is_listed and condition(self.objects)):
                 await self._changes.wait()
 
-    # ------------------------------------------------------------------------------------ inside
-
     async def _run(self) -> None:
         state, loop = self._state, asyncio.get_running_loop()
         while True:

@@ -158,8 +158,6 @@ class Session:
                 connection.silence = SILENCE
                 return connection
 
-    # ------------------------------------------------------------------------------------ inside
-
     async def _fetched(self, call: Call, attempts: _Attempts) -> bytes | float:
         """The whole answer of one attempt, or the seconds until the next one."""
         found = await self._sent(call, attempts)

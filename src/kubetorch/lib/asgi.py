@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, ProtocolError
+from kubetorch.lib.tasks import cancel_all
 
 if TYPE_CHECKING:
     import zlib
@@ -201,9 +202,7 @@ class Responder:
             if sending.done():
                 sending.result()
         finally:
-            sending.cancel()
-            watching.cancel()
-            await asyncio.gather(sending, watching, return_exceptions=True)
+            await cancel_all((sending, watching))
 
 
 _NAME_AND_PORT = re.compile(r"^(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+))(?::\d{1,5})?$")

@@ -39,6 +39,7 @@ from kubetorch.lib.http1 import (
     connection_names,
     whole_answer,
 )
+from kubetorch.lib.tasks import cancel_all
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -307,9 +308,7 @@ class Server:
         tasks = [task for task in self.tasks if task is not asyncio.current_task()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancel_all(late)
         if self.connections:
             self.connections.empty.clear()
             with contextlib.suppress(TimeoutError):

@@ -33,6 +33,7 @@ from kubetorch.lib.http1 import (
     request_head,
 )
 from kubetorch.lib.http_server import Connections, Message, Refusal, Server, Upgrade, Upgrader
+from kubetorch.lib.tasks import cancel_all
 
 _log = logging.getLogger(__name__)
 
@@ -174,8 +175,7 @@ async def relay(
     try:
         await _download(reader, send, scope, target)
     finally:
-        upload.cancel()
-        await asyncio.gather(upload, return_exceptions=True)
+        await cancel_all([upload])
         writer.transport.abort()
 
 

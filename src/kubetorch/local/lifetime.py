@@ -108,9 +108,6 @@ def status(folder: Path | None = None) -> Status:
     return Status(place.path, place.log, place.running())
 
 
-# --------------------------------------------------------------------------------------- pieces
-
-
 class _Spawned(NamedTuple):
     """A service that was started: its process, and the pipe that says when it listens."""
 

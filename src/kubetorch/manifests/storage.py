@@ -81,9 +81,6 @@ def restore(template: PodTemplate, before: list[Any]) -> None:
     assign(template.spec, "volumes", volumes)
 
 
-# --------------------------------------------------------------------------------------- volumes
-
-
 def _read_volumes(template: PodTemplate) -> tuple[VolumeSpec, ...] | None:
     found, paths = [], mount_paths(template)
     for volume in template.spec.get("volumes") or ():
@@ -108,9 +105,6 @@ def _volume_of(template: PodTemplate, claim: str) -> str | None:
         if _source(volume) == f"claim {claim}":
             return str(volume["name"])
     return None
-
-
-# --------------------------------------------------------------------------------- shared memory
 
 
 def _shared_memory(template: PodTemplate) -> Manifest | None:
@@ -163,8 +157,6 @@ PARAMETERS = (
         _EMPTY,
     ),
 )
-
-# ---------------------------------------------------------------------------------------- claims
 
 
 def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:

@@ -123,8 +123,6 @@ class ManifestParameter:
     source: str = ""
 
 
-# ------------------------------------------------------------------------------------- the kind
-
 _WHERE = "pod_template_path"
 
 

@@ -21,6 +21,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import files, http_server, memory, processes, proxy, websocket
 from kubetorch.lib.process_watch import OrphanReaper
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Endpoint
 from kubetorch.pod import environment, identity
 from kubetorch.pod.apps.process import AppHost
@@ -335,8 +336,7 @@ class Agent:
             orphans.stop()
             if self._limit is not None:
                 self._limit.stop()
-            session.cancel()
-            await asyncio.gather(session, return_exceptions=True)
+            await cancel_all([session])
             logging.getLogger("kubetorch").removeHandler(lines)
             self._log.close()
 

@@ -64,8 +64,6 @@ class Membership:
             await self.changes.wait()
         return world
 
-    # ------------------------------------------------------------------------------ a new world
-
     def regroup(self, request: str, timeout: float, *, is_quorum_awaited: bool) -> int:
         """The epoch in which a request was made for a newer world; it is made if it was not."""
         if request not in self._asked:

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from kubetorch.errors import AgentDiedError, KubetorchError
 from kubetorch.lib import backoff
 from kubetorch.lib.decoders import json_decoder
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, packed, unpack_outcome
 from kubetorch.wire.messages import CallReport
@@ -424,9 +425,7 @@ class Results:
         tasks = [task for task in (self._storing, self._delivery) if task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     def _wait(self, ended: _Ended) -> None:
         self._waiting[ended.report.id] = ended

@@ -23,6 +23,7 @@ from kubetorch.datastore.blobs import BlobStore
 from kubetorch.datastore.slots import CodeSlots, Slot
 from kubetorch.errors import CallableNotFoundError, CallRefusedError, DataStoreError, KubetorchError
 from kubetorch.lib import deadlines
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, rank_environment, ray_node, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
@@ -354,9 +355,7 @@ class GenerationLoader:
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
             await asyncio.shield(asyncio.gather(*(worker.kill() for worker in workers)))
             raise
 
@@ -611,13 +610,10 @@ class Supervisor:
         if self._restart is not None:
             self._restart.cancel()
         if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+            await cancel_all([self._loading])
         if self._serving is not None:
             await self._serving.process.drain(grace)
-        for task in self._draining:
-            task.cancel()
-        await asyncio.gather(*self._draining, return_exceptions=True)
+        await cancel_all(self._draining)
         if self._serving is not None and self._serving.node is not None:
             await self._serving.node.kill()
         await self._loader.close()

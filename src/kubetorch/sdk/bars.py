@@ -149,8 +149,6 @@ class _Foot:
             bar.told = time.monotonic()
             self.put(f"({bar.label}) {words}\n", is_drawing=False)
 
-    # ---------------------------------------------------------------------------- the thread
-
     def _run(self) -> None:
         while True:
             # It stays for a moment: whoever takes results one by one waits again and again.

@@ -34,6 +34,7 @@ from kubetorch.k8s.kubeconfig import Access
 from kubetorch.k8s.resources import PODS, Object, Ref, Selection
 from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines, websocket, websocket_protocol
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.manifests import pod_security
@@ -281,8 +282,7 @@ async def _shell(client: Client, pod: Ref, mount_path: str) -> int:
                     out.buffer.flush()
                 return await process.wait()
             finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+                await cancel_all([reading])
 
 
 async def _pass_input(process: pod_streams.Process) -> None:

@@ -97,9 +97,6 @@ def _is_useful(cause: BaseException, error: BaseException) -> bool:
     return cause.__traceback__ is not None or not isinstance(error, KubetorchError)
 
 
-# -------------------------------------------------------------------------------------- the hooks
-
-
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not is_full():
         line = interruption(error)
@@ -138,9 +135,6 @@ def _show_in_ipython(
             return
         trace = shorten(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)  # type: ignore[attr-defined]
-
-
-# ------------------------------------------------------------------------------------- the frames
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -195,9 +189,6 @@ def _is_ours(file: str) -> bool:
 
 def _is_library(file: str) -> bool:
     return any(place in file for place in _LIBRARIES)
-
-
-# --------------------------------------------------------------------------------- await f(1)
 
 
 def _explain_await(error: BaseException) -> None:

@@ -124,9 +124,6 @@ def _skip_here_document(
     raise SpecError(f"{where}: the here-document {end!r} does not end")
 
 
-# -------------------------------------------------------------------- arguments of instructions
-
-
 def command(instruction: Instruction, *, path: str) -> tuple[str, ...] | str:
     """The exec form as a tuple, the shell form as text."""
     text = instruction.text

@@ -152,9 +152,6 @@ def object_name(name: str, *, username: str | None) -> str:
     return f"kt.secret.{username or 'global'}.{name}"
 
 
-# --------------------------------------------------------------------------------------- checks
-
-
 def check_name(name: object) -> str:
     """The name of a secret, with `-` for `_`."""
     cleaned = name.replace("_", "-") if isinstance(name, str) else ""

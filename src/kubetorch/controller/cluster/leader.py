@@ -25,6 +25,7 @@ from kubetorch.k8s.resources import PODS, Object, Ref, Selection
 from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels
 
 #: Name of the controller's Deployment, Service, service account and Lease.
@@ -84,8 +85,7 @@ class Election:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all([task])
         await self._informer.close()
         if self._candidate.is_leading(self._clock()):
             with contextlib.suppress(KubetorchError, TimeoutError):
@@ -110,8 +110,6 @@ class Election:
         """Wait until another process leads, after this one did."""
         while not self._candidate.is_lost:
             await self._changes.wait()
-
-    # ------------------------------------------------------------------------------------ inside
 
     def _on_change(self, change: Change) -> None:
         # Not while a lease is ours: then the answers to our own writes say it, and sooner.
@@ -206,8 +204,7 @@ class LeaderLabel:
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
         await self._informer.close()
 
     async def _keep(self) -> None:

@@ -70,8 +70,6 @@ class Candidate:
         self._renewed: float | None = None
         self._pause_until = -math.inf
 
-    # ------------------------------------------------------------------------------ questions
-
     @property
     def holder(self) -> str:
         """The leader, as far as is known; empty without a leader."""
@@ -91,8 +89,6 @@ class Candidate:
             and now < self._renewed + self._times.tenure
             and not self.is_lost
         )
-
-    # --------------------------------------------------------------------------------- events
 
     def seen(self, lease: Object | None, now: float) -> None:
         """The server has this lease, or none."""
@@ -123,8 +119,6 @@ class Candidate:
         self._is_known = False
         self._since = now
         self._pause_until = now + self._times.period / 2
-
-    # ------------------------------------------------------------------------------ decisions
 
     def step(self, now: float, moment: float) -> Step:
         if now < self._pause_until:

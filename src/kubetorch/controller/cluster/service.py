@@ -63,6 +63,7 @@ from kubetorch.lib import sockets
 from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.clock import SystemClock
 from kubetorch.lib.http_server import Server
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import quantity
 from kubetorch.wire import exceptions, routes, versions
@@ -343,9 +344,7 @@ class _Service:
             await waiting
             return True
         finally:
-            waiting.cancel()
-            stopped.cancel()
-            await asyncio.gather(waiting, stopped, return_exceptions=True)
+            await cancel_all((waiting, stopped))
 
 
 async def _close(controller: Controller) -> None:

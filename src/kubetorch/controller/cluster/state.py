@@ -33,6 +33,7 @@ from kubetorch.k8s.resources import Object, Ref, Selection, key
 from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.lib.tasks import cancel_all
 
 #: Seconds that a deploy or a delete waits for an API server that is away.
 PATIENCE = 45.0
@@ -104,9 +105,7 @@ class KubernetesState:
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_GRACE)
         self._is_closed = True
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         await self._stop_watching()
 
     async def _stop_watching(self) -> None:

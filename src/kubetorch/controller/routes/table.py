@@ -41,8 +41,6 @@ class Exchange(Request):
     def asker(self, asker: Asker) -> None:
         self._asker = asker
 
-    # ----------------------------------------------------------------------------- the request
-
     def flag(self, name: str) -> bool:
         """A parameter that is `true` or `false`, which it is when it is missing."""
         value = self.query(name, "false").lower()
@@ -64,8 +62,6 @@ class Exchange(Request):
     async def message(self, kind: type[_T]) -> _T:
         """The body as a message of this type; an empty one is `{}`."""
         return messages.decode(kind, await self.body(BODY_LIMIT) or b"{}")
-
-    # ------------------------------------------------------------------------------ the answer
 
     @property
     def has_begun(self) -> bool:

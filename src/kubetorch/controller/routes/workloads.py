@@ -120,8 +120,6 @@ class WorkloadRoutes:
         )
         await exchange.respond_message(token)
 
-    # ------------------------------------------------------------------------------------ deploy
-
     async def deploy(self, exchange: Exchange, namespace: str, name: str) -> None:
         """Deploy a workload; the answer is what happens, one event on each line."""
         chunks = exchange.chunks()
@@ -158,8 +156,6 @@ class WorkloadRoutes:
         is_reached = app is not None and app.port is not None
         own = self._hosts.of(view.spec.namespace, view.spec.name) if is_reached else ""
         return replace(view, app_host=own)
-
-    # -------------------------------------------------------------------------------------- logs
 
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The last lines of the pods, and with `?follow=true` those that come."""

@@ -30,6 +30,7 @@ from kubetorch.lib.changes import Changes
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.http1 import AnswerReader, encoded, request_head
 from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod.worker_process.log_lines import Line, LogPipe
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
@@ -274,9 +275,7 @@ class AppProcess:
             else:
                 self.address = healthy.result()
         finally:
-            for waiting in (exit_, healthy):
-                waiting.cancel()
-            await asyncio.gather(exit_, healthy, return_exceptions=True)
+            await cancel_all((exit_, healthy))
         self._is_settled = True
         self._on_change(self)
 
@@ -349,9 +348,7 @@ class AppProcess:
         ends = asyncio.ensure_future(process_watch.wait_for_ends(others))
         no_time = asyncio.ensure_future(self._is_out_of_time.wait())
         await asyncio.wait((ends, no_time), return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (ends, no_time):
-            waiting.cancel()
-        await asyncio.gather(ends, no_time, return_exceptions=True)
+        await cancel_all((ends, no_time))
 
     async def _find(self, look: Callable[..., list[int]]) -> list[int]:
         # What left the session is found by its marker.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from kubetorch.errors import AgentDiedError, CallRefusedError, KubetorchError, SerializationError
 from kubetorch.lib import async_http, backoff, deadlines, transports
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod.http import calling
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import exceptions, routes
@@ -93,9 +94,7 @@ async def call(
             answers = [task.result() if task.done() else None for task in tasks]
             await _answer(answers, respond)
     finally:
-        for task in (*tasks, gone):
-            task.cancel()
-        await asyncio.gather(*tasks, gone, return_exceptions=True)
+        await cancel_all((*tasks, gone))
 
 
 async def _settle(tasks: Sequence[asyncio.Task[_Answer]], gone: asyncio.Task[None]) -> None:

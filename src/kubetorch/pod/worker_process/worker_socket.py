@@ -68,8 +68,6 @@ class WorkerSocket:
         self._trim: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock.fileno(), self._read)
 
-    # --------------------------------------------------------------------------------- sending
-
     def send(self, head: bytes, descriptor: int | None = None) -> None:
         """Send a frame without a payload, and the descriptor that it announces."""
         self._send([head], descriptor)
@@ -145,8 +143,6 @@ class WorkerSocket:
                 os.close(descriptor)
         self._waiting.clear()
 
-    # ------------------------------------------------------------------------------- receiving
-
     def payload(self, frame: Frame) -> OwnedPayload:
         """The payload of a frame; to be called in the order of the frames."""
         if not frame.flags & protocol.FILE:
@@ -188,8 +184,6 @@ class WorkerSocket:
                     self._on_frame(frame)
                 except Exception:  # noqa: BLE001  # one sink must not stop the others
                     _log.exception("a frame of a worker could not be handled kind=%d", frame.kind)
-
-    # ------------------------------------------------------------------------------------- end
 
     def _trim_later(self) -> None:
         if self._trim is None:

@@ -532,12 +532,18 @@ class Rounds:
         self.close()
 
 
-class RankIterator(Iterator[Any]):
-    """The values of a generator on one rank. Closing it ends the generators of all ranks."""
-
+class _ValuesOfRank:
     def __init__(self, rounds: Rounds, rank: int) -> None:
         self._rounds = rounds
         self.rank = rank
+
+    def close(self) -> None:
+        """End the generators of all ranks, if they have not ended."""
+        self._rounds.close()
+
+
+class RankIterator(_ValuesOfRank, Iterator[Any]):
+    """The values of a generator on one rank. Closing it ends the generators of all ranks."""
 
     def __next__(self) -> Any:  # noqa: ANN401  # the user's own value
         while True:
@@ -546,17 +552,9 @@ class RankIterator(Iterator[Any]):
                 return value
             self._rounds.next()
 
-    def close(self) -> None:
-        """End the generators of all ranks, if they have not ended."""
-        self._rounds.close()
 
-
-class RankAsyncIterator(AsyncIterator[Any]):
+class RankAsyncIterator(_ValuesOfRank, AsyncIterator[Any]):
     """As `RankIterator`, for `async for`."""
-
-    def __init__(self, rounds: Rounds, rank: int) -> None:
-        self._rounds = rounds
-        self.rank = rank
 
     async def __anext__(self) -> Any:  # noqa: ANN401  # the user's own value
         while True:
@@ -564,7 +562,3 @@ class RankAsyncIterator(AsyncIterator[Any]):
             if is_there:
                 return value
             await self._rounds.next_async()
-
-    def close(self) -> None:
-        """End the generators of all ranks, if they have not ended."""
-        self._rounds.close()

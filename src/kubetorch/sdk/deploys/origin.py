@@ -98,9 +98,6 @@ def notebook() -> Path | None:
     return Path(given) if isinstance(given, str) and given.endswith(".ipynb") else None
 
 
-# ----------------------------------------------------------------------------------- the project
-
-
 def identify(folder: Path) -> tuple[str, str]:
     """The digest of the project in a folder, and its name."""
     real = folder.resolve()

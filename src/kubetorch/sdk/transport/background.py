@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from kubetorch.lib import processes
+from kubetorch.lib.tasks import cancel_all
 
 _T = TypeVar("_T")
 #: Seconds that the thread has to begin, and connections to end.
@@ -90,9 +91,7 @@ def _run(loop: asyncio.AbstractEventLoop, finish: Callable[[], Awaitable[None]])
 async def _end_all(finish: Callable[[], Awaitable[None]]) -> None:
     """Cancel what still runs, and let connections that are closed be gone."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel_all(tasks)
     await finish()
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
@@ -160,8 +159,6 @@ class Pipe:
         self._is_reading = False
         self.resume()
 
-    # ------------------------------------------------------------------------- from the thread
-
     def resume(self) -> None:
         """The far side takes more."""
         if self._near is not None and not self._is_reading and not self._has_ended:
@@ -186,8 +183,6 @@ class Pipe:
         if self._near is not None and self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._near.fileno())
-
-    # --------------------------------------------------------------------------- to the thread
 
     def deliver(self, data: memoryview) -> None:
         """Bytes for the thread; the memory is not used any more after this."""

@@ -139,8 +139,6 @@ class Session:
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
-    # ------------------------------------------------------------------------------------ pods
-
     def address(self, view: WorkloadView, pod: PodView) -> str:
         """URL of the agent of a pod, for this session's way; empty while there is none."""
         return self.transport.address(view.spec.namespace, view.spec.name, pod)
@@ -161,8 +159,6 @@ class Session:
             return controller.get_token(spec.namespace, spec.name, verbs=_OWN).token
 
         return self.ask(get)
-
-    # --------------------------------------------------------------------------------- workloads
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
         return self.ask(lambda controller: controller.get_workload(namespace, name))

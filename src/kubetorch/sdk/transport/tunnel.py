@@ -120,8 +120,6 @@ class _PodEnd(Far, Endpoint):
     #: Channels whose first message, the port, has come.
     _greeted = 0
 
-    # --------------------------------------------------------------------------- the pipe calls
-
     def send(self, data: bytes) -> bool:
         connection = self._connection
         if connection is None:
@@ -141,8 +139,6 @@ class _PodEnd(Far, Endpoint):
     def abort(self) -> None:
         if self._connection is not None:
             self._connection.abort("nobody wants it any more")
-
-    # --------------------------------------------------------------------- the connection calls
 
     def on_open(self, connection: Connection) -> None:
         self._connection = connection

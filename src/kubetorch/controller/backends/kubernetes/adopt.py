@@ -26,6 +26,7 @@ from kubetorch.errors import (
     SpecError,
 )
 from kubetorch.lib import backoff
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, rendering
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.services import KubernetesServices
@@ -71,10 +72,7 @@ class Adopter:
             task.cancel()
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     async def _try_first(self, specs: Sequence[WorkloadSpec]) -> None:
         error = await self._try(specs)

@@ -56,6 +56,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import kinds, knative, pod_security, rendering, replicas
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.services import KubernetesServices
@@ -264,8 +265,7 @@ class KubernetesBackend:
     async def _stop_repeating(self, key: Key) -> None:
         task = self._repeats.pop(key, None)
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
         """True if the cluster serves the kind that is meant for a declaration."""

@@ -36,6 +36,7 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.podlogs import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, key, version
 from kubetorch.k8s.watching import Change
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling
 
 #: Seconds after which a kind that the cluster does not serve is looked for again.
@@ -108,9 +109,7 @@ class ClusterWatch:
                 await self._keep(watch)
 
     async def close(self) -> None:
-        for task in self._looking:
-            task.cancel()
-        await asyncio.gather(*self._looking, return_exceptions=True)
+        await cancel_all(self._looking)
         kept = [informer for informers in self._kept.values() for informer in informers]
         for informer in (*kept, *self._owners.values(), *self._of_events.values()):
             await informer.close()

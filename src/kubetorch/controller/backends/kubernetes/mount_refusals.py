@@ -18,6 +18,7 @@ from kubetorch.controller.backends.kubernetes.pods import Key
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Object, Ref
+from kubetorch.lib.tasks import cancel_all
 
 #: The reason of the events.
 REASON = "MountRefused"
@@ -72,10 +73,7 @@ class RefusedPods:
         del self._counts[key]
 
     async def close(self) -> None:
-        tasks = [one.ending for one in self._refused.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([one.ending for one in self._refused.values()])
 
     async def _end(self, pod: Object, error: KubetorchError, pause: float) -> None:
         metadata = pod["metadata"]

@@ -88,6 +88,15 @@ def check_watched(namespace: str, watched: Collection[str]) -> None:
         )
 
 
+async def get(client: Client, ref: Ref, watched: Collection[str]) -> Object | None:
+    """Get an object of a namespace in which the controller has rights; `None` without one."""
+    check_watched(str(ref.namespace), watched)
+    try:
+        return await client.get(ref)
+    except KubernetesNotFoundError:
+        return None
+
+
 def no_namespace(namespace: str, error: KubernetesRequestError) -> KubernetesRequestError:
     """The error for a namespace that does not exist; Kubetorch makes none."""
     return _about_namespace(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Object, Ref, is_leaving, is_over
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import kinds, labels, raycluster
 
 #: Label or annotation that says the number of a pod in its set, by kind of owner.
@@ -129,10 +130,7 @@ class OrdinalKeeper:
             task.cancel()
 
     async def close(self) -> None:
-        tasks = [*self._writing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._writing.values())
 
     async def _write(self, pod: Object, ordinal: int) -> None:
         metadata = pod["metadata"]

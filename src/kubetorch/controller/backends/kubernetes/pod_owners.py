@@ -19,6 +19,7 @@ from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, 
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref
 from kubetorch.lib import backoff
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
 
 #: Objects between a pod and what was applied, at most: a worker of a LeaderWorkerSet has four.
@@ -80,10 +81,7 @@ class PodOwners:
             await asyncio.wait(tasks, timeout=SETTLING)
 
     async def close(self) -> None:
-        tasks = [*self._looking.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._looking.values())
 
     async def _look(self, at: tuple[Key, str], owner: Object, main: tuple[str, str, str]) -> None:
         is_ours: bool | None = False

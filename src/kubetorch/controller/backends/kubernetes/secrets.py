@@ -48,8 +48,6 @@ class SecretObjects:
         self._client = client
         self._watched = watched
 
-    # -------------------------------------------------------------------------------- SecretStore
-
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         pauses = backoff.jittered(backoff.exponential(first=0.01, limit=0.5))
         for _, pause in zip(range(_ATTEMPTS), pauses, strict=False):
@@ -97,14 +95,8 @@ class SecretObjects:
             return False
         return True
 
-    # ------------------------------------------------------------------------------------- pieces
-
     async def _find(self, namespace: str, object_name: str) -> Object | None:
-        namespaces.check_watched(namespace, self._watched)
-        try:
-            return await self._client.get(_ref(namespace, object_name))
-        except KubernetesNotFoundError:
-            return None
+        return await namespaces.get(self._client, _ref(namespace, object_name), self._watched)
 
     async def _put(
         self, namespace: str, object_name: str, put: PutSecret, old: Object | None
@@ -184,9 +176,6 @@ def _foreign(found: Object, hint: str) -> SpecError:
         "shows nor changes its values",
         hint=hint,
     )
-
-
-# ---------------------------------------------------------------------------------------- reading
 
 
 def _stored(outcome: Outcome, found: Object) -> StoredSecret:

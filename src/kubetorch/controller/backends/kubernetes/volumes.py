@@ -201,14 +201,8 @@ class VolumeClaims:
     async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
         return choose(await self._classes(), access_mode)
 
-    # ------------------------------------------------------------------------------------- pieces
-
     async def _find(self, namespace: str, claim: str) -> Object | None:
-        namespaces.check_watched(namespace, self._watched)
-        try:
-            return await self._client.get(_ref(namespace, claim))
-        except KubernetesNotFoundError:
-            return None
+        return await namespaces.get(self._client, _ref(namespace, claim), self._watched)
 
     async def _classes(self) -> Objects:
         return (await self._client.list(Selection(CLASSES))).items

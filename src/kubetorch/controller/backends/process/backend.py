@@ -45,6 +45,7 @@ from kubetorch.controller.state import PodRecord, SqliteState
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, SpecError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
@@ -287,11 +288,7 @@ class ProcessBackend:
             await asyncio.gather(*(pod.end(STOP_GRACE) for pod in self._all_pods()))
         for pod in self._all_pods():
             pod.release()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    # ---------------------------------------------------------------------------------- pieces
+        await cancel_all(self._tasks)
 
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
         """The pods of a spec; pods that see other values of secrets are of another template."""

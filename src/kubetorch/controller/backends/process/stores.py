@@ -110,8 +110,6 @@ class SecretFiles:
     def file(self, namespace: str, object_name: str) -> Path:
         return self._path(namespace, object_name)
 
-    # ------------------------------------------------------------------------------------- pieces
-
     def _path(self, namespace: str, object_name: str) -> Path:
         return self._folder / namespace / f"{object_name}{_SUFFIX}"
 
@@ -266,8 +264,6 @@ class VolumeFolders:
         """Remove what is left of volumes that were deleted."""
         for folder in self._folder.glob(f"*/{_DELETED}*"):
             shutil.rmtree(folder, ignore_errors=True)
-
-    # ------------------------------------------------------------------------------------- pieces
 
     def _note(self, namespace: str, claim: str) -> Path:
         return self._folder / namespace / f".{claim}{_SUFFIX}"

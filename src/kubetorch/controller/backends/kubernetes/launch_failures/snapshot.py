@@ -125,9 +125,6 @@ class Cluster:
         return self.heard
 
 
-# ------------------------------------------------------------------------- reading plain objects
-
-
 def time_of(text: object) -> float | None:
     """A time of the API in seconds since the epoch."""
     if not isinstance(text, str) or not text:
