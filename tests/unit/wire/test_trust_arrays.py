@@ -488,7 +488,21 @@ def test_a_frame_of_polars_arrives_as_it_was() -> None:
     polars.testing.assert_frame_equal(sent(polars.DataFrame()), polars.DataFrame())
 
 
+def test_columns_of_polars_are_not_copied_after_polars_wrote_them() -> None:
+    frame = polars.DataFrame({"a": range(100_000), "b": [str(i) for i in range(100_000)]})
+    _, area = codecs.encode("values", frame)
+    assert isinstance(area, values.Gathered)
+    assert max(map(len, area.parts)) > 0.99 * len(area)
+    # What lies before them moves them by no multiple of their alignment.
+    found = sent({"before": b"x" * 5001, "frame": frame, "after": frame["b"]})
+    polars.testing.assert_frame_equal(found["frame"], frame)
+    polars.testing.assert_series_equal(found["after"], frame["b"])
+
+
 def test_what_of_polars_cannot_travel_says_so() -> None:
+    many = polars.select(n=polars.repeat(None, 2_000_000, dtype=polars.Null))
+    with pytest.raises(SerializationError, match=r"more than \d+ rows"):
+        codecs.encode("values", many)
     with pytest.raises(SerializationError, match="whose column 'o' has objects"):
         codecs.encode("values", polars.DataFrame({"o": [object()]}))
     with pytest.raises(SerializationError, match=r"frame\.collect\(\)"):

@@ -585,6 +585,32 @@ def test_text_that_would_be_larger_than_its_stream_is_refused(array: pyarrow.Arr
         _decode(_series("string", [0, len(data)], "NA"), data)
 
 
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
+@pytest.mark.parametrize("text", ["plain", "größer"])
+def test_text_is_checked_whether_or_not_it_is_ascii(kind: Any, text: str) -> None:
+    form, content = "<3i" if kind == pyarrow.string() else "<3q", text.encode()
+    size = len(content)
+    for offsets, data in [
+        ((0, size, size + 100), content),
+        ((0, size, 1), content),
+        ((-50, 1, size), content),
+        ((0, 1, size), b"\xff" + content[1:]),
+        ((0, 3, size), "größer".encode()),  # within a letter
+    ]:
+        valid = pyarrow.array(["x" * len(data), ""], kind)
+        stream = _stream(pyarrow.table({"": valid}))
+        offset_bytes = struct.pack(form, 0, len(data), len(data))
+        assert offset_bytes in stream
+        stream = stream.replace(offset_bytes, struct.pack(form, *offsets))
+        stream = stream.replace(b"x" * len(data), data)
+        for tag in (
+            _series("string", [0, len(stream)], "NA"),
+            {"$": ["pa.Table", [0, len(stream)]]},
+        ):
+            with pytest.raises(SerializationError, match="ArrowInvalid"):
+                _decode(tag, stream)
+
+
 def test_an_index_of_arrow_is_not_looked_through_for_keys() -> None:
     data = _stream(pyarrow.table({"": pyarrow.nulls(2**31 - 1)}))
     made = _decode({"$": ["pd.index", ["values", ["arrow", [0, len(data)]], None, None]]}, data)
