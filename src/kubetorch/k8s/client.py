@@ -380,15 +380,29 @@ class Client:
         raise failures.garbled(action, self.session.server, repr(data[:80]))
 
 
+#: Lists of a status that readers walk through.
+_LISTS = ("conditions", "containerStatuses")
+
+
 def _are_objects(items: object) -> bool:
     """True if these are objects of Kubernetes, as far as readers take that for granted."""
-    return isinstance(items, list) and all(
-        isinstance(item, dict)
-        and isinstance(item.get("metadata"), dict)
-        and isinstance(item["metadata"].get("name"), str)
-        and isinstance(item.get("status") or {}, dict)
-        for item in items
-    )
+    return isinstance(items, list) and all(map(_is_object, items))
+
+
+def _is_object(item: object) -> bool:
+    if not isinstance(item, dict):
+        return False
+    metadata, status = item.get("metadata"), item.get("status") or {}
+    if not isinstance(metadata, dict) or not isinstance(status, dict):
+        return False
+    is_named = isinstance(metadata.get("name"), str)
+    is_labelled = isinstance(metadata.get("labels") or {}, dict)
+    return is_named and is_labelled and all(_is_list_of_dicts(status.get(name)) for name in _LISTS)
+
+
+def _is_list_of_dicts(value: object) -> bool:
+    """True for nothing, too."""
+    return not value or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
 
 
 def _options(dry_run: bool, **options: str) -> Pairs:

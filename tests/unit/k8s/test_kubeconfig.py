@@ -203,7 +203,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
         ("{}", "{server: 'https://[::1'}", "server should be an http"),
         ("{}", "{server: 'https://a:99999'}", "server should be an http"),
         ("{}", "{server: 'https://a', extensions: 3}", "extensions should be a list"),
-        ("{}", "{server: 'https://a', certificate-authority: ~nobody/x}", "home directory"),
+        ("{}", "{server: 'https://a', certificate-authority: ~no-such-user/x}", "home directory"),
         (
             "{exec: {command: x, apiVersion: client.authentication.k8s.io/v1, env: 3}}",
             "{server: 'https://a'}",
