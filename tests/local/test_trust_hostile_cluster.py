@@ -46,7 +46,12 @@ ANSWERS = {
     "conditions that are none": _pod(conditions=[3]),
     "conditions in words": _pod(conditions="Ready"),
     "containers that are none": _pod(containerStatuses=[3]),
-    "labels that are none": _pods({"metadata": {"name": "x", "labels": 3}}),
+    "labels that are none": _pods(
+        {
+            "metadata": {"name": "x", "labels": 3},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+    ),
     "elsewhere": _answer(b"", status="302 Found", head=b"Location: http://127.0.0.1:1/\r\n"),
     "a refusal of nothing": _answer(b'{"message": {}, "details": []}', status="403 Forbidden"),
     "another protocol": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
