@@ -186,6 +186,9 @@ def test_call_prints_the_result_and_logs_beside_it(project):
 
 def test_call_prints_the_result_alone_as_json(project):
     assert shown("call", "train", "-a", "[10]") == {"loss": 0.01}
+    done = kt("call", "train", "10", "a b")
+    assert done.returncode == 2
+    assert done.stderr.endswith("""are JSON: kt call train --args '[10, "a b"]'\n""")
 
 
 def test_call_reaches_methods_whose_object_keeps_its_state(project):
@@ -423,6 +426,8 @@ def test_a_spawned_call_is_found_awaited_and_listed_from_elsewhere(project):
     assert (call["service"], call["state"]) == ("slow", "succeeded")
     assert call_id in [one["id"] for one in shown("calls", "list", "slow")]
     assert call_id in ok("calls", "list").stdout
+    assert call_id in ok("calls").stdout
+    assert call_id in [one["id"] for one in shown("calls")]
 
 
 def test_a_spawned_call_that_failed_fails_again_when_awaited(project):
@@ -532,7 +537,9 @@ def test_a_forced_teardown_does_not_wait_for_calls(project):
 def test_teardown_of_nothing_fails_unless_it_was_told_not_to_ask(project):
     done = kt("teardown", "absent")
     assert done.returncode == 1 and "Service absent not found" in done.stderr
-    assert "Service absent not found" in ok("teardown", "absent", "-y").stdout
+    done = ok("teardown", "absent", "-y")
+    assert "Service absent not found" in done.stdout
+    assert done.stderr.endswith("hint: kt list -n default shows the services\n")
     assert "No services found" in ok("teardown", "--prefix", "absent", "-y").stdout
 
 

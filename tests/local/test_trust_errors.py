@@ -162,7 +162,7 @@ def test_trust_23_so_has_that_of_a_cell(program):
 
 MISTAKES = {
     "cpu": "hint: did you mean cpus?",
-    "class": "hint: .to(compute, init_args={...}) has the arguments of Model(): ",
+    "class": "hint: pass the arguments of Model() in .to(compute, init_args={...})",
     "method": "'Model' has no method 'rum'\nhint: did you mean run?",
     "secret": "hint: did you mean hf-token? kt secrets -n default lists the secrets",
     "typo": "hint: did you mean long-job? kt list -n default shows the services",
@@ -171,6 +171,32 @@ MISTAKES = {
     "await": "hint: await remote(..., async_=True): without it, a call returns its value",
     "await-method": "hint: await model.run(..., async_=True): without it, ",
 }
+
+
+UNGUARDED = """
+import os, sys
+import kubetorch as kt
+
+{needs}
+
+def train(x):
+    return x
+
+kt.fn(train, name="unguarded").to(kt.Compute(cpus="0.1"), replace=True)
+"""
+NEEDS = ["name = sys.argv[1]", "key = os.environ['ONLY_HERE']", "len(sys.argv) > 1 or sys.exit(2)"]
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+def test_trust_23_a_pod_that_runs_what_only_the_program_should_run_says_so(tmp_path, needs):
+    path = tmp_path / "unguarded.py"
+    path.write_text(UNGUARDED.format(needs=needs))
+    text = errors_of(path, "x", ONLY_HERE="x")
+    assert "hint: pods import unguarded.py without the arguments and the environment of " in text
+    assert 'if __name__ == "__main__":' in text
+    # What is wrong with the code itself gets no such hint.
+    path.write_text(UNGUARDED.format(needs="def half(:"))
+    assert "pods import" not in errors_of(path, "x")
 
 
 @pytest.mark.parametrize("what", MISTAKES)

@@ -106,8 +106,8 @@ def run(
 
 def _request(words: list[str], name: str | None, file: str | None, run_async: bool) -> RunRequest:
     if not words or words[0].endswith(".py"):
-        hint = f"python {words[0]}" if words else "a command"
-        raise typer.BadParameter(f"give {hint} to run; {_EXAMPLE}")
+        missing = f"{words[0]} is a file, not a command" if words else "the command is missing"
+        raise typer.BadParameter(f"{missing}; {_EXAMPLE}")
     if words[0].startswith("-"):
         raise typer.BadParameter(
             f"kt run has no option {words[0]}; those of the command follow the command, {_EXAMPLE}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kubetorch.cli import views
 from kubetorch.cli.args import (
@@ -28,8 +31,18 @@ from kubetorch.wire.messages import WorkloadView
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command("call")
+class _ListByDefault(TyperGroup):
+    """A group whose options without a command are those of its `list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # typer's own
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@app.command("call", context_settings={"allow_extra_args": True})
 def call(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -51,6 +64,10 @@ def call(
 
     What the call logs goes to stderr. The values of a generator are printed as they come.
     """
+    if context.args:
+        raise typer.BadParameter(
+            f"the arguments of a call are JSON: kt call {target} --args {_array(context.args)}"
+        )
     output = Output(as_json=as_json)
     positional, keyword = json_array(args, "--args"), json_object(kwargs, "--kwargs")
     name, _, method = target.partition(":")
@@ -76,6 +93,17 @@ def call(
                 output.record(value)
             else:
                 _show(value, output)
+
+
+def _array(words: list[str]) -> str:
+    """Words of a command line as the JSON array that they probably mean, quoted for a shell."""
+    values: list[object] = []
+    for word in words:
+        try:
+            values.append(json.loads(word))
+        except ValueError:
+            values.append(word)
+    return shlex.quote(json.dumps(values))
 
 
 def _show(value: object, output: Output) -> None:
@@ -116,7 +144,7 @@ def _checked_method(service: WorkloadView, method: str) -> str | None:
     return None
 
 
-calls_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+calls_app = typer.Typer(cls=_ListByDefault, rich_markup_mode=None, add_completion=False)
 
 CallId = Annotated[str, typer.Argument(metavar="ID", help="Id of the call.")]
 
@@ -124,15 +152,13 @@ CallId = Annotated[str, typer.Argument(metavar="ID", help="Id of the call.")]
 app.add_typer(calls_app, name="calls")
 
 
-@calls_app.callback(invoke_without_command=True)
-def calls(context: typer.Context) -> None:
+@calls_app.callback()
+def calls() -> None:
     """List, inspect, cancel and await spawned calls.
 
     `fn.spawn(...)` starts a call that goes on when its program ends. Its result is kept for a day.
     Without a command the calls are listed.
     """
-    if context.invoked_subcommand is None:
-        list_calls()
 
 
 @calls_app.command("list")

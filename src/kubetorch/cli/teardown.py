@@ -198,6 +198,8 @@ def _report_nothing(output: Output, target: str | None, services: Services, *, y
     if target is not None and not yes:
         raise ServiceNotFoundError(text, hint=services.hint(target))
     output.report(text, "yellow")
+    if target is not None:
+        output.note(f"hint: {services.hint(target)}")
 
 
 def _delete(

@@ -101,9 +101,9 @@ def too_many(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
 def warning(root: str, sizes: Sizes) -> str:
     """The warning for files that are large, but allowed."""
     total = sum(size for size, _ in sizes)
-    return (
-        f"the project {root} has {_mib(total)}; {_HINT}. Its largest files:\n{_largest(sizes, 3)}"
-    )
+    large = [item for item in sizes if item[0] * 100 >= total]
+    files = f". Its largest files:\n{_largest(large, 3)}" if large else ""
+    return f"the project {root} has {_mib(total)}{files}\nhint: {_HINT}"
 
 
 def _largest(sizes: Sizes, count: int) -> str:

@@ -179,7 +179,7 @@ _json_encoder = json.JSONEncoder(allow_nan=False, check_circular=False, separato
 _json_decoder = json.JSONDecoder()
 
 
-_TAKES_PICKLE = 'kt.Compute(allowed_serialization=["pickle"]) has it carried by pickle'
+_TAKES_PICKLE = 'kt.Compute(allowed_serialization=["pickle"]) sends it with pickle'
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _TEXTS = frozenset({str})
 

@@ -549,6 +549,9 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
     error = attempt(_rebuild_class, None, failure, modules or {})
     if error is None:
         error = errors.RemoteError(failure.message, error_type=failure.error_type)
+        notes = failure.state.get("__notes__")
+        if is_a(notes, list):
+            set_attribute(error, "__notes__", [one for one in notes if type(one) is str])
     for name in ("remote_traceback", "pod_name", "rank"):
         value = failure.traceback if name == "remote_traceback" else getattr(failure, name)
         if value is not None or attempt(getattr, None, error, name, None) is None:

@@ -61,10 +61,7 @@ _COPIED = 4096
 #: there are more: `-1` and `-2` have one hash, and an index may have a label more than once.
 _COLLIDING, _CROWD = 1000, 8
 #: What to do about a value of which nothing better is known.
-PICKLE = (
-    'send what it is made of; kt.Compute(allowed_serialization=["pickle"]) has calls carried by '
-    "pickle"
-)
+PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
 
 
 def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag

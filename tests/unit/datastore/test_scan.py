@@ -288,6 +288,16 @@ def test_a_project_that_is_too_large_names_its_largest_files(project: Path) -> N
     assert ".ktignore" in text
 
 
+def test_a_large_project_is_named_with_its_large_files(project: Path) -> None:
+    write(project, {"main.py": "", "weights.bin": bytes(3 * 2**20)})
+    (found,) = scan(project, Options(limits=Limits(warn_bytes=2**20))).warnings
+    assert found.splitlines() == [
+        f"the project {project} has 3.0 MiB. Its largest files:",
+        "       3.0 MiB  weights.bin",
+        "hint: list what the pods do not need in .ktignore",
+    ]
+
+
 def test_a_project_that_is_too_large_is_refused_before_it_is_read(project: Path) -> None:
     with (project / "huge.bin").open("wb") as file:
         file.truncate(1 << 40)  # a hole: reading it would take hours

@@ -286,7 +286,7 @@ def failure(
     shown = "".join(f"\n  {line}" for line in lines or ())
     error = ImageStepError(
         f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",
-        hint="put the step right and deploy again; the steps before it are not run again",
+        hint="correct the step and deploy again; the steps before it do not run again",
     )
     if os.geteuid() and any("permission denied" in line.lower() for line in lines or ()):
         error.hint = (

@@ -300,12 +300,28 @@ def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> 
     """Explain how a class gets the arguments that it lacks."""
     try:
         inspect.signature(cls).bind(**given)
-    except TypeError as found:
-        hint = f".to(compute, init_args={{...}}) has the arguments of {cls.__name__}(): {found}"
-        notes = exceptions.attributes_of(error).get("__notes__", [])
-        exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {hint}"])
+    except TypeError:
+        _add_hint(
+            error, f"pass the arguments of {cls.__name__}() in .to(compute, init_args={{...}})"
+        )
     except ValueError:  # a class that says nothing of its arguments
         return
+
+
+def _explain_guard(error: BaseException, source: Source) -> None:
+    """Explain why a file that ran as a program fails when a pod imports it."""
+    if source.is_script and source.source_file and not isinstance(error, SyntaxError):
+        file = Path(source.source_file).name
+        _add_hint(
+            error,
+            f"pods import {file} without the arguments and the environment of your program: put "
+            'what only the program needs below if __name__ == "__main__":',
+        )
+
+
+def _add_hint(error: BaseException, hint: str) -> None:
+    notes = exceptions.attributes_of(error).get("__notes__", [])
+    exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {hint}"])
 
 
 def _callable(source: Source) -> Any:  # noqa: ANN401
@@ -316,6 +332,9 @@ def _callable(source: Source) -> Any:  # noqa: ANN401
         module = _import(source, path)
     except ModuleNotFoundError as error:
         _explain(error, source)
+        raise
+    except BaseException as error:
+        _explain_guard(error, source)
         raise
     finally:
         sys.meta_path.remove(finder)

@@ -433,7 +433,7 @@ _STAGES = {
     "starting": "starting",
     "fetching": "fetching the code",
     "preloading": "importing libraries",
-    "importing": "importing the code",
+    "importing": "loading the code",
     "joining": "waiting for the other pods",
 }
 #: What differs between two events of one cause.

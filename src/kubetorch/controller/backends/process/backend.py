@@ -459,8 +459,8 @@ class Devices:
         raise ResourceNotAvailableError(
             f"{service} asks for {wanted} GPU{'' if wanted == 1 else 's'}, and this machine has "
             f"{has if self._names else 'none'}",
-            hint="leave gpus out to run without one, deploy to a cluster, or have the program run "
-            "with KT_LOCAL_GPUS=pretend, which tells pods of GPUs that are not there"
+            hint="leave gpus out, deploy to a cluster, or set KT_LOCAL_GPUS=pretend to develop "
+            "without GPUs"
             if not self._names
             else "kt list shows who has them",
         )
