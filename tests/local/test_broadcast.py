@@ -1,6 +1,7 @@
 """Calls of a service with several replicas: all of them answer, in pod order."""
 
 import asyncio
+import itertools
 import json
 import os
 import pickle
@@ -14,7 +15,13 @@ import psutil
 import pytest
 
 import kubetorch as kt
-from kubetorch.errors import CallCancelledError, CallTimeoutError, KubetorchError, WorkerDiedError
+from kubetorch.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    InstanceReplacedWarning,
+    KubetorchError,
+    WorkerDiedError,
+)
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -54,6 +61,11 @@ def sleep(seconds):
     while time.monotonic() < end:
         time.sleep(0.02)
     return os.getpid()
+
+def mark_and_sleep(file, seconds):
+    with open(file, "a") as marks:
+        marks.write("x")
+    time.sleep(seconds)
 
 def die_in(pod):
     if os.environ["POD_NAME"] == pod:
@@ -140,15 +152,78 @@ def test_one_that_is_asked_for_answers_with_a_scalar(jobs):
         handle.teardown()
 
 
-def test_each_item_of_a_map_is_a_list(deployed):
+def test_each_item_of_a_map_goes_to_one_pod(deployed):
     say = deployed("say")
     names = pod_names(say)
-    assert list(say.map(["x"] * 20, window=4)) == [names] * 20
+    assert sorted(say.map(["x"] * 30, window=3)) == sorted(names * 10)
+    assert set(say.starmap([("x",)] * 30, ordered=False)) == set(names)
 
     async def collect():
-        return [value async for value in say.map_async(["x"] * 5)]
+        mapped = [value async for value in say.map_async(["x"] * 9, window=3)]
+        return mapped + [value async for value in say.starmap_async([("x",)] * 9, window=3)]
 
-    assert asyncio.run(collect()) == [names] * 5
+    assert sorted(asyncio.run(collect())) == sorted(names * 6)
+    assert say("x") == names
+
+
+def test_the_pod_that_has_least_to_do_gets_the_next_item(deployed):
+    remote = deployed("sleep")
+    # The first item keeps its pod busy meanwhile.
+    *others, busy = remote.map([2] + [0.01] * 30, window=3, ordered=False)
+    assert busy not in others
+    assert len(set(others)) == 2
+
+
+def test_an_item_with_a_key_goes_to_the_same_pod_again(deployed):
+    remote = deployed("pid").options(idempotency_key=str(time.time()))
+    first = list(remote.map(range(7)))
+    assert list(remote.map([0] * 7)) == first
+    assert len({pid - item for item, pid in enumerate(first)}) == 3
+
+
+def test_an_item_goes_to_another_pod_when_one_is_away(deployed):
+    remote = deployed("sleep")
+    pods = remote.service_config["pods"]
+    agent = psutil.Process(pods[0]["pid"])
+    agent.kill()
+    # Until it has ended, and this end has heard of it, it may take an item still.
+    psutil.wait_procs([agent], timeout=10)
+    time.sleep(0.2)
+    begun = time.monotonic()
+    assert len(set(remote.map([0.05] * 20, window=4))) >= 2
+    assert time.monotonic() - begun < 5
+    # It was started again; a map that goes on uses it again.
+    items = remote.map(itertools.repeat(0.05), window=3)
+    deadline = time.monotonic() + 20
+    while len({next(items) for _ in range(6)}) < 3:
+        assert time.monotonic() < deadline
+    items.close()
+
+
+def test_an_item_that_runs_when_its_agent_is_killed_runs_once(deployed, tmp_path):
+    remote = deployed("mark_and_sleep")
+    pod = remote.service_config["pods"][1]
+    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
+    killer.start()
+    items = [(str(tmp_path / str(number)), 1) for number in range(6)]
+    results = list(remote.starmap(items, window=6, return_exceptions=True))
+    killer.join()
+    lost = [one for one in results if isinstance(one, KubetorchError)]
+    assert [one.pod_name for one in lost] == [pod["name"]] * 2
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["x"] * 6
+
+
+def test_a_map_says_that_the_instance_of_a_pod_was_replaced(jobs):
+    counter = kt.cls(jobs.Counter, name="replaced").to(kt.Compute(cpus="0.1", replicas=3))
+    try:
+        list(counter.add.map([1] * 12, window=3))
+        assert [n for n, _ in counter.add(0)] == [4, 4, 4]
+        os.kill(counter.add(0)[2][1], signal.SIGKILL)
+        with pytest.warns(InstanceReplacedWarning) as said:
+            list(counter.add.map([0] * 12, window=3, return_exceptions=True))
+        assert len(said) == 1
+    finally:
+        counter.teardown()
 
 
 def test_every_pod_has_an_instance_of_its_own(deployed):

@@ -135,6 +135,8 @@ class Invocation:
     _has_yielded = False
     _lines: CallLines | None = None
     _instance: str | None = None
+    #: Of an item of a map that is under way in one pod: the way to all of them.
+    _pool: Route | None = None
 
     def __init__(
         self,
@@ -194,6 +196,16 @@ class Invocation:
         self._request_id = self.request_id
         return [self._on(ordinal) for ordinal in self.target.broadcast]
 
+    def of_item(self, number: int) -> Invocation:
+        """The call of one item of a map, on the pod that has least to do.
+
+        With a key it is always the same pod: that pod alone has the outcome.
+        """
+        pods = self.target.broadcast
+        if pods is None or self.options.idempotency_key is None:
+            return self
+        return self._on(pods[number % len(pods)])
+
     def _on(self, ordinal: int) -> Invocation:
         """The same on one pod; the arguments are encoded once."""
         part = copy.copy(self)
@@ -213,6 +225,8 @@ class Invocation:
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         """Make an attempt; see `Stream.start`."""
         target = self.target
+        if target.broadcast is not None and self.route.ordinal is None:
+            self._pool, self.route = self.route, self.route.of(stream)
         self._instance = self.route.instance
         timeout = None
         if self.expires is not None:
@@ -337,7 +351,8 @@ class Invocation:
 
     def _end_with(self, error: Exception) -> Step:
         if self._may_retry(error):
-            return self._again()
+            # Only the pod that may have run it knows its outcome.
+            return self._again(may_have_run=isinstance(error, CallLostError))
         self.end_lines()
         is_loss = isinstance(error, _LOSSES) and getattr(error, "reason", "") != TORN_DOWN
         if self.target.is_distributed and is_loss:
@@ -361,7 +376,9 @@ class Invocation:
         self._patient_from = time.monotonic()
         return True
 
-    def _again(self) -> Again:
+    def _again(self, *, may_have_run: bool = False) -> Again:
+        if self._pool is not None and not may_have_run:
+            self.route = self._pool  # any pod takes the item
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
 

@@ -7,7 +7,7 @@ which came first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from kubetorch.errors import CallCancelledError
@@ -27,34 +27,6 @@ from kubetorch.wire import exceptions, introspection
 RECALLED = "the call failed on another pod"
 
 Iterators = type[RemoteIterator] | type[RemoteAsyncIterator]
-
-
-class Group:
-    """The calls that one invocation is made of, in pod order: one, or one for each pod."""
-
-    def __init__(self, invocation: Invocation, calls: CallSet) -> None:
-        self._is_broadcast = invocation.target.broadcast is not None
-        self._calls = calls
-        self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
-
-    def start(self) -> None:
-        for call in self._outcomes:
-            self._calls.start(call)
-
-    def __iter__(self) -> Iterator[Call]:
-        return iter(self._outcomes)
-
-    def complete(self, call: Call, done: Done) -> Done | None:
-        """Note the end of a call; returns the end of the whole if this call was the last."""
-        if not self._is_broadcast:
-            return done
-        self._outcomes[call] = done
-        if done.error is not None:
-            for other in self._outcomes:
-                if not other.is_over and not other.is_recalled:
-                    self._calls.recall(other, RECALLED)
-        outcomes = [one for one in self._outcomes.values() if one is not None]
-        return combine(outcomes) if len(outcomes) == len(self._outcomes) else None
 
 
 def combine(outcomes: Sequence[Done]) -> Done:
@@ -93,22 +65,30 @@ class _Broadcast:
         self, invocation: Invocation, wake: Callable[[], object], iterators: Iterators
     ) -> None:
         self.calls = CallSet(wake)
-        self._group = Group(invocation, self.calls)
+        # How the call of each pod ended, in pod order.
+        self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
         self._iterators = iterators
         self._generators: list[RemoteIterator | RemoteAsyncIterator] = []
 
     def start(self) -> None:
-        self._group.start()
+        for call in self._outcomes:
+            self.calls.start(call)
 
     def take(self) -> Done | None:
         """The end of the broadcast, if it has ended."""
         for call, step in self.calls.take():
-            done = self._group.complete(call, self._outcome(call, step))
-            if done is not None:
-                if done.error is not None:
-                    self._close_generators()
-                return done
-        return None
+            done = self._outcomes[call] = self._outcome(call, step)
+            if done.error is not None:
+                for other in self._outcomes:
+                    if not other.is_over and not other.is_recalled:
+                        self.calls.recall(other, RECALLED)
+        outcomes = [one for one in self._outcomes.values() if one is not None]
+        if len(outcomes) < len(self._outcomes):
+            return None
+        whole = combine(outcomes)
+        if whole.error is not None:
+            self._close_generators()
+        return whole
 
     def _outcome(self, call: Call, step: Done | Yielded) -> Done:
         if not is_generator(step):

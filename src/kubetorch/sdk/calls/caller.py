@@ -3,7 +3,7 @@
 caller(...)                       the value, or an iterator over the values of a generator;
                                   of a broadcast a list of them, in pod order
 caller(..., async_=True)          the same, awaited
-caller.map(xs), .starmap(xs)      many calls, a window of them at a time
+caller.map(xs), .starmap(xs)      many calls, a window of them at a time, each on one pod
 caller.spawn(...)                 a call that goes on without this program
 caller.options(timeout=10)        a caller with other options
 """
@@ -137,6 +137,7 @@ class Caller:
     ) -> Iterator[Any]:
         """Call it for each item, as the built-in `map` does, with many calls at a time.
 
+        Of a service of several pods one gets each item; a distributed one runs it on all ranks.
         Nothing starts before the first result is asked for. Inputs are taken as calls start, so
         they may be endless. Leaving the iteration early cancels the calls that run.
 

@@ -10,7 +10,6 @@ from typing import Any
 from kubetorch.errors import CallRefusedError, KubetorchError, SpecError
 from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.attempts import Done, Invocation
-from kubetorch.sdk.calls.broadcast import Group
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
 
 #: Calls of one `map` at a time.
@@ -126,8 +125,8 @@ class _Map:
         self._count = options.count
         self._ended = 0
         self._has_more = True
-        #: The number of the result that a call is part of, and the other calls of it.
-        self._groups: dict[Call, tuple[int, Group]] = {}
+        # The number of the result of each call.
+        self._numbers: dict[Call, int] = {}
 
     @property
     def is_over(self) -> bool:
@@ -170,21 +169,18 @@ class _Map:
         except KubetorchError as error:
             self._results.complete(number, Done(None, error))
             return
-        group = Group(invocation, self.calls)
-        self._groups.update(dict.fromkeys(group, (number, group)))
-        group.start()
+        call = Call(invocation.of_item(number))
+        self._numbers[call] = number
+        self.calls.start(call)
 
     def _complete(self) -> None:
         for call, step in self.calls.take():
-            number, group = self._groups.pop(call)
             if is_generator(step):
                 call.cancel()
                 step = Done(None, _refused_generator(call.invocation))
             assert isinstance(step, Done)
-            done = group.complete(call, step)
-            if done is not None:
-                self._ended += 1
-                self._results.complete(number, done)
+            self._ended += 1
+            self._results.complete(self._numbers.pop(call), step)
 
 
 def _refused_generator(invocation: Invocation) -> Exception:

@@ -18,6 +18,7 @@ its pod, where its stream is resumed, past the scaler.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -62,6 +63,8 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 _MISSING = 10.0
 #: Seconds that the controller has to hear why a pod is not there any more.
 _UNSAID = 3.0
+#: Seconds to the next look for pods that are away, while others take the calls.
+_LOOK_AGAIN = 2.0
 #: Pods that are named when none is ready.
 _SHOWN = 3
 
@@ -93,8 +96,13 @@ class Location(NamedTuple):
         own = view.spec.compute.endpoint
         if own is not None and own.base_url is not None:
             return cls((own.base_url,), view.token)
-        ready = sorted((pod for pod in view.pods if pod.is_ready), key=lambda pod: pod.ordinal)
+        # Whoever has a view has loaded it.
+        from kubetorch.wire.messages import called_together  # noqa: PLC0415
+
         scaler, spec = None, view.spec
+        together = called_together(spec, view.pool)
+        found = [p for p in view.pods if p.is_ready and (not together or p.ordinal in together)]
+        ready = sorted(found, key=lambda pod: pod.ordinal)
         if spec.compute.distribution is not None:
             # Each of them calls the others: one, so that it knows what was called before.
             ready = ready[:1]
@@ -124,7 +132,13 @@ class Location(NamedTuple):
         found = [one for one in itertools.zip_longest(self.urls, self.ordinals) if one[0] in kept]
         ordinals = tuple(number for _, number in found) if self.ordinals else ()
         urls = tuple(url for url, _ in found)
-        return Location(urls, self.token, ordinals, is_distributed=self.is_distributed)
+        return self._replace(urls=urls, ordinals=ordinals)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if calls go to all the pods that they may go to."""
+        there = sum(pod.ended is None for pod in self.pods.values())
+        return self.is_distributed or len(self.urls) >= there
 
     def of(self, ordinal: int) -> Location:
         """The location of one pod of the service: without a URL while the pod is not ready."""
@@ -573,6 +587,8 @@ class Route:
         # Whether this program tore it down.
         self._is_torn_down = False
         self._turn = 0
+        # When to look for pods that are away.
+        self._look_at: float | None = None
         self._connecting = threading.Lock()
         self._requesting = threading.Lock()
         self._attempt: _Attempt | None = None
@@ -601,6 +617,9 @@ class Route:
         location = self._location
         if location is None or location.scaler is not None:
             return None
+        if self._look_at is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_AGAIN
+            threading.Thread(target=self._look, name="kubetorch-connect", daemon=True).start()
         urls = location.urls
         if len(urls) == 1:
             stream = self._streams.get(urls[0])
@@ -651,6 +670,14 @@ class Route:
             made.session = self.session
             found = self._pods.setdefault(ordinal, made)
         return found
+
+    def of(self, stream: Stream) -> Route:
+        """The way to the pod alone that a stream leads to: it knows the instance there."""
+        location = self._location
+        numbered = () if location is None else zip(location.urls, location.ordinals, strict=False)
+        found = (number for url, number in numbered if self._streams.get(url) is stream)
+        ordinal = next(found, None)
+        return self if ordinal is None else self.pod(ordinal)
 
     def locate(self, location: Location | None) -> None:
         """Take this for where the service is; `None`: ask before the next connection."""
@@ -801,11 +828,20 @@ class Route:
         self._leaving += [old for old in self._streams.values() if old not in reached.values()]
         self._leaving = [old for old in self._leaving if old.calls]
         self._streams = reached
-        # Pods that were not reached are left out until the controller is asked again.
-        self._location = location.only(reached) if reached else None
+        # Pods that were not reached are left out until the controller is asked again (`_look`).
+        self._location = found = location.only(reached) if reached else None
+        is_whole = found is None or found.is_whole or self.ordinal is not None
+        self._look_at = None if is_whole else time.monotonic() + _LOOK_AGAIN
         if not reached:
             raise error
         return next(iter(reached.values()))
+
+    def _look(self) -> None:
+        """Connect to pods that were away, in a thread: calls go to the others meanwhile."""
+        with self._connecting, contextlib.suppress(*TRANSIENT, KubetorchError):
+            self._connect(self._connector.ask(), Backoff(_ATTEMPT))
+        if self.is_closed:
+            self.close(is_torn_down=self._is_torn_down)
 
     def _open(self, url: str, location: Location, backoff: Backoff) -> Stream:
         ping_after = self._ping_after
