@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 import kubetorch as kt
+from kubetorch.config.settings import config
 from kubetorch.lib import mounts as mounts_module
+from kubetorch.sdk import backend
+from kubetorch.sdk.deploys.attachments import upload_secret
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -170,6 +174,36 @@ def test_a_secret_is_one_of_its_namespace(jobs: ModuleType) -> None:
     secret = kt.Secret("quince", values={"Q": "1"}, namespace="other")
     with pytest.raises(kt.SpecError, match="namespace 'other'"):
         kt.fn(jobs.variable).to(_on(secrets=[secret]))
+
+
+def test_trust_15_a_secret_by_its_name_is_the_one_where_the_service_is(jobs: ModuleType) -> None:
+    def store(namespace: str, **values: str) -> None:
+        secret = kt.Secret("tokens" if "T" in values else "there", values=values)
+        upload = partial(upload_secret, secret=secret, username=config.username, collision="same")
+        backend.session().ask(lambda asked: upload(asked, namespace))
+
+    store("default", T="of default", D="default alone")
+    store("team", T="of team")
+    store("team", THERE="1")
+    found = kt.secret("tokens")
+    assert found.namespace is None
+    assert found.values == {"T": "of default", "D": "default alone"}
+    there = kt.Secret.from_name("there")
+    assert (there.name, there.values) == ("there", {})
+    for namespace, secrets in (("team", [found, there]), ("default", [found])):
+        read = kt.fn(jobs.variable).to(_on(namespace=namespace, secrets=secrets))
+        assert read("T") == f"of {namespace}"
+        assert read("THERE") == ("1" if there in secrets else None)
+        read.teardown()
+
+    with pytest.raises(kt.SecretNotFound):
+        kt.fn(jobs.variable).to(_on(namespace="other", secrets=[found]))
+    with pytest.raises(kt.SpecError, match="namespace 'default'"):
+        kt.fn(jobs.variable).to(
+            _on(namespace="team", secrets=[kt.Secret.from_name("tokens", "default")])
+        )
+    assert kt.Secret.from_name("there", "other") is None
+    assert kt.Secret.from_name("nowhere") is None
 
 
 # ------------------------------------------------------------------------------------- volumes

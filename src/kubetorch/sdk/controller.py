@@ -338,13 +338,7 @@ class SecretRequests:
 
     def find(self, namespace: str, name: str) -> SecretView:
         """A secret by the name that its owner gave it, or by that of its Kubernetes object."""
-        cleaned = name.replace("_", "-")
-        tried = (
-            specs.object_name(cleaned, username=config.username),
-            specs.object_name(cleaned, username=None),
-            cleaned,
-        )
-        for object_name in dict.fromkeys(tried):
+        for object_name in specs.object_names(name, username=config.username):
             found = self.get(namespace, object_name)
             if found is not None:
                 return found

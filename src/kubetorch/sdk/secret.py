@@ -9,11 +9,12 @@ have the files, a secret without values stands for the one of its name that the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kubetorch.config.settings import config
-from kubetorch.errors import SecretNotFound, SpecError
+from kubetorch.errors import KubetorchError, SecretNotFound, SpecError
 from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.sdk import backend, credentials, inpod, parameters
 from kubetorch.sdk.credentials import Credentials, EnvVars, SecretSource
@@ -129,7 +130,12 @@ class Secret:
 
     def to_upload(self) -> SecretBytes | None:
         """The values that a deploy brings to the controller; `None` for a secret that exists."""
-        return None if self._object_name is not None else self._content.values
+        return None if self.is_found else self._content.values
+
+    @property
+    def is_found(self) -> bool:
+        """True if only its name says what it is: pods see what their namespace has of that name."""
+        return self._object_name is not None
 
     def to_ref(self) -> SecretRef:
         """The secret as pods see it, without its values."""
@@ -210,7 +216,8 @@ class Secret:
 
         Args:
             name: Its name, as it was declared or as Kubernetes has it.
-            namespace: Its namespace; `kt.config.namespace` if not given.
+            namespace: Its namespace. Without it a deploy takes the secret of that name that is
+                where the service is; the values here are those in `kt.config.namespace`.
         """
         where = config.namespace if namespace is None else names.check_namespace(namespace)
         if inpod.is_importing():
@@ -221,8 +228,15 @@ class Secret:
             view = session.ask(lambda asked: asked.secrets.find(where, name))
             values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
         except SecretNotFound:
+            if namespace is not None:
+                return None
+            with suppress(KubetorchError):  # who may not list them has none elsewhere
+                known = session.ask(lambda asked: asked.secrets.list(None))
+                tried = specs.object_names(name, username=config.username)
+                if any(one.object_name in tried for one in known):
+                    return cls.reference(name)
             return None
-        return cls._existing(name, view, values)
+        return cls._existing(name, view, values, namespace)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Secret:
@@ -267,9 +281,11 @@ class Secret:
         return made
 
     @classmethod
-    def _existing(cls, name: str, view: SecretView, values: SecretBytes) -> Secret:
+    def _existing(
+        cls, name: str, view: SecretView, values: SecretBytes, namespace: str | None
+    ) -> Secret:
         """A secret that the controller has."""
-        made = cls.reference(name, namespace=view.namespace)
+        made = cls.reference(name, namespace=namespace)
         made._object_name = view.object_name
         made._override = view.override
         made.provider = view.provider

@@ -152,6 +152,13 @@ def object_name(name: str, *, username: str | None) -> str:
     return f"kt.secret.{username or 'global'}.{name}"
 
 
+def object_names(name: str, *, username: str | None) -> tuple[str, ...]:
+    """Names that the Kubernetes Secret of this name may have, the likeliest first."""
+    cleaned = name.replace("_", "-")
+    own, everybodys = (object_name(cleaned, username=user) for user in (username, None))
+    return tuple(dict.fromkeys((own, everybodys, cleaned)))
+
+
 def check_name(name: object) -> str:
     """The name of a secret, with `-` for `_`."""
     cleaned = name.replace("_", "-") if isinstance(name, str) else ""

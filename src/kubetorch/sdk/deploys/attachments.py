@@ -106,7 +106,7 @@ def existing_secret(controller: Controller, namespace: str, name: str) -> Secret
 def _declared(found: SecretRef, secret: Secret) -> SecretRef:
     """A secret that exists, with the keys and the path that were declared."""
     declared = secret.to_ref()
-    if declared.all_keys:
+    if declared.all_keys or secret.is_found:
         return found
     for key in declared.keys:
         if key not in found.keys:
