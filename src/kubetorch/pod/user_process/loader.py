@@ -13,7 +13,8 @@ code that runs in a pod deploys and calls as everywhere. While it is under way, 
 the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
 to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
 its handle as it is, which the callable may want to call later; a call, which has no result to go
-on with, ends the import, and `definitions` looks for the callable in the rest of the file.
+on with, ends the import, and `definitions` looks for the callable in the rest of the file. The name
+of a decorated callable means the callable itself here, which has no `.deploy()`: that ends it too.
 
 A process serves calls only once its import is over, and never imports the file a second time. So
 what other threads do meanwhile, which the file began and may wait for, is module level too: there
@@ -123,6 +124,8 @@ _DISTRIBUTIONS = {
     "zmq": "pyzmq",
 }
 _NOTHING = object()
+#: Methods of a handle that deploy it, or end its service.
+_DEPLOYS = ("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async")
 
 
 class EndOfImport(BaseException):
@@ -162,6 +165,10 @@ class Import:
         for part in self._qualname.split("."):
             found = getattr(found, part, None)
         return found is not None
+
+    def deploys(self, error: AttributeError) -> bool:
+        """True if a statement deployed the callable, whose decorators made no handle of it here."""
+        return error.name in _DEPLOYS and self.wants(error.obj)
 
     def wants(self, definition: object) -> bool:
         """True if this function or class is the callable."""
@@ -226,8 +233,8 @@ def run_rest(
             return
         try:
             exec(code, module.__dict__)
-        except (Exception, type(ended)) as error:  # noqa: BLE001  # user code
-            if failure is None and not isinstance(error, type(ended)):
+        except (Exception, EndOfImport) as error:  # noqa: BLE001  # user code
+            if failure is None and not isinstance(error, EndOfImport):
                 failure = error
     if failure is not None and not is_complete():
         raise failure
@@ -422,7 +429,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         with Import(module, self._qualname) as under_way:
             try:
                 super().exec_module(module)
-            except EndOfImport as end:
+            except (EndOfImport, AttributeError) as end:
+                if isinstance(end, AttributeError) and not under_way.deploys(end):
+                    raise
                 source = self.get_data(self.path)
                 run_rest(module, self.path, source, end, lambda: under_way.is_defined)
 
