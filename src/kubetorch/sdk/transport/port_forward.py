@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from kubetorch.errors import (
     ConfigError,
     ControllerUnavailableError,
-    KubernetesError,
     KubernetesForbiddenError,
     KubernetesNotFoundError,
     KubernetesRequestError,
@@ -85,24 +84,16 @@ class PortForwardTransport:
 
     async def _find(self, client: Client) -> str | None:
         listing = await client.list(Selection(PODS, self.install_namespace, labels=LABELS))
-        try:
-            ready = sorted((pod for pod in listing.items if _is_ready(pod)), key=_rank)
-            names = [str(pod["metadata"]["name"]) for pod in ready]
-            states = ", ".join(
-                f"{pod['metadata']['name']} is {_state(pod)}" for pod in listing.items
-            )
-        except (AttributeError, TypeError) as error:
-            raise KubernetesError(
-                f"what {self.access.origin} leads to lists pods that are none: {error}",
-                hint="is that the URL of an API server?",
-            ) from error
+        ready = sorted((pod for pod in listing.items if _is_ready(pod)), key=_rank)
+        names = [str(pod["metadata"]["name"]) for pod in ready]
         if names:
             return next((name for name in names if name != self._avoided), names[0])
         if not listing.items and await _is_unknown(client, self.install_namespace):
             return None
+        states = ", ".join(f"{pod['metadata']['name']} is {_state(pod)}" for pod in listing.items)
         raise ControllerUnavailableError(
             f"no pod of {CONTROLLER} in namespace {self.install_namespace} is ready: "
-            f"{', '.join(states) or 'there is none'}",
+            f"{states or 'there is none'}",
             hint=f"kubectl -n {self.install_namespace} describe deployment {CONTROLLER}",
         )
 
