@@ -141,7 +141,7 @@ def _load(request: RunRequest) -> App:
     except AppFoundError as found:
         return found.app
     finally:
-        # The pods, and whatever else this process starts, were not told to run anything.
+        # The pods, and whatever else this process starts, were not asked to run anything.
         for variable in variables:
             os.environ.pop(variable, None)
     for value in vars(module).values():

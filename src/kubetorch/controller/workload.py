@@ -133,7 +133,7 @@ class Workload:
         self._members = MemberList()
         self._activities = Activities()
         self._reload: tuple[int, bytes] = (0, b"")
-        # Why a pod ended whose successor was not told so yet.
+        # Why a pod ended whose successor was not notified of it yet.
         self._replaced = ""
         # Pods of an earlier controller are all known only when its successor says so.
         self._knows_pods = not generations

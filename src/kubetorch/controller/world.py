@@ -40,7 +40,7 @@ STARTING, RESUMING = 3.0, 1.0
 PROBE_TIME, PROBERS = 1.2, 3
 #: Seconds that the backend has to say why an agent is gone whose session has ended.
 KNOWING = 0.5
-#: Seconds after the begin of a session in which a backend may still tell of the agent before.
+#: Seconds after the begin of a session in which a backend may still report the agent before.
 LAGGING = 3.0
 #: Members that are looked at to find these, and suspects that are added at a time.
 _LOOKED_AT, _SUSPECTED = 64, 500
@@ -287,7 +287,7 @@ class Rendezvous:
 
     @property
     def world(self) -> World | None:
-        """The world that pods are told of."""
+        """The world that pods are notified of."""
         state = self._state
         return None if state is None else state.world
 
@@ -588,7 +588,7 @@ class Rendezvous:
 
     def _tick(self, now: float) -> Iterable[Effect]:
         if not 0.0 <= now - self._ticked <= STALL:
-            # What happened meanwhile is not known: nobody heard what pods said.
+            # What happened meanwhile is not known: nobody received what pods sent.
             self._running, self._trusted = now, now + RESUMING
             self._suspects.clear()
         self._ticked = now

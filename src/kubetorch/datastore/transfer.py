@@ -1,7 +1,7 @@
 """Blobs on their way: a zstd stream of the records of `kubetorch.wire.blobs`, in and out.
 
 Neither end holds more than a few pieces in memory, whatever the size of the blobs, and a receiver
-takes no more than it was told to, however well it was compressed.
+takes no more than its limit, however well it was compressed.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ async def _established(client: Client, manifest: Object) -> None:
     except TimeoutError as error:
         raise InstallError(
             f"{Item.of(manifest)} was not established within {_ESTABLISHED:g} s",
-            hint="kubectl describe crd tells why",
+            hint="kubectl describe crd says why",
         ) from error
 
 

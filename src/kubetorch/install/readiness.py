@@ -77,7 +77,7 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
                         report(f"deleted Pod {doom.pod}, which had failed before; a new one starts")
                         gone.add(doom.pod)
                         continue
-                    # States that come and go are told once.
+                    # States that come and go are reported once.
                     if (now := watch.progress()) not in said:
                         said.add(now)
                         report(now)
@@ -85,7 +85,7 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
         except TimeoutError as error:
             raise InstallError(
                 f"the controller was not ready within {timeout:g} s: {watch.progress()}",
-                hint=f"kubectl --namespace {namespace} describe pods tells more; "
+                hint=f"kubectl --namespace {namespace} describe pods says more; "
                 "--timeout lets it take longer",
             ) from error
 
@@ -98,7 +98,7 @@ async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Repo
     for one in list(watch.replica_sets.objects.values()):
         if refusal_of(one) is not None:
             ref = Ref(_REPLICA_SETS, one["metadata"]["name"], namespace)
-            # Who may not ask waits as long, and is then told what is still refused.
+            # Who may not ask waits as long; the error then names what is still refused.
             with contextlib.suppress(KubetorchError):
                 await client.patch(ref, {"metadata": {"annotations": {_TRIED: version(one)}}})
     with contextlib.suppress(TimeoutError):
@@ -255,7 +255,7 @@ def _is_observed(deployment: Object) -> bool:
 
 
 def watched(deployment: Object) -> list[str]:
-    """The namespaces that a controller is told to keep to; none if it works in all of them."""
+    """The namespaces to which a controller keeps; none if it works in all of them."""
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     variables = {one["name"]: one.get("value") for one in container.get("env") or []}
     return [name for name in (variables.get(_WATCHED) or "").split(",") if name]

@@ -110,7 +110,7 @@ async def remove(
     except TimeoutError as error:
         raise InstallError(
             f"{run.waits_for or 'what was deleted'} is not gone within {removal.timeout:g} s",
-            hint="kubectl describe tells what holds it; then kt uninstall goes on where it was",
+            hint="kubectl describe says what holds it; then kt uninstall goes on where it was",
         ) from error
 
 

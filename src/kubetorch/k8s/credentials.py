@@ -347,7 +347,7 @@ class Credentials:
 
     def reject(self, headers: tuple[Pair, ...]) -> None:
         """The server does not know these headers: have others for the next request."""
-        if headers == self._given:  # else another request was told so before
+        if headers == self._given:  # else another request was refused before
             self._token_time = None
             self._credential = None
 

@@ -176,7 +176,7 @@ async def run(
 ) -> int:
     """Run a program to its end; its exit status, as `subprocess` counts.
 
-    What it leaves behind in the background lives on, and its lines are still told. If this is
+    What it leaves behind in the background lives on, and its lines are still reported. If this is
     cancelled, its session is killed.
     """
     pipes = [os.pipe()] if on_error_line is None else [os.pipe(), os.pipe()]

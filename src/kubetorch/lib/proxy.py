@@ -137,7 +137,7 @@ class Target(NamedTuple):
     def passed(self, headers: Iterable[Header]) -> list[Header]:
         """The headers of a client that go on, and those that are needed.
 
-        A server that is called by another name than the client knows it by is told that one.
+        A server that is called by another name than the client knows it by gets that name.
         """
         found, own = end_to_end(headers), {name for name, _ in self.headers}
         known, more = dict(found), []

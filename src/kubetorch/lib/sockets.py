@@ -117,6 +117,6 @@ def raise_limit(wanted: int = MANY) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # macOS has a lower limit that it does not tell.
+        # macOS has a lower limit that it does not report.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

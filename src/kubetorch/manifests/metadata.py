@@ -136,7 +136,7 @@ PARAMETERS = (
         f"M.annotations: {labels.ALLOWED_SERIALIZATION}",
         _read_codecs,
         _write_codecs,
-        "names separated by commas; pods are told at each deploy",
+        "names separated by commas; pods get them at each deploy",
         _OURS,
     ),
     _annotation(

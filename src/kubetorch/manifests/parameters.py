@@ -46,7 +46,7 @@ ELSEWHERE = {
     "pod_template_path": "where the pods of `manifest` are; then only their command is ours",
     "selector": "which pods belong to the workload, and selector of the Service",
     "endpoint": "`url`: no Service; `selector`: the Service's",
-    "distribution": '`"ray"` makes the object a RayCluster; the rest is told to the pods',
+    "distribution": '`"ray"` makes the object a RayCluster; the rest is sent to the pods',
 }
 
 

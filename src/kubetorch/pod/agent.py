@@ -1,4 +1,4 @@
-"""The agent: reads who it is, builds everything, runs until it is told to stop."""
+"""The agent: reads who it is, builds everything, runs until it is stopped."""
 
 from __future__ import annotations
 

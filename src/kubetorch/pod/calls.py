@@ -96,7 +96,7 @@ class Call:
         self.twins: list[Open] = []
         #: Whether it is on disk, so that its end is known whatever happens.
         self.is_recorded = False
-        #: Who is told of it.
+        #: Who is notified of it.
         self.callers = [caller]
         #: Seconds since the epoch.
         self.opened = time.time()
@@ -233,7 +233,7 @@ class Call:
         if self.worker is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
             return
-        # The callers are told at once, however long the worker takes to stop.
+        # The callers are notified at once, however long the worker takes to stop.
         self._answer(Raised(self._calls.describe(CallTimeoutError(reason), started=True)))
         self.worker.cancel(self.number, reason, timed_out=True)
 
@@ -388,7 +388,7 @@ class Calls:
         self._spec: WorkloadSpec | None = None
         #: Identity of the instance of a class that serves.
         self.instance: str | None = None
-        # That it was made anew, and why; and whether nobody was told.
+        # That it was made anew, and why; and whether nobody was notified.
         self._notice: str | None = None
         self._is_untold = False
         self._refusal: KubetorchError | None = CallRefusedError(
@@ -588,7 +588,7 @@ class Calls:
     def _tell(self, call: Call, notice: str) -> bool:
         """Tell a caller, once, that the instance is another one; whether its call is to run.
 
-        The first to call is told, and every program that has called an instance before.
+        The first to call is notified, and every program that has called an instance before.
         """
         assert self.instance is not None
         assert self._spec is not None

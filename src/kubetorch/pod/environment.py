@@ -248,7 +248,7 @@ def app_run(
 
 
 def health_timeout(spec: WorkloadSpec) -> float:
-    """Seconds that an app has to answer: less than the deploy has, which is then told why."""
+    """Seconds that an app has to answer: fewer than the deploy, whose error can then say why."""
     limit = float(spec.compute.launch_timeout)
     return limit - min(5.0, limit / 5)
 

@@ -41,7 +41,7 @@ class Membership:
         self.changes.notify()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Have every change told at once; what is returned ends that."""
+        """Have every change reported at once; what is returned ends that."""
         self._listeners[on_change] = None
         return lambda: self._listeners.pop(on_change, None)
 

@@ -105,7 +105,7 @@ class PeerCall:
 
     @property
     def is_connected(self) -> bool:
-        """True if the sibling can be heard now."""
+        """True if the sibling is connected now."""
         return self._stream.is_connected
 
     def cancel(self, reason: str) -> None:

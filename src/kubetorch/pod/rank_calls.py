@@ -450,7 +450,7 @@ class Run:
             self.fail([self.describe(group.membership_error(), None, None)])
 
     def say(self, text: str, level: str) -> None:
-        """Tell the caller something."""
+        """Send the caller a line."""
         self._sink.on_log(Line(text, "logger", level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
@@ -619,7 +619,7 @@ class RankPart(ABC):
 
     @property
     def is_connected(self) -> bool:
-        """True if the other side could be heard now."""
+        """True if the other side is connected now."""
         return True
 
     @property

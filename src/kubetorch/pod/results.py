@@ -377,7 +377,7 @@ class Results:
                 except (OSError, EOFError):
                     self._report(report)
                     continue
-                # Until its outcome is uploaded: the controller gives up calls it is not told of.
+                # Until its outcome is uploaded: the controller gives up unreported calls.
                 self._report(replace(report, state="running", ended=None))
                 self._wait(_Ended(report, None, place))
         self._files.clear()

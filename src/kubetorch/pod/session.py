@@ -114,7 +114,7 @@ class Session:
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
-        # What the controller was told last.
+        # What was reported to the controller last.
         self._last_edge: _ActivityEdge = (False, 0.0, None)
         self._logs_left = 0
         self._probes: set[asyncio.Task[None]] = set()

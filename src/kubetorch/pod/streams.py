@@ -672,7 +672,7 @@ class Streams:
         return not counted.issuperset(others | self._calls.detached())
 
     def go_away(self, reason: str) -> None:
-        """Take no new clients, and tell those that there are to call elsewhere."""
+        """Take no new clients, and send the present ones elsewhere."""
         self._draining = reason
         for stream in self._streams.values():
             stream.go_away(reason)

@@ -1,7 +1,7 @@
 """Objects of the cluster as dictionaries: what programs of 0.5 ask `kt.globals` for.
 
 Where there is a cluster its API server is asked, with the rights of whoever asks; of this machine
-the same objects are told as a cluster would have them. Nothing is changed this way: `REPLACED` says
+the same objects are shown in the form of a cluster. Nothing is changed this way: `REPLACED` says
 what does instead of the methods that changed something.
 """
 

@@ -1,4 +1,4 @@
-"""`kt.on_preempt`: what user code does when its pod is told to end."""
+"""`kt.on_preempt`: what user code does when its pod has to end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _F = TypeVar("_F", bound=Callable[[], Any])
 
 
 def on_preempt(callback: _F) -> _F:
-    """Have `callback()` run when this pod is told to end, such as to save a checkpoint.
+    """Have `callback()` run when this pod has to end, such as to save a checkpoint.
 
-    A pod is told to end (`SIGTERM`) when its node is preempted or drained, and by a teardown. Until
+    A pod has to end (`SIGTERM`) when its node is preempted or drained, and by a teardown. Until
     the grace period is over, calls that run go on, and the callbacks run, one after the other, in a
     thread of their own. What they raise is logged. Outside of a pod this does nothing.
 

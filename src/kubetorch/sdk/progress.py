@@ -1,4 +1,4 @@
-"""`kt.progress`: how far a call has come, told from inside it."""
+"""`kt.progress`: how far a call has come, reported from inside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dictionaries and lists that `kt.Compute` shows, which are copies: whoever changes one is told so.
+"""Dictionaries and lists that `kt.Compute` shows, which are copies: changing one says so.
 
 They are equal to plain ones, JSON and YAML write them as such, and a copy or a pickle of one is
 plain, and can be changed.

@@ -106,7 +106,7 @@ class Candidate:
         self._pause_until = -math.inf
 
     def blind(self, now: float) -> None:
-        """Changes of the lease would not be heard of at this moment."""
+        """Changes of the lease would not arrive at this moment."""
         self._since = now
 
     def refused(self, now: float) -> None:

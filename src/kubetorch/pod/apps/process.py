@@ -85,7 +85,7 @@ class AppExit(msgspec.Struct, frozen=True):
 
     @property
     def view(self) -> AppView:
-        """As the controller is told."""
+        """The state, as the controller gets it."""
         return AppView(
             state="exited", exit_code=self.exit_code, started=self.started, ended=self.ended
         )
@@ -235,7 +235,7 @@ class AppProcess:
 
     @property
     def view(self) -> AppView:
-        """As the controller is told."""
+        """The state, as the controller gets it."""
         if self.ended is not None:
             return self.ended.view
         state = "running" if self._is_settled else "starting"
@@ -438,7 +438,7 @@ class AppHost:
 
     @property
     def view(self) -> AppView | None:
-        """The app, as the controller is told; `None` when there is none."""
+        """The app, as the controller gets it; `None` when there is none."""
         return None if self._latest is None else self._latest.view
 
     @property

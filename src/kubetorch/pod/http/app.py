@@ -34,7 +34,7 @@ from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages, routes, tokens
 
-#: Lines of the log that `GET /v1/logs` begins with, when it is not told.
+#: Lines of the log that `GET /v1/logs` begins with, unless the request says a number.
 TAIL = 100
 _TAIL_LIMIT = 1_000_000
 

@@ -121,7 +121,7 @@ class Guard:
             return self._remember(token, now + 60.0, tokens.VERBS)
         if not self._key:
             raise CallRefusedError(
-                "this pod is not ready: its controller has not told it yet whom to let in"
+                "this pod is not ready: its controller has not said yet whom to let in"
             )
         claims = tokens.verify(self._key, token, audience=self._audience, now=now)
         return self._remember(token, claims.expires, claims.verbs)

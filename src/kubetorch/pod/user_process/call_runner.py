@@ -220,7 +220,7 @@ class RunningCall:
 class CallRunner:
     """The calls that run in this process."""
 
-    def __init__(  # noqa: PLR0913  # what a worker was told at its start
+    def __init__(  # noqa: PLR0913  # what a worker gets at its start
         self,
         agent: AgentSocket,
         loop: asyncio.AbstractEventLoop,
@@ -471,7 +471,7 @@ class CallRunner:
         if os.getpid() != self._pid:
             _leave_child(1)
         self._calls.pop(call.number, None)
-        what = f"the end of the call could not be told: {introspection.name_of(type(error))}"
+        what = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
         told = exceptions.Failure("RemoteError", what, pod_name=self._pod_name)
         self._agent.send(protocol.ERROR, call.number, told.to_json())
 

@@ -100,7 +100,7 @@ class _Worker:
         self._pool.start()
 
     def run(self) -> None:
-        """Load the callable and serve until told to stop."""
+        """Load the callable and serve until the agent stops this process."""
         deployed = self._load()
         if deployed is None:
             return

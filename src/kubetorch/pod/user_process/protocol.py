@@ -386,7 +386,7 @@ class AgentSocket:
 
     def _receive(self) -> Frame | None:
         # Waiting in `recv` instead, this thread would be woken by the agent's reading as well: the
-        # peer of a Unix socket is told that there is room again.
+        # peer of a Unix socket is notified that there is room again.
         try:
             self._wait()
         except BaseException:  # noqa: BLE001  # what the user's handler of a signal raised

@@ -282,7 +282,7 @@ class Zygote:
 def _import(name: str) -> None:
     try:
         importlib.import_module(name)
-    except BaseException as error:  # noqa: BLE001  # the worker's own import will tell the user
+    except BaseException as error:  # noqa: BLE001  # the worker's own import reports it to the user
         sys.stderr.write(f"preloading {name}: {type(error).__name__}: {error}\n")
 
 

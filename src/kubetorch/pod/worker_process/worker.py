@@ -380,7 +380,7 @@ class Worker:
             self._exiting = self._loop.create_task(self._finish_exit())
 
     async def _finish_exit(self) -> None:
-        """Take what the process left behind, and tell everybody that it is gone."""
+        """Take what the process left behind, and notify everybody that it is gone."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._socket.read_rest()

@@ -286,7 +286,7 @@ class SpawnedCall:
         try:
             view = self.view()
         except ResultExpiredError:
-            if self._loss is not None:  # it went before the controller heard of it
+            if self._loss is not None:  # it went before the controller knew it
                 raise self._loss from None
             raise
         if view.state == "running":
@@ -415,7 +415,7 @@ class SpawnedCall:
     def _attach(self, view: CallView) -> None:
         disagreement = self._disagreement
         if disagreement is not None and not disagreement.pause(threading.Event()):
-            self._disagreement = None  # whoever asks later may be told more
+            self._disagreement = None  # whoever asks later may learn more
             raise CallLostError(
                 f"call {self.call_id} should run in pod {view.pod}, which does not know it",
                 hint=f"kt logs {view.workload} shows its output",

@@ -59,9 +59,9 @@ _ATTEMPT, _RANK_ATTEMPT = 5.0, (0.5, 0.15)
 #: Seconds for which a refusal may be that of a server that starts.
 _DOUBT = 3.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Seconds for which a pod is tried that the controller does not hear of either.
+#: Seconds for which a pod is tried that the controller does not know either.
 _MISSING = 10.0
-#: Seconds that the controller has to hear why a pod is not there any more.
+#: Seconds that the controller has to learn why a pod is not there any more.
 _UNSAID = 3.0
 #: Seconds to the next look for pods that are away, while others take the calls.
 _LOOK_AGAIN = 2.0

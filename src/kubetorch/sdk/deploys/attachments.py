@@ -173,6 +173,6 @@ def _scan(step: CopyStep, options: Options) -> Scan:
     if not step.is_folder:
         folder, name = os.path.split(step.source)
         return scanning.scan(Path(folder), replace(options, only=name))
-    # A package leaves at home what a project would; a copy takes all but what it is told.
+    # A package leaves at home what a project would; a copy takes all but what it is to leave out.
     filters = None if step.is_package else ignore_rules.parse_filters(step.filter_options or "")
     return scanning.scan(Path(step.source), replace(options, filters=filters))

@@ -441,7 +441,7 @@ _VARYING = re.compile(r"\d[\d.:]*\w*")
 
 
 class LaunchLines:
-    """The lines of one deploy. Each is shown once, also when the events are told again."""
+    """The lines of one deploy. Each is shown once, also when the events are sent again."""
 
     def __init__(
         self, screen: Screen, service: str, config: LoggingConfig, *, stream_logs: bool

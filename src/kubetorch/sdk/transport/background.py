@@ -246,7 +246,7 @@ class Pipe:
         self._near = None
         self._waiting.clear()
         self._loop.remove_writer(near.fileno())
-        # A forked child may have the socket too: closing alone would not tell the thread.
+        # A forked child may have the socket too: closing alone would not wake the thread.
         with contextlib.suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)
         near.close()

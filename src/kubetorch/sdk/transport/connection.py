@@ -146,7 +146,7 @@ def _has_room() -> bool:
 _turn = threading.Lock()
 
 
-#: Seconds for which a peer that was heard is taken for alive.
+#: Seconds for which a peer that has sent something is taken for alive.
 _RECENT = 0.005
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
@@ -194,7 +194,7 @@ class Link:
         self._take(size)
 
     def has_ended(self) -> bool:
-        """True if the peer closed the connection and has not been heard for a while."""
+        """True if the peer closed the connection and has sent nothing for a while."""
         if time.monotonic() - self._heard < _RECENT:
             return False
         try:

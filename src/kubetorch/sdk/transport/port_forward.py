@@ -195,7 +195,7 @@ class PortForwardTransport:
             raise
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Hosts have the name that they have for each forwarded port; the relay is told the pod."""
+        """Hosts have the name that they have for each forwarded port; the relay gets the pod."""
         parts = urlsplit(url)
         if not (parts.hostname or "").endswith(_SUFFIX):
             return {}
