@@ -5,6 +5,7 @@ The sources lie where GitHub shows them, so that a link leads to the same place 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -59,8 +60,18 @@ class _ExampleParser(Parser):
 _GIVEN = {"kubetorch.sdk.calls.caller.Caller", "kubetorch.config.settings.KubetorchConfig"}
 
 
-def _signature(_app: Sphinx, _what: str, name: str, *_: object) -> tuple[str, str] | None:
-    return ("", "") if name in _GIVEN else None
+#: Parameters that no user writes.
+_INTERNAL = re.compile(r"(_\w+: bool = False|\*\*unknown: \w+)(, )?")
+
+
+def _signature(
+    _app: Sphinx, _what: str, name: str, _of: object, _options: object, args: str, result: str
+) -> tuple[str, str] | None:
+    if name in _GIVEN:
+        return "", ""
+    if not args:
+        return None
+    return _INTERNAL.sub("", args).replace(", )", ")"), result
 
 
 class _Docstrings:
