@@ -95,7 +95,7 @@ def test_run_async_returns_once_it_runs(project):
     project.write(
         "nap.py", "import kubetorch as kt\nkt.app(name='naps')\nimport time; time.sleep(99)"
     )
-    done = kt_("run", "--async", "python", "nap.py")
+    done = kt_("run", "--detach", "python", "nap.py")
 
     assert done.returncode == 0, done.stderr
     assert "kt logs naps" in done.stdout

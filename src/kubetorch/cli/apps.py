@@ -63,7 +63,8 @@ def run(
         typer.Option("--name", help="Name of the service; that of the file by default."),
     ] = None,
     run_async: Annotated[
-        bool, typer.Option("--async", help="Return when it runs; kt logs shows its lines.")
+        bool,
+        typer.Option("--detach", "--async", help="Return when it runs; kt logs shows its lines."),
     ] = False,
     file: Annotated[
         str | None,
