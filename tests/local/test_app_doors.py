@@ -108,8 +108,8 @@ def test_run_async_returns_once_it_runs(project):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ((), 2, "give a command to run"),
-        (("work.py",), 2, "give python work.py to run"),
+        ((), 2, "the command is missing"),
+        (("work.py",), 2, "kt run python work.py"),
         (("--cpus", "1", "python", "work.py"), 2, "kt run has no option --cpus"),
         (("echo", "hello"), 1, "no Python file was detected"),
         (("python", "missing.py"), 1, "missing.py not found"),

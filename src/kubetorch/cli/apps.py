@@ -106,9 +106,12 @@ def run(
 
 
 def _request(words: list[str], name: str | None, file: str | None, run_async: bool) -> RunRequest:
-    if not words or words[0].endswith(".py"):
-        missing = f"{words[0]} is a file, not a command" if words else "the command is missing"
-        raise typer.BadParameter(f"{missing}; {_EXAMPLE}")
+    if not words:
+        raise typer.BadParameter(f"the command is missing; {_EXAMPLE}")
+    if words[0].endswith(".py"):
+        raise typer.BadParameter(
+            f"{words[0]} is a file, not a command: kt run python {shlex.join(words)}"
+        )
     if words[0].startswith("-"):
         raise typer.BadParameter(
             f"kt run has no option {words[0]}; those of the command follow the command, {_EXAMPLE}"
