@@ -374,11 +374,12 @@ def _members(
     found: dict[str, Any] = {}
     for name, value in _attributes_to_tag(error, values):
         is_args = name == "args"
+        stands_in = is_args or name == _PYDANTICS
         # The message stands for an only argument that is too large.
         if is_args and 1 < len(value) <= _LENGTH:
             found[name] = {"tuple": [pack(one, stands_in=True) for one in value]}
         else:
-            found[name] = pack(value, stands_in=is_args)
+            found[name] = pack(value, stands_in=stands_in)
     return {name: packed for name, packed in found.items() if packed is not nothing}
 
 
@@ -388,6 +389,8 @@ def _attributes_to_tag(
     args = _of_error(error, "args")
     if "args" not in values or not _survives_json(list(args)):
         yield "args", args
+    if (module_of(type(error)), name_of(type(error))) == _PYDANTIC:
+        yield _PYDANTICS, safely(_of_pydantic, None, error)
     # Attributes that are not in the `__dict__`: those of built-in classes, and of `__slots__`.
     for cls in of_class(type(error), "__mro__"):
         if cls is BaseException:
@@ -401,6 +404,37 @@ def _attributes_to_tag(
     for name, value in attributes_of(error).items():
         if name != "__notes__" and (name not in values or not _survives_json(value)):
             yield name, value
+
+
+#: The class of pydantic's errors, which has no constructor, and the member that has its parts.
+_PYDANTIC = ("pydantic_core._pydantic_core", "ValidationError")
+_PYDANTICS = "pydantic"
+
+
+def _of_pydantic(error: Any) -> list[object]:  # noqa: ANN401  # a ValidationError
+    return [error.title, error.errors(include_url=False)]
+
+
+def _rebuild_pydantic(
+    cls: Any,  # noqa: ANN401  # ValidationError
+    text: str,
+    title: str,
+    lines: list[dict[str, Any]],
+) -> Exception | None:
+    """Pydantic's error with these lines, as it was before each had its message."""
+    core = importlib.import_module("pydantic_core")
+    made = []
+    for line in lines:
+        parts = {name: line[name] for name in ("type", "loc", "input", "ctx") if name in line}
+        if attempt(cls.from_exception_data, None, title, [parts]) is None:  # a type of the user's
+            message = core.PydanticCustomError(line["type"], line["msg"])
+            parts = {"type": message, "loc": line["loc"], "input": line["input"]}
+        made.append(parts)
+    # An error does not say which of both it is.
+    found: list[Exception] = [
+        cls.from_exception_data(title, made, input_type=one) for one in ("python", "json")
+    ]
+    return next((one for one in found if str(one) == text), found[0])
 
 
 # ------------------------------------------------------------------------------------- values
@@ -601,6 +635,9 @@ def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | 
         for name, packed in failure.members.items()
     }
     members = {name: value for name, value in found.items() if value is not nothing}
+    parts: Any = members.pop(_PYDANTICS, None)
+    if parts is not None and (failure.module, failure.error_type) == _PYDANTIC:
+        return attempt(_rebuild_pydantic, None, cls, failure.message, *parts)
     args = members.pop("args", failure.args)
     if not isinstance(args, (list, tuple)):
         args = [failure.message]

@@ -13,7 +13,9 @@ from enum import IntEnum
 from typing import ClassVar
 
 import numpy
+import pydantic
 import pytest
+from pydantic_core import PydanticCustomError
 
 from kubetorch import errors
 from kubetorch.wire import exceptions
@@ -363,3 +365,40 @@ def test_notes_that_are_no_list_of_texts_do_no_harm():
     assert (first, len(second) < 300_000) == ("a", True)
     error.__notes__ = 5
     assert not hasattr(sent(error), "__notes__")
+
+
+class Checked(pydantic.BaseModel):
+    count: int
+    names: list[str] = []
+
+    @pydantic.field_validator("count")
+    @classmethod
+    def small(cls, count: int) -> int:
+        if count == 1:
+            raise PydanticCustomError("odd", "{count} is odd", {"count": count})
+        if count > 2:
+            raise ValueError("too {large}")
+        return count
+
+
+@pytest.mark.parametrize(
+    "values", ['{"count": "x"}', '{"count": 1}', '{"count": 5, "names": [1]}', "{}", "["]
+)
+@pytest.mark.parametrize("make", [Checked.model_validate_json, lambda text: Checked(count=text)])
+def test_a_validation_error_of_pydantic_arrives_with_its_lines(make, values: str) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        make(values)
+    found = sent(caught.value)
+    assert isinstance(found, pydantic.ValidationError)
+    assert str(found) == str(caught.value)
+    lines = [one.errors(include_context=False) for one in (found, caught.value)]
+    assert lines[0] == lines[1]
+
+
+def test_a_validation_error_of_pydantic_that_makes_no_sense_is_another_one() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Checked(count="x")
+    failure = exceptions.describe(caught.value)
+    for parts in (None, 3, [], ["x"], ["x", 3], ["x", [{"type": 5}]], {"tuple": [1, 2, 3]}):
+        found = exceptions.rebuild(dataclasses.replace(failure, members={"pydantic": parts}))
+        assert str(caught.value) in str(found)
