@@ -539,7 +539,7 @@ def test_teardown_of_nothing_fails_unless_it_was_told_not_to_ask(project):
     assert done.returncode == 1 and "Service absent not found" in done.stderr
     done = ok("teardown", "absent", "-y")
     assert "Service absent not found" in done.stdout
-    assert done.stderr.endswith("hint: kt list -n default shows the services\n")
+    assert done.stderr.endswith("kt list -n default shows the services\n")
     assert "No services found" in ok("teardown", "--prefix", "absent", "-y").stdout
 
 

@@ -550,6 +550,7 @@ def test_ctrl_c_ends_a_wait_and_the_connection() -> None:
 
         def interrupt() -> None:
             assert waiting.wait(10)
+            time.sleep(0.2)  # Python does not see a signal that comes just before a thread waits
             signal.pthread_kill(main, signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)

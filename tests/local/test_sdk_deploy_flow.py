@@ -302,12 +302,19 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         with FakeController(pathlib.Path({blobs!r}), [[Accepted(generation=1), STALL]]) as fake:
             deployment = client.deployment(fake)
             main = threading.main_thread().ident
-            threading.Thread(
-                target=lambda: fake.stalled.wait(25) and signal.pthread_kill(main, signal.SIGINT)
-            ).start()
+            over = threading.Event()
+
+            def interrupt():
+                fake.stalled.wait(25)
+                # Python does not see a signal that comes just before a thread begins to wait.
+                while not over.wait(0.5):
+                    signal.pthread_kill(main, signal.SIGINT)
+
+            threading.Thread(target=interrupt).start()
             try:
                 deployment.run()
             except KeyboardInterrupt:
+                over.set()
                 print("interrupted", deployment._events)
         """
     )
