@@ -24,6 +24,7 @@ MACHINE = "198.18.0.1"
 DENIAL = "not on a Saturday"
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 _ADMISSION = "admissionregistration.k8s.io"
 WEBHOOKS = Resource(
     _ADMISSION,
@@ -213,6 +214,14 @@ async def _in_force(client: Client, name: str) -> None:
             await asyncio.sleep(0.2)
         else:
             raise AssertionError(f"the API server does not refuse {doom!r} within 20 s")
+    # A quota allows everything until its controller has counted what there is.
+    for quota in ("small", "with-deadline"):
+        for _ in range(100):
+            if "hard" in (await client.get(Ref(QUOTAS, quota, name))).get("status", {}):
+                break
+            await asyncio.sleep(0.2)
+        else:
+            raise AssertionError(f"the quota {quota!r} is not in force within 20 s")
 
 
 # ------------------------------------------------------------------------------------- the webhook
