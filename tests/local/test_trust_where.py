@@ -115,6 +115,7 @@ def test_a_program_that_is_told_to_be_quiet_says_nothing(folder):
 
 
 def test_pods_and_commands_in_pods_say_nothing(folder):
+    assert run(folder, "program.py").returncode == 0  # the service `double`
     compute = ["--compute", '{"cpus": "0.1"}']
     assert kt(folder, "deploy", "program.py:outer", *compute).returncode == 0
     done = kt(folder, "call", "outer", "--args", "[4]", "--json")
@@ -140,6 +141,7 @@ if __name__ == "__main__":
         with concurrent.futures.ProcessPoolExecutor(2, context) as pool:
             print(list(pool.map(call, [1, 2])), call(3))
 """
+    assert run(folder, "program.py").returncode == 0  # the service `double`
     (folder / "children.py").write_text(code)
     done = run(folder, "children.py")
 
