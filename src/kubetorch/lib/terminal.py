@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return _STEERING.sub(lambda found: found[1] or _written(found[0]), text)
 
 
+def printable(text: str) -> str:
+    """`text` without colours and line breaks, too: a name that somebody else gave."""
+    return "".join(one if one.isprintable() else _written(one) for one in text)
+
+
 def _written(character: str) -> str:
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x80 else f"\\u{number:04x}"
@@ -36,10 +41,9 @@ def shown(text: str, stream: TextIO) -> str:
 
 def say(text: str) -> None:
     """Write a line of our own on standard error, if there is one; names in it may be of others."""
-    line = "".join(one if one.isprintable() else _written(one) for one in text)
     with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed file
         if sys.stderr is not None:
-            sys.stderr.write(f"kubetorch: {line}\n")
+            sys.stderr.write(f"kubetorch: {printable(text)}\n")
 
 
 @functools.lru_cache(maxsize=1000)

@@ -192,6 +192,12 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
     attempt(lambda: BaseException.__setattr__(error, name, value), None)
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a line below the traceback of an exception, whatever its class allows."""
+    notes: list[str] = attempt(lambda: [*attributes_of(error).get("__notes__", ())], [])
+    set_attribute(error, "__notes__", [*notes, text])
+
+
 # ---------------------------------------------------------------------- exception → failure
 
 

@@ -515,8 +515,7 @@ def _explain(error: BaseException) -> None:
     if not str(error).endswith("only works in main thread of the main interpreter"):
         return
     exceptions.set_attribute(error, "hint", _MAIN_THREAD)
-    notes = exceptions.attributes_of(error).get("__notes__", [])
-    exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {_MAIN_THREAD}"])
+    exceptions.add_note(error, f"hint: {_MAIN_THREAD}")
 
 
 def _exit_status(error: BaseException) -> int:

@@ -308,8 +308,9 @@ def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> 
     try:
         inspect.signature(cls).bind(**given)
     except TypeError:
-        _add_hint(
-            error, f"pass the arguments of {cls.__name__}() in .to(compute, init_args={{...}})"
+        exceptions.add_note(
+            error,
+            f"hint: pass the arguments of {cls.__name__}() in .to(compute, init_args={{...}})",
         )
     except ValueError:  # a class that says nothing of its arguments
         return
@@ -319,16 +320,11 @@ def _explain_guard(error: BaseException, source: Source) -> None:
     """Explain why a file that ran as a program fails when a pod imports it."""
     if source.is_script and source.source_file and not isinstance(error, SyntaxError):
         file = Path(source.source_file).name
-        _add_hint(
+        exceptions.add_note(
             error,
-            f"pods import {file} without the arguments and the environment of your program: put "
-            'what only the program needs below if __name__ == "__main__":',
+            f"hint: pods import {file} without the arguments and the environment of your program: "
+            'put what only the program needs below if __name__ == "__main__":',
         )
-
-
-def _add_hint(error: BaseException, hint: str) -> None:
-    notes = exceptions.attributes_of(error).get("__notes__", [])
-    exceptions.set_attribute(error, "__notes__", [*notes, f"hint: {hint}"])
 
 
 def _callable(source: Source) -> Any:  # noqa: ANN401
@@ -340,7 +336,7 @@ def _callable(source: Source) -> Any:  # noqa: ANN401
     except ModuleNotFoundError as error:
         _explain(error, source)
         raise
-    except BaseException as error:
+    except BaseException as error:  # argparse ends with SystemExit
         _explain_guard(error, source)
         raise
     finally:

@@ -43,9 +43,7 @@ def combine(outcomes: Sequence[Done]) -> Done:
     note = f"raised in {_named(pod, first)}; the call went to {len(outcomes)} pods"
     lines = [note, *(f"also in {_named(*one)}: {_short(one[1])}" for one in others)]
     exceptions.set_attribute(first, "other_errors", tuple(error for _, error in others))
-    # What `add_note` of Python 3.11 does.
-    notes: list[str] = introspection.attempt(lambda: [*getattr(first, "__notes__", ())], [])
-    exceptions.set_attribute(first, "__notes__", [*notes, "\n".join(lines)])
+    exceptions.add_note(first, "\n".join(lines))
     return Done(None, first)
 
 

@@ -18,13 +18,14 @@ its pod, where its stream is resumed, past the scaler.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from kubetorch.errors import (
     AgentDiedError,
@@ -48,11 +49,10 @@ from kubetorch.sdk.logs import CallLines, Screen
 from kubetorch.sdk.transport import connection
 from kubetorch.sdk.transport.pod_transport import DIRECT, PATIENCE, PodTransport
 from kubetorch.wire import exceptions, frames, routes, versions
-from kubetorch.wire.messages import TERMINATING
+from kubetorch.wire.messages import TERMINATING, Ending, PodView, WorkloadView, called_together
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
-    from kubetorch.wire.messages import PodView, WorkloadView
 
 #: Seconds for one attempt; and, where a controller knows which ranks are lost, to the next.
 _ATTEMPT, _RANK_ATTEMPT = 5.0, (0.5, 0.15)
@@ -96,9 +96,6 @@ class Location(NamedTuple):
         own = view.spec.compute.endpoint
         if own is not None and own.base_url is not None:
             return cls((own.base_url,), view.token)
-        # Whoever has a view has loaded it.
-        from kubetorch.wire.messages import called_together  # noqa: PLC0415
-
         scaler, spec = None, view.spec
         together = called_together(spec, view.pool)
         found = [p for p in view.pods if p.is_ready and (not together or p.ordinal in together)]
@@ -157,11 +154,6 @@ class Location(NamedTuple):
 
 def _known_pods(view: WorkloadView) -> dict[str, PodView]:
     """The pods of a service by name, with why those ended that are gone or lost of its world."""
-    # Whoever has a view has loaded both.
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    from kubetorch.wire.messages import Ending  # noqa: PLC0415
-
     found = {pod.name: pod for pod in (*view.lost, *view.pods)}
     for one in () if view.world is None else view.world.lost:
         seen = found.get(one.member.pod)
@@ -618,7 +610,7 @@ class Route:
         if location is None or location.scaler is not None:
             return None
         if self._look_at is not None and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK_AGAIN
+            self._look_at = None
             threading.Thread(target=self._look, name="kubetorch-connect", daemon=True).start()
         urls = location.urls
         if len(urls) == 1:
@@ -838,8 +830,11 @@ class Route:
 
     def _look(self) -> None:
         """Connect to pods that were away, in a thread: calls go to the others meanwhile."""
-        with self._connecting, contextlib.suppress(*TRANSIENT, KubetorchError):
-            self._connect(self._connector.ask(), Backoff(_ATTEMPT))
+        with self._connecting:
+            try:
+                self._connect(self._connector.ask(), Backoff(_ATTEMPT))
+            except (*TRANSIENT, KubetorchError):
+                self._look_at = time.monotonic() + _LOOK_AGAIN
         if self.is_closed:
             self.close(is_torn_down=self._is_torn_down)
 

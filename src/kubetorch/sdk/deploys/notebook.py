@@ -620,7 +620,7 @@ def _body_of_magic(node: ast.stmt) -> str | None:
     """The cell below a magic such as `%%time`, if it is Python."""
     if not _is_magic(node):
         return None
-    call: ast.Call = node.value  # type: ignore[attr-defined]
+    call: ast.Call = node.value  # type: ignore[attr-defined]  # as a magic is
     if getattr(call.func, "attr", "") != "run_cell_magic" or len(call.args) != 3:
         return None
     body = getattr(call.args[2], "value", None)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import files
+from kubetorch.lib import files, terminal
 from kubetorch.sdk.deploys.source import (
     Source,
     find_project,
@@ -63,12 +63,7 @@ def find(source: Source) -> Origin:
     if source.is_interactive:
         file = notebook() or file
     named = _callable(source, file, module, folder)
-    return Origin(project, *(_printable(one)[-_LONGEST:] for one in (name, named)))
-
-
-def _printable(text: str) -> str:
-    """A name as a terminal may show it; the controller takes no other ones."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return Origin(project, *(terminal.printable(one)[-_LONGEST:] for one in (name, named)))
 
 
 def _callable(source: Source, file: Path | None, module: str | None, folder: Path | None) -> str:

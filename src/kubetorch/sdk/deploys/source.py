@@ -197,8 +197,7 @@ def explain_missing(error: BaseException, where: ProjectRef | None = None) -> No
     if isinstance(error, FileNotFoundError) and type(error.filename) is str and where is not None:
         reason = _reason_of_file(error.filename, where)
         if reason is not None:
-            notes = [*getattr(error, "__notes__", ()), reason]
-            exceptions.set_attribute(error, "__notes__", notes)
+            exceptions.add_note(error, reason)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return
     reason = None if where is None else reason_of(error.name, where)
