@@ -244,8 +244,8 @@ def run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
     ) as process:
         timer = threading.Timer(RUN_DEADLINE, process.kill)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             process.wait()
         finally:
             timer.cancel()
