@@ -97,6 +97,8 @@ class KubetorchError(Exception):
     remote_traceback: str | None = None
     pod_name: str | None = None
     rank: int | None = None
+    #: Of a call on several ranks or pods: the errors of the others.
+    other_errors: tuple[Exception, ...] = ()
     #: When that came about which dooms a launch, in seconds since the epoch, as Kubernetes says.
     since: float | None = None
 

@@ -76,6 +76,10 @@ def sleep(seconds):
         time.sleep(0.01)
     return RANK
 
+def hold(folder, seconds):
+    open(os.path.join(folder, str(RANK)), "w").close()
+    return sleep(seconds)
+
 def count(n):
     for i in range(n + RANK):
         yield [RANK, i]
@@ -369,10 +373,24 @@ def test_a_pod_that_is_killed_ends_the_call_with_the_reason(alone, victim):
         remote("sleep", 20)
     seconds = time.monotonic() - killed[0]
     assert pod["name"] in caught.value.reasons
+    assert isinstance(caught.value.other_errors, tuple)
     assert caught.value.is_critical
     assert seconds < 10
     print(f"pod {victim} killed: {seconds:.2f} s, {caught.value.reasons}")
     assert remote("sleep", 0, restart_procs=True) == [0, 1, 2, 3]
+
+
+def test_a_pod_that_was_told_to_end_is_in_no_later_world(alone, tmp_path):
+    remote = alone(workers=3, processes=1, quorum_workers=2)
+    running = remote.spawn("hold", str(tmp_path), 30)  # which the pod does not end before
+    deadline = time.monotonic() + 20
+    while len(list(tmp_path.iterdir())) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(pods(remote)[2]["pid"], signal.SIGTERM)
+    assert remote("sleep", 0, restart_procs=True) == [0, 1]
+    with pytest.raises(KubetorchError):
+        running.get(timeout=20)
 
 
 def test_a_lost_pod_is_no_error_for_those_that_take_who_is_there(alone):

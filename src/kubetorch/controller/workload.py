@@ -462,6 +462,8 @@ class Workload:
         """A pod reported how busy it is."""
         self._reports[pod] = replace(self._reports[pod], activity=message)
         self._activities.reported(pod, message)
+        if message.is_stopping and self._rendezvous.is_wanted:
+            self._gather(world.Stopping(pod))
         if message.last > self.record.active + ACTIVITY_STEP and message.calls == 0:
             self._keep(replace(self.record, active=message.last))
         self._idle.update()

@@ -12,7 +12,8 @@ before is kept: it is announced again if the new one is given up.
 A pod is lost for certain when its backend says so or its agent is another process than before. One
 that is merely silent, or whose session ended, is *suspected*: other members are asked to reach it,
 and it is lost if none of them does. Nothing is concluded from a time in which this process did not
-run, or had just started, nor without a member that could be asked.
+run, or had just started, nor without a member that could be asked. One whose agent stops still runs
+its calls, and is a member of no later world.
 """
 
 from __future__ import annotations
@@ -111,6 +112,12 @@ class Disconnected(msgspec.Struct, frozen=True):
     pod: str
 
 
+class Stopping(msgspec.Struct, frozen=True):
+    """The agent of a pod takes no more calls, and ends with those that run."""
+
+    pod: str
+
+
 class Regroup(msgspec.Struct, frozen=True):
     """A pod asks for a world that is newer than this epoch."""
 
@@ -132,7 +139,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time went on."""
 
 
-Event = Wanted | PodsChanged | Connected | Disconnected | Regroup | Probed | Tick
+Event = Wanted | PodsChanged | Connected | Disconnected | Stopping | Regroup | Probed | Tick
 
 # ------------------------------------------------------------------------------------- effects
 
@@ -184,6 +191,7 @@ class _Agent(msgspec.Struct):
     incarnation: str
     heard: float
     since: float
+    is_stopping: bool = False
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -373,6 +381,8 @@ class Rendezvous:
                 self._here.discard(pod)
                 effects += self._take_pods(self._pods, now)
                 effects += self._suspect([pod], now, certain=now + KNOWING)
+            case Stopping(pod):
+                self._stop(pod)
             case Regroup():
                 effects += self._take_request(event, now)
             case Probed():
@@ -448,6 +458,12 @@ class Rendezvous:
                 return self._lose({pod: ending})
         return ()
 
+    def _stop(self, pod: str) -> None:
+        agent = self._agents.get(pod)
+        if agent is not None:
+            agent.is_stopping = True
+            self._count(pod)
+
     def _lose(self, losses: Mapping[str, Ending]) -> Iterable[Effect]:
         """Take over losses of this moment, unless a better reason is known already."""
         is_changed = False
@@ -495,7 +511,7 @@ class Rendezvous:
 
     def _is_here(self, pod: str) -> bool:
         agent = self._agents.get(pod)
-        if agent is None or pod in self._cut_off:
+        if agent is None or agent.is_stopping or pod in self._cut_off:
             return False
         status = self._pods.get(pod)
         return status is not None and status.phase not in _ENDING

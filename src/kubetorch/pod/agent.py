@@ -211,7 +211,7 @@ class Agent:
             pod_name=pod.pod,
             on_line=self._write_line,
             on_exit=lambda app: self._supervisor.on_app_exit(app),
-            on_change=self._session.app_changed,
+            on_change=self._session.report_activity,
             on_activity=self._session.activity_changed,
         )
         host = self._workers = WorkerHost(
@@ -310,6 +310,7 @@ class Agent:
         """End soon: calls have `grace` seconds."""
         if not self._stopped.done():
             self._stopped.set_result((reason, grace))
+            self._session.report_activity()
 
     async def run(self, sock: socket.socket) -> None:
         """Serve until `stop`."""
@@ -380,6 +381,7 @@ class Agent:
             last=max(self._calls.last, self._apps.last),
             workers=self._supervisor.workers,
             app=self._apps.view if self._supervisor.serves_app else None,
+            is_stopping=self._stopped.done(),
         )
 
     def _on_message(self, message: FromController) -> None:

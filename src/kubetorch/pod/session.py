@@ -56,8 +56,8 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
-#: Whether calls run, when one began or ended, and the app.
-_ActivityEdge = tuple[bool, float, AppView | None]
+#: Whether calls run, when one began or ended, the app, and whether the agent stops.
+_ActivityEdge = tuple[bool, float, AppView | None, bool]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Session:
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
         # What was reported to the controller last.
-        self._last_edge: _ActivityEdge = (False, 0.0, None)
+        self._last_edge: _ActivityEdge = (False, 0.0, None, False)
         self._logs_left = 0
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -179,8 +179,8 @@ class Session:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
 
-    def app_changed(self) -> None:
-        """The app began or ended."""
+    def report_activity(self) -> None:
+        """Report at once that the app began or ended, or that the agent stops."""
         if self._edge is not None:
             self._edge.cancel()
         self._send_edge()
@@ -322,7 +322,7 @@ class _SessionEndpoint(Endpoint):
 
 
 def _activity_edge(activity: Activity) -> _ActivityEdge:
-    return bool(activity.calls), activity.last, activity.app
+    return bool(activity.calls), activity.last, activity.app, activity.is_stopping
 
 
 def _delays() -> Iterator[float]:

@@ -596,11 +596,11 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
         value = failure.traceback if name == "remote_traceback" else getattr(failure, name)
         if value is not None or attempt(getattr, None, error, name, None) is None:
             set_attribute(error, name, value)
-    if failure.other_errors:
-        rebuilt = tuple(
-            rebuild(parse(one), modules=modules) for one in failure.other_errors if is_a(one, dict)
-        )
-        set_attribute(error, "other_errors", rebuilt)
+    others = tuple(
+        rebuild(parse(one), modules=modules) for one in failure.other_errors if is_a(one, dict)
+    )
+    if others or attempt(getattr, None, error, "other_errors", None) is None:
+        set_attribute(error, "other_errors", others)
     if failure.traceback:
         trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
         _put(error, "__cause__", trace)

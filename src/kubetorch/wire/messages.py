@@ -131,12 +131,14 @@ class Activity(Message, tag="activity", frozen=True):
         last: Seconds since the epoch of the last begin or end of one.
         workers: Worker processes that are alive.
         app: The app, where there is one.
+        is_stopping: The agent takes no more calls, and ends with those that run.
     """
 
     calls: int
     last: float
     workers: int = 0
     app: AppView | None = None
+    is_stopping: bool = False
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -26,6 +26,7 @@ from kubetorch.controller.world import (
     Regroup,
     Rendezvous,
     Repeat,
+    Stopping,
     Tick,
     Wanted,
 )
@@ -689,6 +690,18 @@ def test_one_that_nobody_reached_is_in_the_next_world_only_when_it_speaks_again(
     case.state.heard("a1", case.now)
     case.tell(Regroup("a0", "r2", 2))
     assert case.members == ["a0", "a1"]
+
+
+def test_one_that_stops_ends_its_calls_and_is_in_no_later_world() -> None:
+    case = launched("a0", "a1", "a2", quorum=2)
+    assert case.tell(Stopping("a1")) == []
+    assert case.lost == {}
+    case.tell(Regroup("a0", "r1", 1))
+    case.pass_time(world.SETTLING + world.TICK)
+    assert case.members == ["a0", "a2"]
+    case.connect("a1", incarnation="j")
+    case.tell(Regroup("a0", "r2", 2))
+    assert case.members == ["a0", "a1", "a2"]
 
 
 # --------------------------------------------------------------------------------------- restart

@@ -71,3 +71,8 @@ def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
     assert len(told) <= frames.CHUNK + frames.META_LIMIT
     arrived = exceptions.rebuild(exceptions.parse_json(told))
     assert (type(arrived), str(arrived)) == (ValueError, str(error))
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), errors.WorkerDiedError("gone")])
+def test_an_error_without_others_has_an_empty_tuple_of_them(error):
+    assert exceptions.rebuild(exceptions.describe(error)).other_errors == ()
