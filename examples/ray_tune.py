@@ -1,4 +1,9 @@
-"""Ray on two pods: the function runs on the head, its tasks on both."""
+"""Ray on two pods: the function runs on the head, its tasks on both.
+
+On a cluster with KubeRay, RAY_IMAGE names an image that has Ray, such as rayproject/ray:2.53.0.
+"""
+
+import os
 
 import kubetorch as kt
 
@@ -19,7 +24,7 @@ def best(candidates: list[float]) -> tuple[float, int]:
 
 
 if __name__ == "__main__":
-    image = kt.Image().pip_install("ray")
+    image = kt.Image(image_id=os.environ.get("RAY_IMAGE")).pip_install("ray")
     compute = kt.Compute(cpus="0.1", memory="1Gi", image=image, inactivity_ttl="30m")
     service = kt.fn(best).to(compute.distribute("ray", workers=2))
     print("best rate and nodes:", service([0.1, 0.2, 0.3, 0.4]))

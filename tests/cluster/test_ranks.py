@@ -173,6 +173,25 @@ def test_a_call_goes_to_the_pods_of_its_endpoint_and_runs_on_all_ranks(
     assert [one["POD_NAME"] for one in reached] == ["routed-1"]
 
 
+def test_a_raycluster_of_an_image_without_ray_is_refused_at_once(
+    client: Callable[[str], Client], kubectl: Kubectl
+) -> None:
+    if "rayclusters" not in kubectl("api-resources", "--api-group", "ray.io", "--no-headers"):
+        pytest.skip("the cluster has no KubeRay")
+    program = client("""
+        compute = kt.Compute(cpus="0.01", image=kt.Image().pip_install("ray"))
+        f = kt.fn(service.rank, name="rayless")
+        try:
+            f.to(compute.distribute("ray", workers=2))
+        except kt.ResourceNotAvailableError as error:
+            print("refused", str(error).replace("\\n", " "), flush=True)
+        f.teardown()
+    """)
+    line = program.line("refused")
+    assert "has no Ray" in line
+    assert "kt.images.ray" in line
+
+
 #: Has Ray and wget, as the kit's addon `ray` makes one; without its name this is not tried.
 RAY_IMAGE = os.environ.get("KT_TEST_RAY_IMAGE")
 

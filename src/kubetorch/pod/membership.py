@@ -74,6 +74,10 @@ class Membership:
             self._ask(message, loop.time() + timeout)
         return self._asked[request]
 
+    def has_asked(self, request: str) -> bool:
+        """True if this request for a newer world was made and is not answered."""
+        return request in self._asked
+
     def regrouped(self, request: str) -> None:
         """A request is answered, or nobody waits for it any more."""
         self._asked.pop(request, None)

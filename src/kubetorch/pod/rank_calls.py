@@ -151,14 +151,18 @@ class RankGroup:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
         New processes that the call itself wants are requested here, unless the present ones were
-        started while the call waited: simultaneous calls do not end each other.
+        started while the call waited: simultaneous calls do not end each other. A call that has
+        requested them waits for a newer world, whatever processes of this one are started again.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
             return False
         if request.part is not None:
             return request.part.epoch <= self.world.epoch
-        if not request.restart_procs or (opened < self._started and not self.world.lost):
+        if not request.restart_procs:
+            return True
+        is_new = opened < self._started and not self.world.lost
+        if is_new and not self._membership.has_asked(request.id):
             return True
         epoch = self._membership.regroup(
             request.id, self._quorum_timeout, is_quorum_awaited=request.workers != "ready"

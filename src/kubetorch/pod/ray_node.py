@@ -1,7 +1,7 @@
 """The Ray node of a pod: `ray start`, on the head and on the pods that join it.
 
 Options as of https://docs.ray.io/en/latest/cluster/cli.html. Where KubeRay runs the cluster, its
-own containers have started Ray already, and nothing of this is used.
+own containers have started Ray already, with what their image has, and no node is started here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from kubetorch.errors import ResourceNotAvailableError, StartupError
@@ -21,6 +22,20 @@ _STARTED = "Ray runtime started"
 #: Seconds between two attempts to join a head that is not there yet.
 _AGAIN = 0.5
 _RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+
+
+def is_lacking(environ: Mapping[str, str]) -> bool:
+    """True if KubeRay runs the cluster and the image, as it is now, has no Ray to start."""
+    return OPERATED in environ and shutil.which("ray", path=environ.get("PATH")) is None
+
+
+def lacking_error(pod_name: str) -> ResourceNotAvailableError:
+    """The error of a service whose image `is_lacking`."""
+    return ResourceNotAvailableError(
+        f"the image of pod {pod_name} has no Ray: KubeRay starts Ray with the container, before "
+        "any step of the image runs",
+        hint='use an image that has Ray and bash, such as kt.images.ray("2.53.0")',
+    )
 
 
 def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

@@ -201,6 +201,8 @@ class GenerationLoader:
         # The node of processes that ended by themselves, and the epoch of its world.
         self._kept: tuple[Node, int] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        # Before any step of an image could install it.
+        self._lacks_ray = ray_node.is_lacking(environ)
 
     async def load_worker(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Serving:
         """A worker that has loaded this generation."""
@@ -208,6 +210,9 @@ class GenerationLoader:
         preparing: asyncio.Task[Prepared] | None = None
         slot: Slot | None = None
         self.joined = None
+        distribution = spec.compute.distribution
+        if distribution is not None and distribution.distribution_type == "ray" and self._lacks_ray:
+            raise ray_node.lacking_error(self._pod.pod)
         try:
             if not self._images.needs_project(generation, spec):
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
@@ -224,7 +229,7 @@ class GenerationLoader:
             )
             process: Worker | RankGroup
             node = None
-            if spec.compute.distribution is None:
+            if distribution is None:
                 await self._kept_node()
                 own = self._pool_environ(spec)
                 wanted = replace(wanted, own_env=tuple(own.items()))

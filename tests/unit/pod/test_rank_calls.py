@@ -181,6 +181,20 @@ class Pod:
             distribution=DistributionSpec(**settings),
         )
 
+    def start_again(self) -> RankGroup:
+        """New processes of this pod, the first one, in the world that there is now."""
+        now = self.membership.world
+        assert now is not None
+        return RankGroup(
+            now,
+            0,
+            self.workers,  # type: ignore[arg-type]
+            generation=1,
+            membership=self.membership,
+            peers=self.peers,  # type: ignore[arg-type]
+            distribution=DistributionSpec(),
+        )
+
     def call(self, payload: Payload | None = None, **more: Any) -> tuple[int, Sink]:
         sink = Sink()
         return self.group.call(sink, opening(**more), payload or OwnedPayload(b"{}")), sink
@@ -479,15 +493,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         waiting_since = time.time()
         # Its processes are about to be replaced.
         assert not pod.group.takes(opening(), time.time())
-        newer = RankGroup(
-            pod.membership.world,
-            0,
-            pod.workers,
-            generation=1,
-            membership=pod.membership,
-            peers=pod.peers,
-            distribution=DistributionSpec(),
-        )
+        newer = pod.start_again()
         assert newer.takes(request, time.time())
         await pause(2.5 * REPEAT)
         assert len(pod.sent) == 3
@@ -495,6 +501,20 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         assert newer.takes(another, waiting_since)
         newer.world = structs.replace(newer.world, lost=(LostMember(member(1), "Deleted"),))
         assert not newer.takes(another, waiting_since)
+
+    run(scenario())
+
+
+def test_restart_procs_that_was_asked_for_is_not_what_a_worker_that_ended_starts_again():
+    async def scenario():
+        pod = Pod(2)
+        request, opened = opening(restart_procs=True, id="call-9"), time.time()
+        assert not pod.group.takes(request, opened)
+        again = pod.start_again()
+        assert not again.takes(request, opened)
+        assert again.takes(opening(restart_procs=True, id="call-10"), opened)
+        pod.tell(world(2, epoch=2))
+        assert pod.start_again().takes(request, opened)
 
     run(scenario())
 
