@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from kubetorch.lib.changes import Changes
@@ -25,8 +26,9 @@ class Membership:
         # By the identity of each request for a new world, the epoch that it was made in.
         self._asked: dict[str, int] = {}
         self._listeners: dict[Callable[[], None], None] = {}
-        #: The world that is formed at present.
+        #: The world that is formed at present, and since when this pod knows of its epoch.
         self.world: World | None = None
+        self.formed = 0.0
         #: Ordinals of the pods that each call goes to, where a selector has found them.
         self.pool: tuple[int, ...] = ()
         #: Notified of every change.
@@ -35,6 +37,8 @@ class Membership:
     def update(self, message: Members) -> None:
         """The controller says who they are."""
         self._members = {member.ordinal: member for member in message.members}
+        if message.world is not None and message.world.epoch != _epoch(self.world):
+            self.formed = time.time()
         self.world, self.pool = message.world, message.pool
         for on_change in list(self._listeners):
             on_change()
@@ -67,16 +71,12 @@ class Membership:
     def regroup(self, request: str, timeout: float, *, is_quorum_awaited: bool) -> int:
         """The epoch in which a request was made for a newer world; it is made if it was not."""
         if request not in self._asked:
-            epoch = self.world.epoch if self.world is not None else 0
+            epoch = _epoch(self.world)
             self._asked[request] = epoch
             loop = asyncio.get_running_loop()
             message = Regroup(id=request, epoch=epoch, is_quorum_awaited=is_quorum_awaited)
             self._ask(message, loop.time() + timeout)
         return self._asked[request]
-
-    def has_asked(self, request: str) -> bool:
-        """True if this request for a newer world was made and is not answered."""
-        return request in self._asked
 
     def regrouped(self, request: str) -> None:
         """A request is answered, or nobody waits for it any more."""
@@ -90,3 +90,7 @@ class Membership:
         if loop.time() < until:
             self._send(request)
             loop.call_later(REPEAT, self._ask, request, until)
+
+
+def _epoch(world: World | None) -> int:
+    return 0 if world is None else world.epoch

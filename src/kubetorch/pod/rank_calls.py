@@ -117,7 +117,7 @@ class RankGroup:
         self._numbers = itertools.count(1)
         self._runs: dict[int, Run] = {}
         self._is_over = False
-        self._started = time.time()
+        self._formed = membership.formed
         self._idle = asyncio.Event()
         self._idle.set()
         self._watch: asyncio.TimerHandle | None = None
@@ -150,19 +150,16 @@ class RankGroup:
     def takes(self, request: Open, opened: float) -> bool:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
-        New processes that the call itself wants are requested here, unless the present ones were
-        started while the call waited: simultaneous calls do not end each other. A call that has
-        requested them waits for a newer world, whatever processes of this one are started again.
+        New processes that the call itself wants are requested here, unless this world was formed
+        while the call waited: simultaneous calls do not end each other. Processes that one pod
+        starts again, since a worker has ended, are those of the same world.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
             return False
         if request.part is not None:
             return request.part.epoch <= self.world.epoch
-        if not request.restart_procs:
-            return True
-        is_new = opened < self._started and not self.world.lost
-        if is_new and not self._membership.has_asked(request.id):
+        if not request.restart_procs or (opened < self._formed and not self.world.lost):
             return True
         epoch = self._membership.regroup(
             request.id, self._quorum_timeout, is_quorum_awaited=request.workers != "ready"

@@ -7,19 +7,27 @@ own containers have started Ray already, with what their image has, and no node 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
-from kubetorch.errors import ResourceNotAvailableError, StartupError
+from kubetorch.errors import ProtocolError, ResourceNotAvailableError, StartupError
+from kubetorch.lib import async_http, deadlines
 from kubetorch.pod.node_process import NodeProcess
 
 #: Set by KubeRay in the containers of a RayCluster.
 OPERATED = "KUBERAY_GEN_RAY_START_CMD"
+#: Where KubeRay's probes ask if the node is part of the cluster, and the option for its port.
+_HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
+_HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
+#: Seconds that one such question may take.
+_HEALTH_TIMEOUT = 5.0
 #: What `ray start --block` prints once the node is there.
 _STARTED = "Ray runtime started"
-#: Seconds between two attempts to join a head that is not there yet.
+#: Seconds between two attempts to join a head that is not there yet, and between two questions.
 _AGAIN = 0.5
 _RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 
@@ -36,6 +44,31 @@ def lacking_error(pod_name: str) -> ResourceNotAvailableError:
         "any step of the image runs",
         hint='use an image that has Ray and bash, such as kt.images.ray("2.53.0")',
     )
+
+
+async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
+    """Wait until the node that KubeRay has started is part of the cluster.
+
+    Raises:
+        StartupError: It is not after so many seconds.
+    """
+    found = _HEALTH_PORT.search(environ[OPERATED])
+    url = _HEALTH.format(port=found[1] if found else 52365)
+    said = "nothing"
+    try:
+        async with deadlines.timeout(timeout):
+            while said != "success":
+                with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
+                    async with async_http.fetch(
+                        "GET", url, {}, connect_timeout=_HEALTH_TIMEOUT, timeout=_HEALTH_TIMEOUT
+                    ) as answer:
+                        said = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
+                await asyncio.sleep(0.0 if said == "success" else _AGAIN)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise StartupError(
+            f"Ray of this pod is not part of the cluster after {timeout:.0f} s: {url} says {said}",
+            hint="kt logs shows what `ray start` printed",
+        ) from None
 
 
 def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

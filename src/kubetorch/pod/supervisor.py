@@ -294,9 +294,11 @@ class GenerationLoader:
         distribution = spec.compute.distribution
         assert distribution is not None
         kind = distribution.distribution_type
-        if ray_node.OPERATED in self._environ:
-            return None
         self._on_stage(wanted.generation, "joining", f"the {kind.title()} cluster of its pods")
+        timeout = float(spec.compute.launch_timeout)
+        if ray_node.OPERATED in self._environ:
+            await ray_node.wait_until_joined(self._environ, timeout)
+            return None
         paths = [*wanted.sys_path, *dict(wanted.env).get("PYTHONPATH", "").split(os.pathsep)]
         env = {**dict(wanted.env), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         started: Node
@@ -311,7 +313,7 @@ class GenerationLoader:
             )
             starting = monarch.start(rank_environment.monarch_hosts(world, distribution.port), node)
         try:
-            async with deadlines.timeout(float(spec.compute.launch_timeout)):
+            async with deadlines.timeout(timeout):
                 await starting
         except BaseException:
             await self._end(started)
