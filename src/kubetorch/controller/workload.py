@@ -790,18 +790,25 @@ class PodEventReporter:
     def report(self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[News]) -> None:
         """Report what happened to pods, and why they do not run or are not there.
 
-        A reason that many pods have is reported once. What fails a deploy is left to the error.
+        A reason that many pods have is reported once, and an event that a reason explains is that
+        reason. What fails a deploy is left to the error.
         """
-        for one in news:
-            self._report(Stage("event", one.message, one.pod or None, warning=one.is_warning))
         known = set(self._reasons.values())
         reasons = {pod.name: pod.reason for pod in pods if pod.failure is None}
         if trouble.failure is None:
             reasons[""] = trouble.reason
+        bad = set()
+        for one in news:
+            text = one.message.partition(": ")[2]
+            explained = [reason for reason in reasons.values() if text and text in reason]
+            if not explained:
+                self._report(Stage("event", one.message, one.pod or None, warning=one.is_warning))
+            elif one.is_warning:
+                bad.update(explained)
         for pod, reason in reasons.items():
             if reason and reason not in known:
                 known.add(reason)
-                self._report(Stage(stage="event", message=reason, pod=pod or None))
+                self._report(Stage("event", reason, pod or None, warning=reason in bad))
         self._reasons = reasons
 
 

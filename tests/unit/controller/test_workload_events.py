@@ -54,3 +54,12 @@ def test_news_are_told_as_they_come() -> None:
         ("web-0", "Pulling: web:1")
     ]
     assert told.stages[0].warning
+
+
+def test_an_event_that_a_reason_explains_is_told_as_that_reason() -> None:
+    told = Told()
+    news = [News("FailedMount: no volume", "web-0", is_warning=True)]
+    reason = "a volume is not there yet: no volume"
+    assert told.after(pod(0, reason), news=news) == [("web-0", reason)]
+    assert told.stages[0].warning
+    assert told.after(pod(0, reason), news=news) == []

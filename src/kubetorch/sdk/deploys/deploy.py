@@ -504,9 +504,12 @@ class LaunchLines:
         if self._pods == 1:
             words = [] if self._doing else ["waiting for its pod"]
         if self._doing:
-            # A step of an image is what takes long, whatever the other pods do.
-            running = [one for one in self._doing.items() if one[1][1] is not None]
-            pod, (what, share) = (running or list(self._doing.items()))[-1]
+            # A step of an image is what takes long, whatever the other pods do; of several pods the
+            # one that is not as far as the others says how long it will take.
+            steps = [(*doing, pod) for pod, doing in self._doing.items() if doing[1] is not None]
+            pod, (what, share) = list(self._doing.items())[-1]
+            if steps:
+                what, share, pod = min(steps, key=lambda one: one[1] or 0.0)
             words.append(what if share is not None or not pod else f"{pod}: {what}")
         self.bar.update("; ".join(words), share)
 

@@ -64,6 +64,16 @@ def test_the_same_line_printed_twice_is_shown_twice(shown):
     assert shown(PRINTED, later) == ["(svc) loading"] * 2
 
 
+def test_the_bar_shows_the_pod_that_is_not_as_far_as_the_others():
+    lines = LaunchLines(Screen(), "svc", LoggingConfig(), stream_logs=False)
+    lines.accepted(2)
+    for pod, step in [("svc-0", 1), ("svc-1", 1), ("svc-0", 2), ("svc-1", 2)]:
+        lines.stage(Stage("image", "RUN x", pod, step=step, steps=2))
+        assert lines.bar.share == (0.5 if (pod, step) == ("svc-1", 2) else 0.0)
+    lines.stage(Stage("importing", "", "svc-0"))
+    assert lines.bar.doing.endswith("step 2/2: RUN x")
+
+
 @pytest.mark.parametrize(
     "compute",
     [
