@@ -1,6 +1,18 @@
 """`python -m kubetorch` is `kt`."""
 
-from kubetorch.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Run `kt`; Ctrl-C while it is still being imported is one line, as later."""
+    try:
+        from kubetorch.cli.main import main as run  # noqa: PLC0415  # what may be interrupted
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted.\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -229,10 +229,12 @@ def check(
 def _check_service(services: Services, service: WorkloadView) -> None:
     del services
     if service.failure is not None:
+        is_served = any(pod.is_ready for pod in service.pods)
         raise ServiceHealthError(
             f"generation {service.generation} is not served: "
             f"{service.failure.get('error_type')}: {service.failure.get('message')}",
-            hint="deploy again once the cause is mended; the generation before goes on serving",
+            hint="deploy again once the cause is mended"
+            + ("; the generation before goes on serving" if is_served else ""),
         )
     for pod in service.pods:
         if pod.app is not None and pod.app.exit_code:

@@ -65,6 +65,12 @@ def logs(  # noqa: PLR0913  # its options
             f"{service.spec.name} has no ranks, because it is not distributed",
             hint=f"kt logs {service.spec.name} shows all lines",
         )
+    world = service.world
+    if rank is not None and world is not None and rank >= len(world.members) * world.processes:
+        raise SpecError(
+            f"{service.spec.name} has no rank {rank}",
+            hint=f"its ranks are 0 to {len(world.members) * world.processes - 1}",
+        )
     chosen = choose_pod(service, pod) if pod is not None else None
     prefixed = chosen is None and len(service.pods) > 1
     for line in services.logs(service, tail=tail, follow=follow, pod=chosen, rank=rank):

@@ -202,7 +202,8 @@ def _create_secret(asked: _SecretRequest) -> None:
         output.value(_secret_json(view))
     elif stored.outcome == "unchanged":
         output.report(
-            f"Secret {view.name} already exists in namespace {view.namespace}, skipping creation",
+            f"Secret {view.name} already exists in namespace {view.namespace}, skipping creation; "
+            f"kt secrets update {view.name} changes it",
             "yellow",
         )
     else:

@@ -34,7 +34,7 @@ def teardown(  # noqa: PLR0913  # the documented options
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     all_: Annotated[
-        bool, typer.Option("-a", "--all", help="All services that you deployed.")
+        bool, typer.Option("-a", "--all", help="All services that you deployed in the namespace.")
     ] = False,
     prefix: Annotated[
         str | None, typer.Option("-p", "--prefix", help="All services with this prefix.")

@@ -248,6 +248,11 @@ class Workload:
     def _present(self) -> tuple[int, ...]:
         return tuple(sorted(pod.ordinal for pod in self.pods if pod.name in self._rollout.pods))
 
+    @property
+    def never_served(self) -> bool:
+        """True if no generation was ever served, and the deploy of the latest has failed."""
+        return self.record.good == 0 and self._rollout.failure is not None
+
     def _failure(self) -> Failure | None:
         """Why the wanted generation is not served."""
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure

@@ -255,7 +255,10 @@ class Workloads:
         workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
         if workload is None or not workload.specs:
             return ""
-        return check_owner(workload.spec, workload.creator, deploy, creator)
+        never_served = workload.never_served
+        return check_owner(
+            workload.spec, workload.creator, deploy, creator, never_served=never_served
+        )
 
     async def deploy(
         self, deploy: Deploy, creator: Creator, grant: Grant | None = None
@@ -489,10 +492,18 @@ def _check_texts(spec: WorkloadSpec) -> None:
             )
 
 
-def check_owner(before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by: Creator) -> str:
+def check_owner(
+    before: WorkloadSpec,
+    owner: Creator | None,
+    deploy: Deploy,
+    by: Creator,
+    *,
+    never_served: bool = False,
+) -> str:
     """Refuse a deploy that would take a service away; returns what it replaces, if that is news.
 
-    A service that an earlier version deployed, and one that only selects pods, is anybody's.
+    A service that an earlier version deployed, and one that only selects pods, is anybody's. One
+    whose deploys have all failed is nothing that its own creator could lose.
     """
     was, now = before.origin, deploy.spec.origin
     if was is None or before.compute.is_selector_only:
@@ -500,7 +511,7 @@ def check_owner(before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by:
     is_foreign = owner is not None and owner != by
     # An earlier client does not say whose code it deploys.
     is_other_project = now is not None and now.project != was.project
-    if not is_foreign and (now is None or now.key == was.key):
+    if not is_foreign and (now is None or now.key == was.key or never_served):
         return ""
     service = f"the service {before.name} in namespace {before.namespace}"
     if deploy.replace or (deploy.is_named and not is_foreign and not is_other_project):

@@ -439,7 +439,8 @@ def find(kubeconfig_path: str | None = None, *, context: str | None = None) -> A
     if not config.files:
         raise KubernetesCredentialsError(
             f"there is no kubeconfig: {', '.join(map(str, files))} does not exist",
-            hint="set KUBECONFIG to one, or KT_BACKEND=local to do without a cluster",
+            hint="set KUBECONFIG to one; programs, not kt install, run without a cluster with "
+            "KT_BACKEND=local",
         )
     return config.access(context)
 

@@ -334,8 +334,8 @@ def image(value: object) -> Image:
     """
     if not isinstance(value, Image):
         raise AttributeError(
-            f"{type(value).__name__!r} object has no attribute 'image_id': image is {value!r}; it "
-            f"must be a kt.Image, for example kt.Image(image_id={value!r})"
+            f"image is {value!r}; it must be a kt.Image, for example kt.Image(image_id={value!r}): "
+            f"{type(value).__name__!r} object has no attribute 'image_id'"
         )
     return value
 

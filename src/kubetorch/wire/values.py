@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import enum
 import importlib
+import io
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
@@ -62,6 +63,14 @@ _COPIED = 4096
 _COLLIDING, _CROWD = 1000, 8
 #: What to do about a value of which nothing better is known.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
+#: What pickle does not carry either, lambdas and nested functions for one.
+_HINTS: dict[type, str] = {
+    FunctionType: "send its name, and have it at the top level of a module of the project",
+    **dict.fromkeys(
+        (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO),
+        "send its path, or what it holds",
+    ),
+}
 
 
 def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
@@ -235,6 +244,8 @@ class Packer:
     def refuse(self, value: object, why: str = "", hint: str = PICKLE) -> NoReturn:
         """Refuse a value that cannot travel."""
         what = name_of(type(value))
+        if hint is PICKLE:
+            hint = _HINTS.get(type(value), PICKLE)
         article = "an" if what[0] in "aeiouAEIOU" else "a"
         raise UnfitError(f"{article} {what}{why or ', which cannot travel'}", hint)
 

@@ -36,6 +36,13 @@ def test_trust_the_same_creator_project_and_callable_is_an_edit() -> None:
     assert check_owner(SPEC, ANN, deploy(MINE), ANN) == ""
 
 
+def test_trust_what_never_served_is_nothing_that_its_creator_could_lose() -> None:
+    other = deploy(OTHER_PROJECT)
+    assert check_owner(SPEC, ANN, other, ANN, never_served=True) == ""
+    with pytest.raises(ServiceTakenError):
+        check_owner(SPEC, ANN, other, BOB, never_served=True)
+
+
 @pytest.mark.parametrize(
     ("origin", "by", "said"),
     [

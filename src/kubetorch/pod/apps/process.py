@@ -285,7 +285,7 @@ class AppProcess:
         error = ServiceHealthError(
             f"the app {self.app.command!r} in {self._pod_name} {what}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
-            hint="kt logs shows all of it"
+            hint="kt logs NAME shows all of it"
             if seconds is None
             else "does it listen on that port? kt.Compute(launch_timeout=...) allows more time",
         )

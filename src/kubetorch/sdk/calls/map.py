@@ -11,6 +11,7 @@ from kubetorch.errors import CallRefusedError, KubetorchError, SpecError
 from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
+from kubetorch.wire import exceptions
 
 #: Calls of one `map` at a time.
 WINDOW = 64
@@ -180,7 +181,10 @@ class _Map:
                 step = Done(None, _refused_generator(call.invocation))
             assert isinstance(step, Done)
             self._ended += 1
-            self._results.complete(self._numbers.pop(call), step)
+            number = self._numbers.pop(call)
+            if step.error is not None:
+                exceptions.add_note(step.error, f"item {number} of the map, counted from 0")
+            self._results.complete(number, step)
 
 
 def _refused_generator(invocation: Invocation) -> Exception:
