@@ -191,6 +191,26 @@ def test_two_clients_that_deploy_one_name_end_in_one_generation(client, kubectl,
     assert view["generation"] in [pod["generation"] for pod in view["pods"]]
 
 
+EDITED = """
+compute = kt.Compute(cpus="0.01", launch_timeout=60)
+f = kt.fn(service.echo, name="edited").to(compute)
+print("deployed", f(1), flush=True)
+service.until(lambda: __import__("os").path.exists("scaled"))
+f.to(compute)
+print("again", f(2), flush=True)
+"""
+
+
+def test_a_deploy_puts_right_what_somebody_did_to_its_object(client, kubectl, installed):
+    program = client(EDITED)
+    assert program.line("deployed") == "deployed 1"
+    where = ("-n", installed.namespace)
+    kubectl("scale", "deployment/edited", "--replicas=0", *where)
+    kubectl("wait", "pods", *where, "-l", "kubetorch.com/service=edited", "--for=delete")
+    (program.folder / "scaled").touch()
+    assert program.line("again") == "again 2"
+
+
 # --------------------------------------------------------------------------------- the controller
 
 

@@ -16,7 +16,9 @@ def nap(seconds):
     return seconds
 
 def count():
-    yield from range(1000)
+    while True:
+        yield 1
+        time.sleep(0.01)
 """
 
 

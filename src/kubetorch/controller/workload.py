@@ -456,7 +456,9 @@ class Workload:
 
     def staged(self, pod: str, message: StageReport) -> None:
         """A pod reported a stage of its start."""
-        self._reports[pod] = replace(self._reports[pod], stage=message.stage)
+        self._reports[pod] = replace(
+            self._reports[pod], stage=" ".join(filter(None, (message.stage, message.message)))
+        )
         self._deploys.report(views.stage(pod, message), message.generation)
 
     def logged(self, pod: str, message: LogReport) -> None:

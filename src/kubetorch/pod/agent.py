@@ -401,7 +401,8 @@ class Agent:
                 self._members.update(message)
                 self._write_members(message)
                 self._session.beat(HEARTBEAT if message.world is None else RANK_HEARTBEAT)
-                self._supervisor.on_members()
+                if not self._stopped.done():  # else user code saves what it has until the end
+                    self._supervisor.on_members()
             case Probe():
                 self._session.probe(message)
             case Welcome():

@@ -26,9 +26,10 @@ class Membership:
         # By the identity of each request for a new world, the epoch that it was made in.
         self._asked: dict[str, int] = {}
         self._listeners: dict[Callable[[], None], None] = {}
-        #: The world that is formed at present, and since when this pod knows of its epoch.
+        # The epoch of the latest world that processes were started for here, and when at first.
+        self._started = 0, 0.0
+        #: The world that is formed at present.
         self.world: World | None = None
-        self.formed = 0.0
         #: Ordinals of the pods that each call goes to, where a selector has found them.
         self.pool: tuple[int, ...] = ()
         #: Notified of every change.
@@ -37,8 +38,6 @@ class Membership:
     def update(self, message: Members) -> None:
         """The controller says who they are."""
         self._members = {member.ordinal: member for member in message.members}
-        if message.world is not None and message.world.epoch != _epoch(self.world):
-            self.formed = time.time()
         self.world, self.pool = message.world, message.pool
         for on_change in list(self._listeners):
             on_change()
@@ -62,6 +61,12 @@ class Membership:
         world = self.world
         return world if world is not None and world.generation == generation else None
 
+    def starts(self, world: World) -> float:
+        """Processes of a world start; returns when the first ones of it did, as `time.time`."""
+        if self._started[0] != world.epoch:
+            self._started = world.epoch, time.time()
+        return self._started[1]
+
     async def wait_for_world(self, generation: int) -> World:
         """The world of this generation."""
         while (world := self.world_of(generation)) is None:
@@ -71,7 +76,7 @@ class Membership:
     def regroup(self, request: str, timeout: float, *, is_quorum_awaited: bool) -> int:
         """The epoch in which a request was made for a newer world; it is made if it was not."""
         if request not in self._asked:
-            epoch = _epoch(self.world)
+            epoch = self.world.epoch if self.world is not None else 0
             self._asked[request] = epoch
             loop = asyncio.get_running_loop()
             message = Regroup(id=request, epoch=epoch, is_quorum_awaited=is_quorum_awaited)
@@ -90,7 +95,3 @@ class Membership:
         if loop.time() < until:
             self._send(request)
             loop.call_later(REPEAT, self._ask, request, until)
-
-
-def _epoch(world: World | None) -> int:
-    return 0 if world is None else world.epoch

@@ -117,7 +117,9 @@ class RankGroup:
         self._numbers = itertools.count(1)
         self._runs: dict[int, Run] = {}
         self._is_over = False
-        self._formed = membership.formed
+        #: True once it has taken a call: what ends it then is that call rather than its start.
+        self.had_calls = False
+        self._started = membership.starts(world)
         self._idle = asyncio.Event()
         self._idle.set()
         self._watch: asyncio.TimerHandle | None = None
@@ -150,16 +152,16 @@ class RankGroup:
     def takes(self, request: Open, opened: float) -> bool:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
-        New processes that the call itself wants are requested here, unless this world was formed
-        while the call waited: simultaneous calls do not end each other. Processes that one pod
-        starts again, since a worker has ended, are those of the same world.
+        New processes that the call itself wants are requested here, unless those of this world
+        were started while the call waited: simultaneous calls do not end each other. Processes that
+        this pod starts again, since one has ended, do not count: those of other pods are older.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
             return False
         if request.part is not None:
             return request.part.epoch <= self.world.epoch
-        if not request.restart_procs or (opened < self._formed and not self.world.lost):
+        if not request.restart_procs or (opened < self._started and not self.world.lost):
             return True
         epoch = self._membership.regroup(
             request.id, self._quorum_timeout, is_quorum_awaited=request.workers != "ready"
@@ -183,6 +185,7 @@ class RankGroup:
         if request.restart_procs:
             self._membership.regrouped(request.id)
         number = next(self._numbers)
+        self.had_calls = True
         try:
             nodes = self._select(request)
             run = Run(self, number, sink, request, nodes)
@@ -220,10 +223,14 @@ class RankGroup:
     async def kill(self) -> None:
         self._is_over = True
         self._unsubscribe()
-        await asyncio.gather(*(worker.kill() for worker in self.workers))
-        error = CallRefusedError(f"the ranks in pod {self.pod_name} were stopped")
+        error = CallRefusedError(
+            f"the processes of the ranks in pod {self.pod_name} were ended: by a deploy, by a call "
+            "with restart_procs=True, or with the pod",
+            hint="call again",
+        )
         for run in list(self._runs.values()):
             run.abandon(error)
+        await asyncio.gather(*(worker.kill() for worker in self.workers))
 
     def abort(self, worker: Worker) -> None:
         """One of its workers has ended by itself: the others go with it."""
@@ -903,6 +910,8 @@ def combine(failures: Sequence[dict[str, Any]]) -> bytes:
     for one in others:
         if one.get("rank") is None and one.get("code") in seen:
             continue  # the same loss, as another pod noticed it
+        if _order(one)[0] == _RECALL:
+            continue  # it did not fail, and was cancelled since the others have
         size = len(json.dumps(one, default=repr))
         if len(attached) < ATTACHED and size <= room:
             room -= size

@@ -573,11 +573,12 @@ class Supervisor:
         """A worker that was loaded has ended."""
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
         process: Worker | RankGroup = worker
+        had_calls = self._calls.lost_with == worker.pid
         group = self._serving.process if self._serving is not None else None
         if isinstance(group, RankGroup) and worker in group.workers:
             group.abort(worker)
-            process = group
-        self._on_death(process, error.message, had_calls=self._calls.lost_with == process.pid)
+            process, had_calls = group, group.had_calls
+        self._on_death(process, error.message, had_calls=had_calls)
 
     def on_members(self) -> None:
         """The controller says who the siblings of the pod are: perhaps there is a new world."""

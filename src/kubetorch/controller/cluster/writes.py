@@ -313,7 +313,9 @@ def _without_active(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explained(error: KubetorchError) -> KubetorchError:
     """A refusal, with what to do about the usual ones."""
-    if isinstance(error, KubernetesForbiddenError):
+    if isinstance(error, KubernetesForbiddenError) and "being terminated" in error.message:
+        error.hint = "the namespace is being deleted: wait until it is gone, and create it again"
+    elif isinstance(error, KubernetesForbiddenError):
         error.hint = "kt upgrade gives the controller the permissions that it needs"
     elif isinstance(error, KubernetesRequestError) and error.status_code == 404:
         error.hint = (

@@ -203,7 +203,8 @@ class Worker:
         self._reason: WorkerDiedError | None = None
         self._exiting: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        # Whether it has done what is to be done before the pod ends.
+        # Whether it does, or has done, what is to be done before the pod ends.
+        self._is_preempting = False
         self._preempted = asyncio.Event()
         self._kills = OomKills(self.pid)
         self._nonce = b"\x1eKT" + os.urandom(13)
@@ -313,6 +314,8 @@ class Worker:
             self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
 
     def _recycle(self) -> None:
+        if self._is_preempting:
+            return  # user code saves what it has, and the process ends with the pod
         error = WorkerRecycledError(
             f"the worker in {self._pod_name} was replaced: "
             "another call on it could not be interrupted"
@@ -330,6 +333,7 @@ class Worker:
     async def preempt(self, grace: float) -> None:
         """Run the callbacks of user code before the pod ends, for so many seconds."""
         if self._has_loaded and self._exiting is None:
+            self._is_preempting = True
             self._socket.send(protocol.pack(protocol.PREEMPT))
             with contextlib.suppress(TimeoutError):
                 async with deadlines.timeout(grace):
@@ -658,7 +662,9 @@ def death_error(
         error.limit_bytes, error.used_bytes = limit, kills.peak
     else:
         error = WorkerDiedError(
-            f"the worker in {pod_name} {describe_exit(status)}{doing}", exit_code=status
+            f"the worker in {pod_name} {describe_exit(status)}{doing}",
+            exit_code=status,
+            hint="kt logs NAME shows what it printed before",
         )
     error.pod_name = pod_name
     return error

@@ -41,6 +41,8 @@ Buffer = bytes | bytearray | memoryview
 
 #: Seconds that the agent gets to say itself that a call timed out.
 GRACE = 2.0
+#: Seconds before its end in which a timeout counts as over, as the waits before it may end early.
+_EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 #: Errors after which `retries` makes a call again.
 _INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
@@ -320,11 +322,16 @@ class Invocation:
 
     def refused(self, error: Exception) -> Exception:
         """The error to raise when no pod could be reached."""
-        if self.expires is not None and isinstance(error, CallRefusedError):
-            timed_out = self.timed_out()
-            timed_out.__cause__, timed_out.pod_name = error, error.pod_name
-            return timed_out
-        return error
+        is_over = self.expires is not None and time.monotonic() >= self.expires - GRACE - _EARLY
+        if not is_over or not isinstance(error, CallRefusedError):
+            return error
+        timed_out = CallTimeoutError(
+            f"{self.target.name} did not begin within its timeout of {self.options.timeout:g} s: "
+            f"{error.message}",
+            hint=error.hint,
+        )
+        timed_out.__cause__, timed_out.pod_name = error, error.pod_name
+        return timed_out
 
     def _value(self, event: Event) -> Done:
         """The value of a RESULT or YIELD."""

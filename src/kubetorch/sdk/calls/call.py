@@ -490,6 +490,8 @@ class Rounds:
         self._values: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self._returned: dict[int, Any] = {}
         self._error: Exception | None = None
+        # The rank whose iterator was closed, which ended those of the others.
+        self._closed: int | None = None
         self.add(first)
 
     def add(self, step: Done | Yielded) -> None:
@@ -511,6 +513,11 @@ class Rounds:
             raise end(self._returned[rank])
         if self._error is not None:
             raise self._error
+        if self._closed not in (None, rank):
+            raise CallCancelledError(
+                f"the generator of rank {rank} was ended, since that of rank {self._closed} was "
+                "closed: one call runs on all ranks"
+            )
         if self._call.is_over:
             raise end(None)
         return False, None
@@ -523,9 +530,10 @@ class Rounds:
         """Awaitable form of `next`."""
         self.add(await self._call.next_async())
 
-    def close(self) -> None:
-        """End the generators of all ranks."""
+    def close(self, rank: int | None = None) -> None:
+        """End the generators of all ranks, since the iterator of this one is closed."""
         if not self._call.is_over:
+            self._closed = rank
             self._call.cancel()
 
     def __del__(self) -> None:
@@ -539,7 +547,7 @@ class _ValuesOfRank:
 
     def close(self) -> None:
         """End the generators of all ranks, if they have not ended."""
-        self._rounds.close()
+        self._rounds.close(self.rank)
 
 
 class RankIterator(_ValuesOfRank, Iterator[Any]):

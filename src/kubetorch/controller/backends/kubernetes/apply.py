@@ -82,7 +82,7 @@ class Applier:
             on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
             await self._leave(ref, there["metadata"]["uid"])
             there = await self.find(ref)
-        if there is not None and _applied(there) == _applied(wanted):
+        if there is not None and _applied(there) == _applied(wanted) and not _is_edited(there):
             return there
         if there is not None and not takes:
             _check_own(there, wanted)
@@ -248,6 +248,18 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
     digest = hashlib.sha256(text).hexdigest()[:16]
     metadata["annotations"] = {**(metadata.get("annotations") or {}), labels.APPLIED: digest}
     return marked
+
+
+def _is_edited(there: Object) -> bool:
+    """True if somebody else has set fields of its spec, as `kubectl scale` and `set image` do.
+
+    Operators do that with objects of other kinds, and are right.
+    """
+    if there["kind"] not in ("Deployment", "StatefulSet"):
+        return False
+    entries = there["metadata"].get("managedFields") or ()
+    others = (one for one in entries if one.get("manager") != FIELD_MANAGER)
+    return any("f:spec" in (one.get("fieldsV1") or {}) for one in others)
 
 
 def _keeps_pods(there: Object, wanted: Manifest) -> bool:
