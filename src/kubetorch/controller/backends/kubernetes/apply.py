@@ -82,7 +82,11 @@ class Applier:
             on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
             await self._leave(ref, there["metadata"]["uid"])
             there = await self.find(ref)
-        if there is not None and _applied(there) == _applied(wanted) and not _is_edited(there):
+        if (
+            there is not None
+            and _applied(there) == _applied(wanted)
+            and not _is_edited(there, wanted)
+        ):
             return there
         if there is not None and not takes:
             _check_own(there, wanted)
@@ -250,13 +254,17 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
     return marked
 
 
-def _is_edited(there: Object) -> bool:
+def _is_edited(there: Object, wanted: Manifest) -> bool:
     """True if somebody else has set fields of its spec, as `kubectl scale` and `set image` do.
 
     Operators do that with objects of other kinds, and are right.
     """
     if there["kind"] not in ("Deployment", "StatefulSet"):
         return False
+    # Its managed fields do not always say that somebody has scaled it.
+    replicas = wanted["spec"].get("replicas")
+    if replicas is not None and there["spec"].get("replicas") != replicas:
+        return True
     entries = there["metadata"].get("managedFields") or ()
     others = (one for one in entries if one.get("manager") != FIELD_MANAGER)
     return any("f:spec" in (one.get("fieldsV1") or {}) for one in others)
