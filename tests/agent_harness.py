@@ -526,3 +526,21 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+
+
+def end_softly(pod: Mapping[str, Any]) -> None:
+    """Tell the agent of a pod to end, and wait until its controller knows."""
+    os.kill(pod["pid"], signal.SIGTERM)
+
+    def serves() -> bool:
+        connection = http.client.HTTPConnection(*pod["url"].removeprefix("http://").split(":"))
+        try:
+            connection.request("GET", routes.SERVING)
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    # The agent notifies the controller first.
+    wait_until(lambda: not serves())

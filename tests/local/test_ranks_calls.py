@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 import kubetorch as kt
+from agent_harness import end_softly
 from kubetorch.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -268,8 +269,10 @@ def test_a_generator_that_nobody_reads_waits(work):
     for _ in range(200):
         for one in streams:
             next(one)
-    for one in streams:
-        one.close()
+    streams[0].close()
+    assert list(streams[0]) == []
+    with pytest.raises(CallCancelledError, match="rank 0 was closed"):
+        list(streams[1])
 
 
 def test_a_large_array_is_every_ranks_own(work):
@@ -387,7 +390,7 @@ def test_a_pod_that_was_told_to_end_is_in_no_later_world(alone, tmp_path):
     while len(list(tmp_path.iterdir())) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.kill(pods(remote)[2]["pid"], signal.SIGTERM)
+    end_softly(pods(remote)[2])
     assert remote("sleep", 0, restart_procs=True) == [0, 1]
     with pytest.raises(KubetorchError):
         running.get(timeout=20)

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 import kubetorch as kt
-from agent_harness import wait_until
+from agent_harness import end_softly, wait_until
 from tests.local.user_project import UserProject
 from tests.local.worker_harness import DEADLINE, agent, run
 
@@ -71,6 +71,18 @@ def train(folder):
         pass
     return int(AT_IMPORT["RANK"])
 
+def save(folder, seconds):
+    rank = AT_IMPORT["RANK"]
+    def keep():
+        time.sleep(4)
+        open(os.path.join(folder, f"saved-{rank}"), "w").close()
+    kt.on_preempt(keep)
+    open(os.path.join(folder, f"begun-{rank}"), "w").close()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)
+    return int(rank)
+
 def hang_on(rank):
     print("says", AT_IMPORT["RANK"])
     if int(AT_IMPORT["RANK"]) == rank:
@@ -126,6 +138,18 @@ def test_all_ranks_of_a_pod_that_is_told_to_end_save_their_state(deploy, tmp_pat
     os.kill(pods(remote)[0]["pid"], signal.SIGTERM)
     assert handle.get(timeout=30) == [0, 1]
     assert {path.name for path in tmp_path.glob("[01]")} == {"0", "1"}
+
+
+def test_a_pod_that_is_told_to_end_saves_its_state_although_a_new_world_is_formed(deploy, tmp_path):
+    compute = kt.Compute(cpus="0.01", launch_timeout=60)
+    remote = deploy("save", compute.distribute("spmd", workers=2, quorum_workers=1))
+    running = remote.spawn(str(tmp_path), 60)
+    wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+    end_softly(pods(remote)[1])
+    assert remote(str(tmp_path), 0, restart_procs=True) == [0]
+    with pytest.raises(kt.KubetorchError):
+        running.get(timeout=20)
+    wait_until((tmp_path / "saved-1").exists)
 
 
 def test_the_rank_that_hangs_is_found_among_the_others(deploy):
