@@ -639,3 +639,9 @@ def test_trust_a_script_of_the_project_is_a_command(project, port):
             assert json.load(answer)["env"]["KT_APP_PORT"] == str(port)
     finally:
         app.teardown()
+
+
+def test_an_app_has_no_ranks_and_says_so():
+    compute = kt.Compute(cpus="0.1").distribute("spmd", workers=2)
+    with pytest.raises(kt.SpecError, match="no ranks"):
+        kt.app("sleep 1", name="ranked").to(compute)

@@ -219,6 +219,11 @@ class App(Module["App"]):
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
         where, cwd = self._source.locate(), Path.cwd()
         compute, folder = self._compute, None
+        if compute is not None and compute.distributed_config is not None:
+            raise SpecError(
+                f"the app {self.name} runs its command once in each pod, and would have no ranks",
+                hint="kt.Compute(replicas=...) runs it in several pods; functions have ranks",
+            )
         if compute is None or compute.working_dir is None:
             workdir = None if compute is None else compute.image.to_spec().workdir
             folder = run_folder(where, cwd, workdir)
