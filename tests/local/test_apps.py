@@ -415,6 +415,7 @@ def test_a_killed_server_is_started_again_and_requests_wait_for_it(web):
     wait_until(lambda: not psutil.pid_exists(before))
 
     assert web.about()["pid"] != before
+    assert "the app ended with exit code 137, and is started again" in log(web.app)
 
 
 def test_a_killed_agent_takes_the_app_with_it_and_brings_it_back(web):

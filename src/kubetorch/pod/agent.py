@@ -24,7 +24,7 @@ from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Endpoint
 from kubetorch.pod import environment, identity
-from kubetorch.pod.apps.process import AppHost
+from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.apps.proxy import AppNames, AppProxy
 from kubetorch.pod.calls import Call, Calls
 from kubetorch.pod.environment import (
@@ -210,7 +210,7 @@ class Agent:
             root,
             pod_name=pod.pod,
             on_line=self._write_line,
-            on_exit=lambda app: self._supervisor.on_app_exit(app),
+            on_exit=self._on_app_exit,
             on_change=self._session.report_activity,
             on_activity=self._session.activity_changed,
         )
@@ -430,6 +430,12 @@ class Agent:
         pod, (text, source, level, time_, *_) = self._pod.pod, line
         self._log.write(LogLine(time_, pod, text, source, level, request, generation, line.rank))
         self._supervisor.on_line(line, generation)
+
+    def _on_app_exit(self, app: AppProcess) -> None:
+        """An app that has to run has ended."""
+        text = f"{app.ending}, and is started again"
+        self._write_line(Line(text, "logger", "WARNING", time.time(), None), app.generation)
+        self._supervisor.on_app_exit(app)
 
     def _on_step_line(self, text: str, generation: int) -> None:
         line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
