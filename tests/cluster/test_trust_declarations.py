@@ -48,6 +48,8 @@ client, here = kt.globals.controller_client(), kt.config.namespace
 (pod,) = client.list_pods(here, label_selector="team=ml")["items"]
 assert pod["metadata"]["name"] == name, pod["metadata"]
 assert client.get_pod(here, name)["spec"]["nodeName"]
+# Its kubelet may say later than its agent that it runs.
+service.until(lambda: client.get_pod(here, name)["status"]["phase"] == "Running")
 assert isinstance(client.get_pod_logs(here, name), str)
 assert client.get_deployment(here, "labelled")["spec"]["replicas"] == 1
 assert client.get_service(here, "labelled")["spec"]["selector"] == {"team": "ml"}

@@ -162,6 +162,13 @@ class Serving:
     node: Node | None = None
 
 
+def _needs_operator(spec: WorkloadSpec) -> bool:
+    """True if KubeRay has to run Ray, as a manifest of the user might have it otherwise."""
+    compute = spec.compute
+    is_ray = compute.distribution is not None and compute.distribution.distribution_type == "ray"
+    return is_ray and compute.manifest is None
+
+
 class GenerationLoader:
     """Loads generations: the files, the image, then a worker or an app."""
 
@@ -211,7 +218,7 @@ class GenerationLoader:
         slot: Slot | None = None
         self.joined = None
         distribution = spec.compute.distribution
-        if distribution is not None and distribution.distribution_type == "ray" and self._lacks_ray:
+        if _needs_operator(spec) and self._lacks_ray:
             raise ray_node.lacking_error(self._pod.pod)
         try:
             if not self._images.needs_project(generation, spec):
@@ -297,7 +304,8 @@ class GenerationLoader:
         self._on_stage(wanted.generation, "joining", f"the {kind.title()} cluster of its pods")
         timeout = float(spec.compute.launch_timeout)
         if ray_node.OPERATED in self._environ:
-            await ray_node.wait_until_joined(self._environ, timeout)
+            if _needs_operator(spec):
+                await ray_node.wait_until_joined(self._environ, timeout)
             return None
         paths = [*wanted.sys_path, *dict(wanted.env).get("PYTHONPATH", "").split(os.pathsep)]
         env = {**dict(wanted.env), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
