@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run `kt`; Ctrl-C while it is still being imported is one line, as later."""
     try:
-        from kubetorch.cli.main import main as run  # noqa: PLC0415  # what may be interrupted
+        from kubetorch.cli.main import main as run  # noqa: PLC0415  # 0.1 s, during which Ctrl-C may come
 
         run()
     except KeyboardInterrupt:

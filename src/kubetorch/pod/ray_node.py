@@ -57,13 +57,15 @@ async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     said = "nothing"
     try:
         async with deadlines.timeout(timeout):
-            while said != "success":
+            while True:
                 with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
                     async with async_http.fetch(
                         "GET", url, {}, connect_timeout=_HEALTH_TIMEOUT, timeout=_HEALTH_TIMEOUT
                     ) as answer:
                         said = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
-                await asyncio.sleep(0.0 if said == "success" else _AGAIN)
+                if said == "success":
+                    return
+                await asyncio.sleep(_AGAIN)
     except (TimeoutError, asyncio.TimeoutError):
         raise StartupError(
             f"Ray of this pod is not part of the cluster after {timeout:.0f} s: {url} says {said}",

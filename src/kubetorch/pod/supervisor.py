@@ -603,7 +603,6 @@ class Supervisor:
 
     def on_app_exit(self, app: AppProcess) -> None:
         """An app that has to run has ended."""
-        _log.warning("%s", app.ending)
         self._on_death(app, app.ending, had_calls=False)
 
     def _on_death(

@@ -63,7 +63,7 @@ _COPIED = 4096
 _COLLIDING, _CROWD = 1000, 8
 #: What to do about a value of which nothing better is known.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
-#: What pickle does not carry either, lambdas and nested functions for one.
+#: What to do about values that pickle does not carry either, or not always.
 _HINTS: dict[type, str] = {
     FunctionType: "send its name, and have it at the top level of a module of the project",
     **dict.fromkeys(
@@ -241,13 +241,14 @@ class Packer:
             self._places[id(value)] = value, offset
         return found
 
-    def refuse(self, value: object, why: str = "", hint: str = PICKLE) -> NoReturn:
+    def refuse(self, value: object, why: str = "", hint: str | None = None) -> NoReturn:
         """Refuse a value that cannot travel."""
         what = name_of(type(value))
-        if hint is PICKLE:
-            hint = _HINTS.get(type(value), PICKLE)
         article = "an" if what[0] in "aeiouAEIOU" else "a"
-        raise UnfitError(f"{article} {what}{why or ', which cannot travel'}", hint)
+        raise UnfitError(
+            f"{article} {what}{why or ', which cannot travel'}",
+            hint or _HINTS.get(type(value), PICKLE),
+        )
 
     def items(self, value: Sequence[Any], mode: int = PLAIN) -> Any:  # noqa: ANN401  # of JSON
         """The JSON of a list."""

@@ -171,28 +171,21 @@ class Pod:
         own = [] if node is None else [Worker(first + at) for at in range(processes)]
         self.workers = own
         self.peers = Peers()
-        self.group = RankGroup(
-            self.world,
-            node,
-            own,  # type: ignore[arg-type]
-            generation=1,
-            membership=self.membership,
-            peers=self.peers,  # type: ignore[arg-type]
-            distribution=DistributionSpec(**settings),
-        )
+        self.node, self.distribution = node, DistributionSpec(**settings)
+        self.group = self.start()
 
-    def start_again(self) -> RankGroup:
-        """New processes of this pod, the first one, in the world that there is now."""
+    def start(self) -> RankGroup:
+        """Processes of this pod in the world that there is now."""
         now = self.membership.world
         assert now is not None
         return RankGroup(
             now,
-            0,
-            self.workers,  # type: ignore[arg-type]
+            self.node,
+            self.workers,  # type: ignore[arg-type]  # a fake
             generation=1,
             membership=self.membership,
-            peers=self.peers,  # type: ignore[arg-type]
-            distribution=DistributionSpec(),
+            peers=self.peers,  # type: ignore[arg-type]  # a fake
+            distribution=self.distribution,
         )
 
     def call(self, payload: Payload | None = None, **more: Any) -> tuple[int, Sink]:
@@ -493,7 +486,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         pod.tell(world(2, epoch=2))
         # Its processes are about to be replaced.
         assert not pod.group.takes(opening(), time.time())
-        newer = pod.start_again()
+        newer = pod.start()
         assert newer.takes(request, time.time())
         await pause(2.5 * REPEAT)
         assert len(pod.sent) == 3
@@ -509,9 +502,19 @@ def test_processes_of_one_pod_that_start_again_are_not_those_that_restart_procs_
     async def scenario():
         pod = Pod(2)
         request, opened = opening(restart_procs=True, id="call-9"), time.time()
-        assert not pod.start_again().takes(request, opened)
+        assert not pod.start().takes(request, opened)
         pod.tell(world(2, epoch=2))
-        assert pod.start_again().takes(request, opened)
+        assert pod.start().takes(request, opened)
+
+    run(scenario())
+
+
+def test_processes_that_end_after_a_call_are_not_those_that_cannot_start():
+    async def scenario():
+        pod = Pod(1)
+        assert not pod.group.had_calls
+        pod.call()
+        assert pod.group.had_calls
 
     run(scenario())
 

@@ -482,3 +482,11 @@ def test_a_namespace_is_refused_with_its_way_out(kind: type) -> None:
     with pytest.raises(SerializationError) as raised:
         codecs.encode("values", {"args": kind(lr=1)})
     assert raised.value.hint == "send vars(...) of it"
+
+
+def test_what_pickle_may_not_carry_either_has_a_hint_of_its_own() -> None:
+    with open(__file__) as file:  # noqa: PTH123  # what a user would have
+        for one, said in ((lambda: 1, "top level of a module"), (file, "send its path")):
+            with pytest.raises(SerializationError) as refused:
+                values.encode(one)
+            assert said in (refused.value.hint or "")

@@ -203,7 +203,7 @@ class Worker:
         self._reason: WorkerDiedError | None = None
         self._exiting: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        # Whether it does, or has done, what is to be done before the pod ends.
+        # Whether callbacks of user code run before the pod ends, and whether they have.
         self._is_preempting = False
         self._preempted = asyncio.Event()
         self._kills = OomKills(self.pid)
@@ -306,16 +306,17 @@ class Worker:
         self._interrupting += 1
         flags = protocol.TIMED_OUT if timed_out else 0
         self._socket.send(protocol.pack(protocol.CANCEL, number, flags=flags, meta=reason.encode()))
-        call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle)
+        call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
 
     def grant(self, number: int, count: int) -> None:
         """Allow a generator to send so many more values; it begins with 16."""
         if number in self._running:
             self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
 
-    def _recycle(self) -> None:
-        if self._is_preempting:
-            return  # user code saves what it has, and the process ends with the pod
+    def _recycle(self, call: _Running) -> None:
+        if self._is_preempting:  # user code saves what it has
+            call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
+            return
         error = WorkerRecycledError(
             f"the worker in {self._pod_name} was replaced: "
             "another call on it could not be interrupted"
@@ -338,6 +339,7 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with deadlines.timeout(grace):
                     await self._preempted.wait()
+            self._is_preempting = False
 
     async def drain(self, grace: float) -> None:
         """Take no more calls, let those that run end, then end the process."""

@@ -506,10 +506,9 @@ class LaunchLines:
         if self._doing:
             # A step of an image is what takes long, whatever the other pods do; of several pods the
             # one that is not as far as the others says how long it will take.
-            steps = [(*doing, pod) for pod, doing in self._doing.items() if doing[1] is not None]
-            pod, (what, share) = list(self._doing.items())[-1]
-            if steps:
-                what, share, pod = min(steps, key=lambda one: one[1] or 0.0)
+            shares = {pod: done for pod, (_, done) in self._doing.items() if done is not None}
+            pod = min(shares, key=shares.__getitem__) if shares else list(self._doing)[-1]
+            what, share = self._doing[pod]
             words.append(what if share is not None or not pod else f"{pod}: {what}")
         self.bar.update("; ".join(words), share)
 

@@ -202,3 +202,13 @@ def test_arguments_are_encoded_when_the_call_is_made() -> None:
     call = Invocation(Target("d", "s", "c"), route, CallOptions(), (argument,), {"k": 2})
     argument.append(2)
     assert json.loads(bytes(call.segments[0])) == {"args": [[1]], "kwargs": {"k": 2}}
+
+
+def test_without_a_pod_a_timeout_counts_once_it_is_over_and_has_the_reason() -> None:
+    error = CallRefusedError("no pod could be reached: there is no Secret", hint="make one")
+    assert invocation(timeout=60).refused(error) is error
+    assert invocation().refused(error) is error
+    late = invocation(timeout=0.01).refused(error)
+    assert isinstance(late, CallTimeoutError)
+    assert "within its timeout of 0.01 s: no pod could be reached: there is no Secret" in str(late)
+    assert late.hint == "make one"
