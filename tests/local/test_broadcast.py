@@ -160,14 +160,19 @@ def test_one_that_is_asked_for_answers_with_a_scalar(jobs):
 def test_each_item_of_a_map_goes_to_one_pod(deployed):
     say = deployed("say")
     names = pod_names(say)
-    assert sorted(say.map(["x"] * 30, window=3)) == sorted(names * 10)
+    # Who answers sooner gets the next item sooner: the shares of the pods differ.
+    answers = list(say.map(["x"] * 30, window=3))
+    assert len(answers) == 30
+    assert set(answers) == set(names)
     assert set(say.starmap([("x",)] * 30, ordered=False)) == set(names)
 
     async def collect():
         mapped = [value async for value in say.map_async(["x"] * 9, window=3)]
         return mapped + [value async for value in say.starmap_async([("x",)] * 9, window=3)]
 
-    assert sorted(asyncio.run(collect())) == sorted(names * 6)
+    answers = asyncio.run(collect())
+    assert len(answers) == 18
+    assert set(answers) == set(names)
     assert say("x") == names
 
 
@@ -226,7 +231,9 @@ def test_a_map_says_that_the_instance_of_a_pod_was_replaced(jobs):
     counter = kt.cls(jobs.Counter, name="replaced").to(kt.Compute(cpus="0.1", replicas=3))
     try:
         list(counter.add.map([1] * 12, window=3))
-        assert [n for n, _ in counter.add(0)] == [4, 4, 4]
+        counts = [n for n, _ in counter.add(0)]
+        assert sum(counts) == 12
+        assert all(counts)
         os.kill(counter.add(0)[2][1], signal.SIGKILL)
         with pytest.warns(InstanceReplacedWarning) as said:
             list(counter.add.map([0] * 12, window=3, return_exceptions=True))
