@@ -69,12 +69,9 @@ class Returned:
     """The call returned a value, still encoded.
 
     Attributes:
-        codec: What it is encoded with.
         sizes: Bytes of each of its segments.
         payload: The segments, as `kubetorch.wire.codecs.layout` places them.
         streamed: The call was a generator: this is what it returned after its last value.
-        generation: Generation of the code that computed it.
-        instance: The instance of the class that computed it.
     """
 
     codec: str

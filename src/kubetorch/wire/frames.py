@@ -133,9 +133,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: Identity of the call, unique in the world; a handle finds it again by this.
-        callable: Name of the callable that was deployed.
         body: Its arguments: `{"args": [...], "kwargs": {...}}`.
-        method: Method of a class.
         request_id: Identity of the request that the call belongs to, for logs.
         timeout: Seconds after which the agent interrupts it.
         idempotency_key: A second call with the same key gets the result of the first.
@@ -187,11 +185,7 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of RESULT.
 
-    Attributes:
-        body: The value.
-        generation: Generation of the code that computed it.
-        streamed: The call was a generator: YIELD frames carried its values, `body` is its return.
-        instance: The instance of the class that computed it.
+    Of a generator (`streamed`), YIELD frames carried the values, and `body` is what it returned.
     """
 
     body: Body
@@ -211,11 +205,9 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         text: The line without its end; for a logger the message alone.
-        pod: Name of the pod.
         source: `stdout`, `stderr` or `logger`.
         level: Level of a logger's line, such as `INFO`.
         time: Seconds since the epoch.
-        rank: Rank of the worker, in a distributed call.
         instance: The line is no output: it says that the instance of the class was made anew, and
             this is the new one.
         origin: The line is no output: it says that the service runs this code, and not what the
@@ -258,7 +250,6 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         incarnation: Identity of the agent's process; another one knows nothing of older calls.
-        pod: Name of the pod.
         generation: Generation that serves calls now.
         protocol: Version that the agent speaks on this stream.
         received: Counted frames of this client that the agent has seen.

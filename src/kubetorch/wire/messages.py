@@ -2,7 +2,7 @@
 
 All are JSON. Structs that travel on one stream are tagged by `type`. Unknown fields are ignored by
 the receiver, and every field that was added later has a default: so neighbours in version
-understand each other.
+understand each other. Times are seconds since the epoch, 0 where the time is not known.
 
 A session is the WebSocket that an agent keeps to the controller, text messages:
 
@@ -36,7 +36,6 @@ class AppView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         state: `starting`, `running` or `exited`.
         pid: Process id of its shell, while it lives.
         exit_code: What it ended with, as shells count: 128 and the signal's number when killed.
-        started, ended: Seconds since the epoch.
     """
 
     state: str
@@ -57,11 +56,8 @@ class Hello(Message, tag="hello", frozen=True):
     """First message of a session.
 
     Attributes:
-        namespace, workload, pod: Who speaks.
         incarnation: Identity of the agent's process.
         url: Base URL at which the agent answers, such as `http://127.0.0.1:41234`.
-        protocol: Protocol version.
-        version: Version of the package.
         generation: Generation that serves calls; 0 when none does.
         python: Version of the interpreter that runs the user's code.
         calls: Ids of all spawned calls that run or whose end is still to be reported; `None` when
@@ -98,9 +94,6 @@ class StageReport(Message, tag="stage", frozen=True):
     """The progress of a reload: `fetching`, `preloading`, `importing`, ….
 
     Attributes:
-        generation: The generation that is being reached.
-        stage: One word.
-        message: For the user, such as why a fresh interpreter is used.
         warning: Whether the user should see it even when progress is not shown.
         step, steps: Which step of the image begins, of how many.
     """
@@ -128,9 +121,7 @@ class Activity(Message, tag="activity", frozen=True):
 
     Attributes:
         calls: Calls and requests that run.
-        last: Seconds since the epoch of the last begin or end of one.
-        workers: Worker processes that are alive.
-        app: The app, where there is one.
+        last: Time of the last begin or end of one.
         is_stopping: The agent takes no more calls, and ends with those that run.
     """
 
@@ -153,13 +144,9 @@ class CallReport(Message, tag="call", frozen=True):
     """State of a spawned call.
 
     Attributes:
-        id: Identity of the call.
         callable: Callable and method, `Counter.add`.
         state: `running`, `succeeded`, `failed` or `cancelled`.
-        started, ended: Seconds since the epoch.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
-        result_bytes: Its size.
-        progress: How far it has come, while it runs.
     """
 
     id: str
@@ -178,7 +165,6 @@ class Regroup(Message, tag="regroup", frozen=True):
     The answer is `Members` with a world of a higher epoch, or `RegroupFailed`.
 
     Attributes:
-        id: Identity of the request.
         epoch: Epoch that it was made in: a world that was formed since then answers it, unless a
             member of that world is lost.
         is_quorum_awaited: Whether the world is to wait for the declared quorum; else it takes the
@@ -205,8 +191,6 @@ class Welcome(Message, tag="welcome", frozen=True):
 
     Attributes:
         key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
-        version: Version of the controller's package.
-        protocol: Its protocol version.
         app_hosts: Host names by which browsers may call the workload's app, beside those of its
             Services; `None` from a controller that does not say.
     """
@@ -220,10 +204,7 @@ class Welcome(Message, tag="welcome", frozen=True):
 class Reload(Message, tag="reload", frozen=True):
     """Serve this generation.
 
-    Attributes:
-        generation: Its number.
-        spec: The workload.
-        replaces: Why the pod is gone that served this generation before, if nobody asked for that.
+    `replaces` says why the pod is gone that served it before, if nobody asked for that.
     """
 
     generation: int
@@ -247,10 +228,7 @@ class Terminate(Message, tag="terminate", frozen=True):
 class Ending(Message, tag="ending", frozen=True):
     """The reason for which the pod is ended, or has ended: the errors of its calls name it.
 
-    Attributes:
-        reason: Kubernetes' word, such as `Evicted`.
-        message: A sentence.
-        time: Seconds since the epoch; 0 if that is not known.
+    `reason` is Kubernetes' word, such as `Evicted`; `message` is a sentence.
     """
 
     reason: str
@@ -292,10 +270,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """A member of the world that is gone.
 
-    Attributes:
-        member: As it was.
-        reason: One word: `Deleted`, `Evicted`, `OOMKilled`, `AgentRestarted`, `unreachable`, ….
-        message: A sentence.
+    `reason` is one word, such as `Deleted`, `OOMKilled` or `unreachable`; `message` is a sentence.
     """
 
     member: Member
@@ -316,7 +291,6 @@ class World(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         epoch: Its number; a later world has a higher one.
-        generation: Generation that its processes run.
         members: Its pods by ordinal: the index of a member is its node rank.
         processes: Processes of each pod.
         ports: Free ports of the first pod for the rendezvous, or one for each rank on its pod.
@@ -335,9 +309,7 @@ class Members(Message, tag="members", frozen=True):
     """The pods of the workload in the order of their ordinals, with the number of this list.
 
     Attributes:
-        epoch: Number of the list.
         members: All pods, also those that are not in the world.
-        world: The world of a distributed service, once it is formed.
         pool: Ordinals of the pods that each call goes to, where a selector has found them.
     """
 
@@ -389,9 +361,6 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     Attributes:
         id: Identity of this deploy: a repeated request with the same one joins the first.
-        spec: The workload.
-        protocol: Protocol version of the client.
-        version: Version of the client's package.
         stream_logs: Whether lines written while loading are wanted as events.
         replace: Whether it may replace the service of another creator, project or callable.
         is_named: Whether the user chose the name, and not the callable.
@@ -413,12 +382,7 @@ class Missing(Message, tag="missing", frozen=True):
 
 
 class Accepted(Message, tag="accepted", frozen=True):
-    """The generation exists.
-
-    Attributes:
-        generation: Its number.
-        changed: False when it is the one that was deployed before.
-    """
+    """The generation exists; it has not `changed` if it is the one that was deployed before."""
 
     generation: int
     changed: bool = True
@@ -429,8 +393,6 @@ class Stage(Message, tag="progress", frozen=True):
 
     Attributes:
         stage: `starting`, `fetching`, `preloading`, `importing`, `ready`, `event`, …
-        message: For the user.
-        pod: Pod that it happened in.
         ready, pods: How many pods are ready, of how many.
         warning: Whether the user should see it even when progress is not shown.
         step, steps: Which step of the image begins in the pod, of how many.
@@ -478,12 +440,7 @@ DeployEvent = Missing | Accepted | Stage | DeployLog | Ready | Failed
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stacks of a worker's threads.
 
-    Attributes:
-        pod, pid: Which process it is.
-        generation: What it runs.
-        rank: Its rank, in a distributed service.
-        text: The stacks as Python shows them, of the threads that run code of the user, or a
-            sentence about why there are none.
+    `text` has those of the threads that run code of the user, or says why there are none.
     """
 
     pod: str
@@ -497,19 +454,13 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A pod, as lists and clients see it.
 
     Attributes:
-        name: Its name, which it keeps as long as it lives.
-        ordinal: Its number in the workload.
         phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`; `Unknown` while a
             pod that should run has no connection to the controller, and `Gone` after its end.
         is_ready: Whether calls should go to it: it serves them, and no newer pod is to take them.
         url: Base URL of its agent; empty while there is none.
-        generation: Generation that it serves.
         restarts: How often its agent was started again.
         reason: Why it is not ready.
         pid: Process id of the agent, on the local backend.
-        calls: Calls that run on it.
-        started: Seconds since the epoch.
-        app: The app that runs in it.
         ended: Why it has ended, once that is certain.
     """
 
@@ -531,9 +482,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
     """The user who deployed a workload; for a workload that a pod deployed, the pod's creator.
 
-    Attributes:
-        user: The authenticated user; empty on one machine, where there is one.
-        username: The user name that was configured.
+    `user` is the authenticated one, empty on one machine; `username` is what was configured.
     """
 
     user: str
@@ -549,8 +498,6 @@ class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         image: Image that the agent is copied from into pods of other images.
         default_image: Image of pods whose compute names none, which has the agent.
-        controller_url: Where the agent finds its controller.
-        pull_policy: When a node pulls these images.
     """
 
     image: str
@@ -563,7 +510,6 @@ class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
     """The additions of a cluster to the object of a workload.
 
     Attributes:
-        runtime: What its pods get their agent from.
         root_images: If its pods comply with the Pod Security level `restricted`: its images that
             are known to run as root.
         secrets: Version of the secrets that its pods see.
@@ -580,24 +526,17 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """A workload, as lists and clients see it.
 
     Attributes:
-        spec: What was declared.
         generation: The wanted generation.
         status: One of the words of `kt list`: `Ready`, `Creating`, `Failed`, ….
-        pods: Its pods by ordinal.
         url: Base URL for calls.
         scaler: Where calls go to a scaler, which counts them and makes pods for them; empty where
             they go to pods. There may be none then.
         token: A token for calls, when the reader may call; it expires at `token_expires`.
-        created, updated, last_active: Seconds since the epoch.
         failure: Why the wanted generation is not served.
         notes: What the backend cannot honour, one sentence each.
-        kind: Kind of its manifest.
         reason: Why there are fewer pods than there should be.
         lost: Pods that went away in the last minutes, each with the reason.
         app_host: Host of its app behind the controller's ingress, where each has one of its own.
-        world: Of a distributed service, the pods that its ranks run on.
-        pool: Ordinals of the pods that each call goes to, where a selector has found them.
-        creator: Who deployed it, where that is known.
         is_own: Whether that is the authenticated user who reads this.
         equipment: What its cluster adds to its object; nothing where there are no such objects.
     """

@@ -18,12 +18,7 @@ from kubetorch.wire.messages import Message
 
 
 class RunStepNow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of a request to run a step in a running pod, whose image does not change by it.
-
-    Attributes:
-        step: The step.
-        timeout: Seconds after which it is ended.
-    """
+    """Body of a request to run a step in a running pod, whose image does not change by it."""
 
     step: Step
     timeout: float = 3600.0
@@ -62,8 +57,6 @@ class ShellOpen(ShellMessage, tag="open", frozen=True):
         command: What a shell runs; an interactive shell if there is none.
         terminal: Whether it gets a terminal; else its output and its errors come apart.
         kind: Kind of the terminal, as `TERM` has it.
-        rows: Height of the terminal.
-        columns: Its width.
     """
 
     command: str | None = None

@@ -72,7 +72,6 @@ class PodEnv:
     """The variables with which an agent starts.
 
     Attributes:
-        namespace, workload, pod: Who it is.
         host, port: Where it is reached. On the local backend it listens there, in a cluster at all
             addresses of the pod, unless `listen` says otherwise.
         root: Folder of the pod: code, logs, results.
@@ -169,13 +168,7 @@ class PodEnv:
 
 
 class FolderAt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A folder of the machine at a path of the pod.
-
-    Attributes:
-        source: The folder.
-        target: Absolute path in the pod.
-        read_only: Whether the pod can only read it.
-    """
+    """A folder of the machine at a path of the pod."""
 
     source: str
     target: str
@@ -187,7 +180,6 @@ class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         secret: The file that the secret is kept in, a `kubetorch.wire.secrets.SecretFile`.
-        target: Absolute path in the pod.
         items: Pairs of key and file name; all keys if there are none.
     """
 

@@ -24,8 +24,6 @@ class Entry(NamedTuple):
     """A value that one rank returned or yielded, still encoded.
 
     Attributes:
-        rank: Which one.
-        codec: What it is encoded with.
         segments: As `kubetorch.wire.codecs` has them.
         is_streamed: The rank ran a generator, and this is what it returned after its last value.
     """

@@ -1,4 +1,7 @@
-"""Messages about secrets. Values travel in two of them only, which do not show them."""
+"""Messages about secrets. Values travel in two of them only, which do not show them.
+
+Times are seconds since the epoch. A version changes with the values.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,8 @@ class SecretDraft(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     Attributes:
         name: Name that the user knows it by.
-        mount_type: Whether it becomes variables or files.
         path: Folder of the files in pods.
         renamed: Pairs of key and variable, where the variable is not called like the key.
-        provider: Whose credentials it has.
-        username: Who made it.
         override: Whether its owner wants deploys to replace its values.
     """
 
@@ -48,13 +48,7 @@ class _Silent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PutSecret(_Silent, frozen=True, kw_only=True):
-    """Body of an upload.
-
-    Attributes:
-        draft: The secret.
-        values: Its values; base64 in JSON.
-        collision: What becomes of them if it exists.
-    """
+    """Body of an upload; values are base64 in JSON."""
 
     draft: SecretDraft
     values: dict[str, bytes]
@@ -68,14 +62,7 @@ class SecretValues(_Silent, frozen=True, kw_only=True):
 
 
 class SecretFile(_Silent, frozen=True, kw_only=True):
-    """Content of a file that a secret is kept in, where there is no Kubernetes.
-
-    Attributes:
-        draft: The secret.
-        values: Its values.
-        version: What changes with the values.
-        created, updated: Seconds since the epoch.
-    """
+    """Content of a file that a secret is kept in, where there is no Kubernetes."""
 
     draft: SecretDraft
     values: dict[str, bytes]
@@ -88,16 +75,10 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A secret without its values.
 
     Attributes:
-        namespace, object_name: Its identity.
-        name: Name that the user knows it by.
-        mount_type: Whether it becomes variables or files.
         keys: Names of its values.
-        version: What changes with the values.
-        path, renamed, provider, username, override: As in `SecretDraft`.
-        labels: Labels of the Kubernetes object.
-        type: Type of the Kubernetes object.
+        path, renamed, override: As in `SecretDraft`.
+        labels, type: Those of the Kubernetes object.
         identity: What no other secret has or will have, on Kubernetes: a digest of its `uid`.
-        created, updated: Seconds since the epoch.
         used_by: Names of the services that see it; only where secrets are listed.
     """
 

@@ -43,14 +43,12 @@ CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 
 @dataclass(frozen=True)
 class Claims:
-    """The content of a token.
+    """The content of a token; times are seconds since the epoch.
 
     Attributes:
         audience: The workload, `namespace/name`.
-        expires: Seconds since the epoch.
-        subject: Who asked for it.
         verbs: What it opens, of `VERBS`.
-        issued: Seconds since the epoch; 0 where issuer and checker have one clock.
+        issued: 0 where issuer and checker have one clock.
     """
 
     audience: str

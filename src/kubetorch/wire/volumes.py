@@ -8,18 +8,13 @@ from kubetorch.specs.volume import VolumeSpec
 
 
 class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A volume that exists.
+    """A volume that exists; it was created so many seconds after the epoch.
 
     Attributes:
-        namespace: Its namespace.
-        claim: Name of its claim.
         spec: What it was made from; of a claim that somebody else made what can be read off it.
         phase: Kubernetes' word: `Pending`, `Bound` or `Lost`.
-        storage_class: Class that it got.
-        is_ours: Whether Kubetorch made it.
         identity: What no other volume has or will have, on Kubernetes: a digest of its `uid`.
         folder: Where it lies on this machine, on the local backend.
-        created: Seconds since the epoch.
         used_by: Names of the services that have it mounted; only where volumes are listed.
     """
 
