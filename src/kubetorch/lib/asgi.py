@@ -15,15 +15,13 @@ import asyncio
 import json
 import os
 import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, ProtocolError
 from kubetorch.lib.tasks import cancel_all
-
-if TYPE_CHECKING:
-    import zlib
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -77,7 +75,6 @@ class Request:
         return dict(pairs).get(name, default)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         while not self._is_complete:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -116,15 +113,11 @@ def _gzip(encoding: str) -> zlib._Decompress | None:
         return None
     if encoding != "gzip":
         raise refusal(415, f"the Content-Encoding {encoding[:40]!r} is not read here")
-    import zlib  # noqa: PLC0415  # few bodies are compressed
-
     return zlib.decompressobj(wbits=31)
 
 
 def _inflate(gzip: zlib._Decompress, data: bytes, limit: int) -> bytes:
     """Decompress a piece into at most so many bytes; with more of them, it is refused anyway."""
-    import zlib  # noqa: PLC0415  # loaded, as there is a decompressor
-
     try:
         return gzip.decompress(data, limit)
     except zlib.error as error:
@@ -143,7 +136,6 @@ class Responder:
         self._headers[name.lower()] = value
 
     async def begin(self, status: int, content_type: str, **headers: str) -> None:
-        """Send the head of an answer."""
         self.has_begun = True
         if self.on_status is not None:
             self.on_status(status)
@@ -171,7 +163,6 @@ class Responder:
         await self.write(body, more=False)
 
     async def answer_json(self, status: int, value: object) -> None:
-        """Send a whole answer made of a JSON value."""
         await self.answer(status, json.dumps(value, ensure_ascii=False).encode())
 
     async def refuse(self, status: int, failure: bytes) -> None:

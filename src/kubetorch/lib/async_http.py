@@ -96,7 +96,7 @@ class HttpPool:
             connection = idle.pop()
             if connection.timer is not None:
                 connection.timer.cancel()
-            if connection.is_fresh:
+            if connection.is_reusable:
                 return connection
             self._drop(connection)
         return None
@@ -105,7 +105,7 @@ class HttpPool:
         connection.rest()
         idle = self._idle.setdefault(connection.route, [])
         is_full = sum(map(len, self._idle.values())) >= IDLE_LIMIT
-        if self._is_closed or is_full or not connection.is_fresh:
+        if self._is_closed or is_full or not connection.is_reusable:
             self._drop(connection)
             return
         loop = asyncio.get_running_loop()
@@ -148,16 +148,14 @@ class _Connection:
         self._answer = AnswerReader()
 
     @property
-    def is_fresh(self) -> bool:
-        """True if the server has neither closed the connection nor sent anything unasked."""
+    def is_reusable(self) -> bool:
+        """True if another request may follow the answer, which was read to its end.
+
+        The server has neither closed the connection nor sent anything unasked.
+        """
         reader = self._reader
         is_over = self._writer.is_closing() or reader.at_eof() or reader.exception()
-        return not (is_over or reader.was_told_unasked)
-
-    @property
-    def is_reusable(self) -> bool:
-        """True if another request may follow the answer, which was read to its end."""
-        return self._answer.lets_follow
+        return self._answer.lets_follow and not (is_over or reader.was_told_unasked)
 
     def write(self, request: Request) -> None:
         self._answer = AnswerReader()
@@ -220,7 +218,6 @@ class Answer:
             self._pool._drop(connection)
 
     async def read(self, limit: int, *, timeout: float) -> bytes:
-        """The rest of the body."""
         pieces: list[bytes] = []
         size = 0
         loop = asyncio.get_running_loop()
@@ -268,10 +265,7 @@ class Answer:
             raise
         if not piece:
             self._connection = None
-            if connection.is_reusable:
-                self._pool._give_back(connection)
-            else:
-                self._pool._drop(connection)
+            self._pool._give_back(connection)
         return piece
 
 

@@ -12,7 +12,6 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake all that wait for a change."""
         self._next.set()
         self._next = asyncio.Event()
 

@@ -32,5 +32,4 @@ class SystemClock:
         return time.time()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
-        """Run `callback` in the running loop after so many seconds."""
         return asyncio.get_running_loop().call_later(max(0.0, delay), callback)

@@ -126,7 +126,6 @@ class MessageMeter:
         self._arrived = 0
 
     def add_body(self, size: int) -> None:
-        """Bytes of the body were parsed."""
         self._body += size
 
     def feed(

@@ -41,14 +41,6 @@ _IMPOSSIBLE_TARGET = re.compile(r"[\x00-\x20\x7f]|[^\x00-\x7f]")
 _IMPOSSIBLE_HEADER = re.compile(r"[\r\n\x00]")
 
 
-class BrokenError(ConnectionError):
-    """The server broke off, or sent what is no HTTP; it may have processed the request."""
-
-
-class IncompleteError(BrokenError):
-    """The connection was closed in the middle of the answer."""
-
-
 def is_target(text: str) -> bool:
     """True if the text can be the target of a request line: quoted, without blanks."""
     return _IMPOSSIBLE_TARGET.search(text) is None
@@ -63,16 +55,16 @@ class _HttpResponse(http.client.HTTPResponse):
         super().begin()
         while 100 <= self.status < 200:
             if self.status == http.HTTPStatus.SWITCHING_PROTOCOLS:
-                raise BrokenError("the server changes to another protocol, unasked")
+                raise ConnectionError("the server changes to another protocol, unasked")
             self.headers = self.msg = None  # type: ignore[assignment]  # as before it began
             super().begin()
         lengths = self.headers.get_all("Content-Length", [])
         if len(lengths) > 1 or (lengths and self.chunked):
-            raise BrokenError("the answer says in two ways how long it is")
+            raise ConnectionError("the answer says in two ways how long it is")
         # A server that ends a body by closing on purpose has to say so: else the head broke off.
         says_close = "close" in self.headers.get("Connection", "").lower()
         if self.length is None and not self.chunked and self.version == 11 and not says_close:
-            raise IncompleteError("the head of the answer does not say how long it is")
+            raise ConnectionError("the head of the answer does not say how long it is")
 
     # `http.client` bounds the length of a line, but neither trailers nor how often it is told to
     # continue.
@@ -80,7 +72,7 @@ class _HttpResponse(http.client.HTTPResponse):
     def _read_status(self) -> tuple[str, int, str]:
         self._heads += 1
         if self._heads > _INTERIM_LIMIT:
-            raise BrokenError("the server sends one interim answer after the other")
+            raise ConnectionError("the server sends one interim answer after the other")
         return super()._read_status()  # type: ignore[misc,no-any-return]  # not in its stubs
 
     def _read_and_discard_trailer(self) -> None:
@@ -88,7 +80,7 @@ class _HttpResponse(http.client.HTTPResponse):
         while (line := self.fp.readline(left + 1)) not in (b"\r\n", b"\n", b""):
             left -= len(line)
             if left < 0:
-                raise BrokenError("the trailers of the answer are too long")
+                raise ConnectionError("the trailers of the answer are too long")
 
 
 class _Connection(http.client.HTTPConnection):
@@ -160,7 +152,6 @@ class Response:
         self.close()
 
     def read(self) -> bytes:
-        """The rest of the body."""
         return b"".join(self.iter_bytes())
 
     def iter_bytes(self) -> Iterator[bytes]:
@@ -181,7 +172,7 @@ class Response:
         answer = self._answer
         piece = answer.read1(_PIECE)
         if not piece and answer.length:
-            raise IncompleteError("the connection was closed in the middle of the answer")
+            raise ConnectionError("the connection was closed in the middle of the answer")
         if not piece or answer.length == 0:
             self._finish()
         return piece
@@ -197,7 +188,7 @@ class Response:
                 yield from lines
             elif len(pending) > LINE_LIMIT:
                 self.close()
-                error = BrokenError(f"a line of more than {LINE_LIMIT} bytes")
+                error = ConnectionError(f"a line of more than {LINE_LIMIT} bytes")
                 raise unavailable(self._request, error, self._hint) from error
         if pending:
             yield bytes(pending)

@@ -124,7 +124,6 @@ class Cycle:
         self._arrived.set()
 
     def disconnect(self) -> None:
-        """The client is gone."""
         self._is_gone = True
         self._arrived.set()
 
@@ -187,16 +186,15 @@ class Cycle:
 class Refusal(Exception):
     """Raised by what decides about an upgrade: answer it with this response instead."""
 
-    def __init__(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+    def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"refused with status {status}")
         self.status = status
         self.body = body
-        self.content_type = content_type
 
     @property
     def answer(self) -> bytes:
         """The response, after which the connection is closed."""
-        return whole_answer(self.status, self.body, self.content_type)
+        return whole_answer(self.status, self.body, "application/json")
 
 
 class Upgrade:
@@ -272,8 +270,6 @@ class Connections(set[Any]):
 
 
 class Server:
-    """Serves until it is closed."""
-
     def __init__(
         self,
         app: Application,
@@ -418,7 +414,6 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def admit(self) -> None:
-        """A request has proved who sends it."""
         self._server.connections.admit(self)
 
     def shutdown(self) -> None:
@@ -544,12 +539,10 @@ class _Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
         if self._held or len(self._waiting) >= PIPELINE_LIMIT:
             return
         if self._parsed is not None and self._parsed.is_full:

@@ -277,19 +277,16 @@ class Mappings:
         def on_return() -> None:
             returned.append((number, forks != self._forks))
 
-        if is_private and descriptor is not None:
-            try:
-                capacity = os.fstat(descriptor).st_size
-                file = _File(number, descriptor, capacity, is_own=False, flags=mmap.MAP_PRIVATE)
-            finally:
-                os.close(descriptor)
-            return file.lend(size, on_return)
         if descriptor is not None:
             try:
                 capacity = os.fstat(descriptor).st_size
-                self._files[number] = _File(number, descriptor, capacity, is_own=False)
+                flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+                file = _File(number, descriptor, capacity, is_own=False, flags=flags)
             finally:
                 os.close(descriptor)
+            if is_private:
+                return file.lend(size, on_return)
+            self._files[number] = file
         found = self._files.get(number)
         if found is None:
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; a large value needs one")

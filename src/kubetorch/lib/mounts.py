@@ -62,7 +62,6 @@ def mount_filesystem(
 
 
 def _set_read_only(place: Path) -> None:
-    """Make a mount read-only."""
     mount_filesystem(None, str(place), _MS_REMOUNT | BIND | _MS_RDONLY | _flags(place))
 
 
@@ -283,7 +282,6 @@ class View:
         self._is_shielded = False
 
     def add(self, mount: Mount) -> None:
-        """Show a folder at a path."""
         place = self._place(mount.target)
         mount_filesystem(mount.source, str(place), BIND | RECURSIVE)
         if mount.read_only:

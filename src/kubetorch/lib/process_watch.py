@@ -233,7 +233,6 @@ class OrphanReaper:
         signal.signal(signal.SIGCHLD, self._on_signal)
 
     def stop(self) -> None:
-        """Look no more."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self._timer is not None:
             self._timer.cancel()
@@ -250,7 +249,7 @@ class OrphanReaper:
         self._timer = None
         now = self._loop.time()
         leaders: dict[int, float] = {}
-        for pid in _children():
+        for pid in processes.children(os.getpid()):
             leads = _leads_session(pid)
             if leads is None:
                 continue
@@ -265,21 +264,10 @@ class OrphanReaper:
             self._look_in(LEADER_DELAY)
 
 
-def _children() -> list[int]:
-    """The children of this process; none where the system does not say."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    return found
-
-
 def _leads_session(pid: int) -> bool | None:
     """True if an ended process led its session; `None` if the process lives or is gone."""
     try:
-        # The name, in parentheses, may have spaces and parentheses in it.
-        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+        fields = processes.stat(Path("/proc", str(pid)))
     except OSError:
         return None
-    state, session = fields[0], int(fields[3])
-    return session == pid if state == b"Z" else None
+    return int(fields[3]) == pid if fields[0] == b"Z" else None

@@ -24,7 +24,7 @@ def start_time(pid: int) -> str | None:
     if sys.platform != "linux":
         return _start_time_by_ps(pid)
     try:
-        fields = _stat(Path(f"/proc/{pid}"))
+        fields = stat(Path(f"/proc/{pid}"))
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
@@ -33,12 +33,12 @@ def start_time(pid: int) -> str | None:
 def state(pid: int) -> str | None:
     """The kernel's letter for what a process does, such as `T` for stopped; `None` if unknown."""
     try:
-        return _stat(Path(f"/proc/{pid}"))[0].decode()
+        return stat(Path(f"/proc/{pid}"))[0].decode()
     except OSError:
         return None
 
 
-def _stat(folder: Path) -> list[bytes]:
+def stat(folder: Path) -> list[bytes]:
     """The fields of `/proc/PID/stat`, from the state on."""
     # The name, in parentheses, may have spaces and parentheses in it.
     return (folder / "stat").read_bytes().rpartition(b")")[2].split()
@@ -189,7 +189,7 @@ def members(leader: int, *, marker: str) -> list[int]:
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            is_member = int(_stat(folder)[3]) == leader
+            is_member = int(stat(folder)[3]) == leader
             if is_member or (
                 marker and marker.encode() in (folder / "environ").read_bytes().split(b"\0")
             ):
@@ -213,15 +213,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process started; none where the system does not say."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """A process and all that it started, directly or not, as far as they live."""
-    found, pending = [], [pid]
-    while pending:
-        one = pending.pop()
-        found.append(one)
-        with contextlib.suppress(OSError):
-            for thread in Path(f"/proc/{one}/task").iterdir():
-                pending += map(int, (thread / "children").read_text().split())
+    found = [pid]
+    for one in found:
+        found += children(one)
     return found
 
 

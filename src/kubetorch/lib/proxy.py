@@ -285,7 +285,6 @@ class _Side(asyncio.Protocol):
             asyncio.get_running_loop().call_later(CLOSE_TIMEOUT, transport.abort)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause or resume reading from the peer."""
         transport = self._transport
         if transport is None or transport.is_closing() or transport.is_reading() != is_paused:
             return
@@ -486,8 +485,6 @@ class NoTargetError(Exception):
 
 
 class Forwarder:
-    """Forwards what comes."""
-
     def __init__(self, find: Finder, headers: list[Header]) -> None:
         self._find = find
         self._headers = headers

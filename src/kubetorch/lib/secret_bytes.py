@@ -31,5 +31,4 @@ class SecretBytes(Mapping[str, bytes]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all values together."""
         return sum(map(len, self._values.values()))

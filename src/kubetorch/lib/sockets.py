@@ -57,14 +57,14 @@ def claim(port: int) -> socket.socket | None:
     return held
 
 
-def listen(host: str, port: int, *, backlog: int = 1024) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket; connections wait in its queue until somebody accepts them."""
     for wanted in (port, 0):
         server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind((host, wanted))
-            server.listen(backlog)
+            server.listen(1024)
         except OSError:
             server.close()
             if wanted == 0:
@@ -112,10 +112,10 @@ def limit() -> int:
     return MANY if soft == resource.RLIM_INFINITY else soft
 
 
-def raise_limit(wanted: int = MANY) -> None:
-    """Allow the process so many, or as many as it may allow itself."""
+def raise_limit() -> None:
+    """Allow the process `MANY`, or as many as it may allow itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    wanted = MANY if hard == resource.RLIM_INFINITY else min(MANY, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         # macOS has a lower limit that it does not report.
         with contextlib.suppress(ValueError, OSError):

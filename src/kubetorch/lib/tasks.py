@@ -8,7 +8,6 @@ from typing import Any
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks, and wait until they have ended."""
     ended = list(tasks)
     for task in ended:
         task.cancel()

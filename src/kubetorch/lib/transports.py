@@ -24,6 +24,7 @@ from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
 
 #: Milliseconds that sent data may go unacknowledged.
 USER_TIMEOUT = 35_000
+_PIECE = 16 * 1024
 _SOCKS_FAILURES = {
     1: "general failure",
     2: "not allowed by its rules",
@@ -56,7 +57,6 @@ class Route:
 
 
 def host_header(route: Route) -> str:
-    """The value of `Host` for a server."""
     host = f"[{route.host}]" if ":" in route.host else route.host
     usual = 80 if route.tls is None else 443
     return host if route.port == usual else f"{host}:{route.port}"
@@ -81,6 +81,8 @@ async def dial(
             raise UntrustedError(why) from error
         if isinstance(error, TimeoutError):
             raise UnreachableError(f"no connection within {timeout:g} s") from error
+        if isinstance(error, EOFError):
+            raise UnreachableError("the connection was closed") from error
         if isinstance(error, OSError) and not isinstance(error, UnreachableError):
             raise UnreachableError(_reason(error)) from error
         raise
@@ -152,51 +154,16 @@ async def _secure(
     return secured
 
 
-class _Greeting(asyncio.Protocol):
+class _Greeting(asyncio.StreamReaderProtocol):
     """The protocol until the server's own begins: what a proxy says is read from it."""
 
     def __init__(self) -> None:
-        self._received = bytearray()
-        self._lost: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        self._wake()
+        self.reader = asyncio.StreamReader()
+        super().__init__(self.reader)
 
     def eof_received(self) -> bool:
-        self.connection_lost(None)
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = exc or ConnectionResetError("the connection was closed")
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def read(self, count: int) -> bytes:
-        while len(self._received) < count:
-            await self._more()
-        return self._take(count)
-
-    async def read_any(self) -> bytes:
-        """Wait for bytes, and return those that came."""
-        while not self._received:
-            await self._more()
-        return self._take(len(self._received))
-
-    def _take(self, count: int) -> bytes:
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
-
-    async def _more(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        super().eof_received()
+        return False  # the connection closes, and the server's own protocol learns of it
 
 
 async def _negotiate_connect(
@@ -211,7 +178,7 @@ async def _negotiate_connect(
     answer = AnswerReader()
     while not answer.has_head:
         try:
-            answer.feed(await greeting.read_any())
+            answer.feed(await greeting.reader.read(_PIECE))
         except BrokenError as error:
             raise UnreachableError(
                 f"the proxy refused a connection to {target}: {error}"
@@ -227,21 +194,22 @@ async def _negotiate_socks(
     """SOCKS 5 (RFC 1928, 1929); names are resolved by the proxy."""
     methods = b"\x00\x02" if any(credentials) else b"\x00"
     transport.write(bytes([5, len(methods)]) + methods)
-    version, method = await greeting.read(2)
+    reader = greeting.reader
+    version, method = await reader.readexactly(2)
     if version != 5 or method not in methods:
         raise UnreachableError("the SOCKS proxy wants another way to authenticate")
     if method == 2:
         user, password = (text.encode()[:255] for text in credentials)
         transport.write(b"\x01" + bytes([len(user)]) + user + bytes([len(password)]) + password)
-        if (await greeting.read(2))[1] != 0:
+        if (await reader.readexactly(2))[1] != 0:
             raise UnreachableError("the SOCKS proxy refused the user and password")
     transport.write(b"\x05\x01\x00" + _socks_address(route.host) + route.port.to_bytes(2, "big"))
-    _, code, _, kind = await greeting.read(4)
+    _, code, _, kind = await reader.readexactly(4)
     if code != 0:
         why = _SOCKS_FAILURES.get(code, f"failure {code}")
         raise UnreachableError(f"the SOCKS proxy cannot reach {route.host}:{route.port}: {why}")
-    length = {1: 4, 4: 16}.get(kind) or (await greeting.read(1))[0]
-    await greeting.read(length + 2)
+    length = {1: 4, 4: 16}.get(kind) or (await reader.readexactly(1))[0]
+    await reader.readexactly(length + 2)
 
 
 def _socks_address(host: str) -> bytes:

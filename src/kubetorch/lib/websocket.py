@@ -65,8 +65,6 @@ class Endpoint:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One WebSocket."""
-
     def __init__(
         self,
         endpoint: Endpoint,
@@ -152,10 +150,10 @@ class Connection(asyncio.BufferedProtocol):
     def shutdown(self) -> None:
         self.close(websocket_protocol.GOING_AWAY, "the server stops")
 
-    def start(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # asyncio's
         """The handshake on this transport is done."""
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)  # type: ignore[attr-defined]  # as above
         self._is_open = True
         if self._connections is not None:
             self._connections.add(self)
@@ -336,7 +334,7 @@ class _ServerHandshake(asyncio.Protocol):
             connections=self._connections,
         )
         transport.set_protocol(connection)
-        connection.start(transport)
+        connection.connection_made(transport)
         self._leave()
         if self._rest:
             connection.feed(self._rest)
@@ -400,17 +398,10 @@ async def adopt(
     loop = asyncio.get_running_loop()
     upgraded.setblocking(False)
     _, connection = await loop.create_connection(
-        lambda: _Adopted(endpoint, is_client=True, max_message=max_message), sock=upgraded
+        lambda: Connection(endpoint, is_client=True, max_message=max_message), sock=upgraded
     )
     connection.feed(rest)
     return connection
-
-
-class _Adopted(Connection):
-    """A connection that is open once it has its transport."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.start(transport)  # type: ignore[arg-type]  # uvloop's has no common base
 
 
 async def upgrade(
@@ -438,7 +429,7 @@ async def upgrade(
     connection = Connection(endpoint, is_client=True, max_message=max_message)
     connection.subprotocol = handshake.subprotocol
     transport.set_protocol(connection)
-    connection.start(transport)
+    connection.connection_made(transport)
     connection.feed(handshake.rest)
     return connection
 

@@ -155,7 +155,6 @@ def close_payload(code: int, reason: str = "") -> bytes:
 
 
 def parse_close(payload: bytes) -> tuple[int, str]:
-    """Code and reason of a CLOSE frame."""
     if len(payload) < 2:
         return NORMAL, ""
     return struct.unpack_from("!H", payload)[0], payload[2:].decode(errors="replace")
