@@ -30,8 +30,6 @@ Fetch = Callable[[str], Awaitable[Object]]
 
 
 class Served(NamedTuple):
-    """The kinds that a cluster serves."""
-
     kinds: list[Resource]
     unanswered: list[str]
 
@@ -48,7 +46,6 @@ class Discovery:
         self._known: dict[str, dict[str, Resource]] = {}
 
     async def find(self, api_version: str, kind: str) -> Resource:
-        """Find the resource of a kind."""
         known = self._known.get(api_version, {})
         if kind not in known:
             try:
@@ -61,7 +58,6 @@ class Discovery:
         return known[kind]
 
     async def resource_of(self, manifest: Mapping[str, Any]) -> Resource:
-        """The resource of an object's kind."""
         return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
 
     async def everything(self, *verbs: str) -> Served:
@@ -134,8 +130,6 @@ Patch = Object | list[Object]
 
 @dataclass(frozen=True)
 class Listing:
-    """The objects of a list, and its version."""
-
     items: list[Object]
     resource_version: str
 
@@ -177,7 +171,6 @@ class Client:
     # ------------------------------------------------------------------------------------ reading
 
     async def get(self, ref: Ref) -> Object:
-        """One object, or a part of one."""
         return await self._send("GET", self.action("get", ref), self.path(ref))
 
     async def list(self, selection: Selection, *, page: int = PAGE) -> Listing:
@@ -332,18 +325,15 @@ class Client:
         return (namespace or self.access.namespace) if resource.is_namespaced else None
 
     def path(self, ref: Ref) -> str:
-        """The path of an object, or of a part of it."""
         namespace = self.namespace_of(ref.resource, ref.namespace)
         return ref.resource.path(namespace=namespace, name=ref.name, subresource=ref.subresource)
 
     def action(self, verb: str, ref: Ref) -> Action:
-        """A verb on an object, for messages."""
         what = f"{ref.resource}/{ref.subresource}" if ref.subresource else str(ref.resource)
         namespace = self.namespace_of(ref.resource, ref.namespace)
         return Action(verb, what, namespace, ref.name, self.access.origin)
 
     def action_on(self, verb: str, selection: Selection) -> Action:
-        """A verb on a selection, for messages."""
         return Action(verb, str(selection.resource), selection.namespace, None, self.access.origin)
 
     async def _ref(self, manifest: Object, subresource: str) -> Ref:

@@ -81,7 +81,6 @@ def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str,
 
 
 def parse(plugin: Plugin, output: bytes) -> Credential:
-    """Parse the output of a plugin."""
     try:
         printed = json.loads(output)
         status = printed["status"]
@@ -152,7 +151,6 @@ async def _output_of(
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """Read the output of a program, up to a limit."""
     kept = bytearray()
     while stream is not None and (piece := await stream.read(64 * 1024)):
         kept += piece[: _LIMIT - len(kept)]
@@ -352,7 +350,6 @@ class Credentials:
             self._credential = None
 
     def reject_token(self, token: str) -> None:
-        """Replace a token that the server does not know."""
         known = self._token if self._credential is None else self._credential.token
         if token == known:
             self._token_time = None
@@ -360,32 +357,28 @@ class Credentials:
 
     async def bearer_token(self) -> str | None:
         """The token of a user who is known by one and acts as nobody else."""
-        if self._access.user.impersonation.user:
-            return None
-        for _, value in await self._authorization():
-            kind, _, token = value.partition(" ")
-            return token if kind == "Bearer" else None
-        return None
+        return None if self._access.user.impersonation.user else await self._token_of_user()
 
     async def headers(self) -> tuple[Pair, ...]:
-        """The headers that authenticate a request."""
-        acting = impersonation_headers(self._access.user.impersonation)
-        self._given = (*await self._authorization(), *acting)
-        return self._given
+        user = self._access.user
+        acting = impersonation_headers(user.impersonation)
+        token = await self._token_of_user()
+        if token is not None:
+            acting = (("Authorization", f"Bearer {token}"), *acting)
+        elif user.username is not None:
+            pair = f"{user.username}:{user.password or ''}".encode()
+            acting = (("Authorization", f"Basic {base64.b64encode(pair).decode()}"), *acting)
+        self._given = acting
+        return acting
 
-    async def _authorization(self) -> tuple[Pair, ...]:
+    async def _token_of_user(self) -> str | None:
         user = self._access.user
         if user.token_file is not None:
-            return (("Authorization", f"Bearer {self._read_token()}"),)
-        if user.token is not None:
-            return (("Authorization", f"Bearer {user.token}"),)
-        if user.username is not None:
-            pair = f"{user.username}:{user.password or ''}".encode()
-            return (("Authorization", f"Basic {base64.b64encode(pair).decode()}"),)
+            return self._read_token()
+        if user.token is not None or user.username is not None:
+            return user.token
         credential = await self._ask_plugin()
-        if credential is not None and credential.token:
-            return (("Authorization", f"Bearer {credential.token}"),)
-        return ()
+        return (credential.token or None) if credential is not None else None
 
     def _read_token(self) -> str:
         file = self._access.user.token_file

@@ -46,7 +46,6 @@ def unavailable(action: Action, server: str, error: BaseException) -> errors.Kub
 
 
 def untrusted(action: Action, server: str, error: BaseException) -> errors.KubetorchError:
-    """The error for a server whose certificate is not what it should be."""
     return errors.KubernetesCredentialsError(
         f"cannot {action}: the API server {server}: {error}",
         hint=f"correct certificate-authority, tls-server-name or client-certificate "

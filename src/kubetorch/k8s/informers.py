@@ -79,11 +79,9 @@ class Informer:
         return self._state.is_listed
 
     def get(self, name: str, namespace: str = "") -> Object | None:
-        """One object, if it is there."""
         return self._state.objects.get((namespace, name))
 
     async def listed(self, *, timeout: float) -> None:
-        """Wait until all objects are known."""
         try:
             async with deadlines.timeout(timeout):
                 while not self._state.is_listed:
@@ -99,7 +97,6 @@ class Informer:
     async def until(
         self, condition: Callable[[Mapping[Key, Object]], bool], *, timeout: float | None
     ) -> None:
-        """Wait until something is true of the objects."""
         async with deadlines.timeout(timeout):
             while not (self._state.is_listed and condition(self.objects)):
                 await self._changes.wait()

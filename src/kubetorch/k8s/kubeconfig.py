@@ -41,8 +41,6 @@ ABSENT = Pem()
 
 @dataclass(frozen=True)
 class Cluster:
-    """An API server."""
-
     server: str
     authority: Pem = ABSENT
     is_insecure: bool = False
@@ -107,16 +105,12 @@ _INTERACTIONS = ("Never", "IfAvailable", "Always")
 
 @dataclass(frozen=True)
 class _Entry:
-    """The entry of a cluster, user or context, and its file."""
-
     value: dict[str, Any]
     file: Path
 
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """Merged files."""
-
     files: tuple[Path, ...] = ()
     current_context: str = ""
     _clusters: Mapping[str, _Entry] = field(default_factory=dict)
@@ -181,7 +175,6 @@ def load(files: Sequence[Path]) -> Kubeconfig:
 
 
 def load_file(file: Path) -> Kubeconfig:
-    """Read one file, which has to exist."""
     config = load([file])
     if not config.files:
         raise KubernetesCredentialsError(

@@ -44,7 +44,6 @@ class Channels(Endpoint):
 
     @property
     def subprotocol(self) -> str | None:
-        """The WebSocket subprotocol of the streams."""
         return self._connection.subprotocol if self._connection is not None else None
 
     async def receive(self) -> tuple[int, bytes] | None:
@@ -155,7 +154,6 @@ class Process:
             raise self._broken() from error
 
     def end_input(self) -> None:
-        """End the standard input."""
         if self._channels.subprotocol != _V5:
             raise KubernetesError(
                 f"cannot end the standard input of {self._action}: the server does not speak {_V5}",
@@ -164,7 +162,6 @@ class Process:
         self._channels.send_now(_CLOSE, bytes([STDIN]))
 
     def resize(self, columns: int, rows: int) -> None:
-        """The terminal has this size now."""
         size = json.dumps({"Width": columns, "Height": rows}).encode()
         self._channels.send_now(_RESIZE, size)
 
@@ -195,7 +192,6 @@ class Process:
 
 
 def exit_code(action: Action, data: bytes) -> int:
-    """Parse the exit code in the status of a program."""
     status = failures.parse_status(data) or _loose_status(data)
     if status.get("status") == "Success":
         return 0
@@ -225,9 +221,21 @@ async def start(
     stdin: bool = False,
     tty: bool = False,
 ) -> Process:
-    """Start a program in a container."""
-    arguments = tuple(("command", part) for part in command)
-    return await _open(client, pod, "exec", arguments + _streams(container, stdin, tty))
+    wanted = {
+        "container": container or "",
+        "stdin": "1" if stdin else "",
+        "stdout": "1",
+        "stderr": "" if tty else "1",  # a terminal has one output
+        "tty": "1" if tty else "",
+    }
+    query = [("command", part) for part in command]
+    query += [(name, value) for name, value in wanted.items() if value]
+    ref = replace(pod, subresource="exec")
+    action = client.action("get", ref)
+    channels = Channels()
+    call = Call(action, "GET", client.path(ref), tuple(query))
+    await client.session.open_channel(call, channels, (_V5, _V4))
+    return Process(channels, action)
 
 
 async def run(
@@ -239,7 +247,6 @@ async def run(
     timeout: float,
     limit: int = 16 * 1024**2,
 ) -> Completed:
-    """Run a program in a container to its end."""
     kept = {STDOUT: bytearray(), STDERR: bytearray()}
     async with (
         deadlines.timeout(timeout),
@@ -249,28 +256,6 @@ async def run(
             kept[stream] += data[: limit - len(kept[stream])]
         code = await process.wait()
     return Completed(code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
-
-
-def _streams(container: str | None, stdin: bool, tty: bool) -> tuple[tuple[str, str], ...]:
-    wanted = {
-        "container": container or "",
-        "stdin": "1" if stdin else "",
-        "stdout": "1",
-        "stderr": "" if tty else "1",  # a terminal has one output
-        "tty": "1" if tty else "",
-    }
-    return tuple((name, value) for name, value in wanted.items() if value)
-
-
-async def _open(
-    client: Client, pod: Ref, subresource: str, query: tuple[tuple[str, str], ...]
-) -> Process:
-    ref = replace(pod, subresource=subresource)
-    action = client.action("get", ref)
-    channels = Channels()
-    call = Call(action, "GET", client.path(ref), query)
-    await client.session.open_channel(call, channels, (_V5, _V4))
-    return Process(channels, action)
 
 
 # ------------------------------------------------------------------------------------------ ports

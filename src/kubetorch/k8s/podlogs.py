@@ -20,18 +20,13 @@ class LogOptions:
     container: str | None = None
     previous: bool = False
     tail: int | None = None
-    since_seconds: int | None = None
-    since_time: str | None = None
     timestamps: bool = False
 
     def query(self) -> tuple[tuple[str, str], ...]:
-        """The same as the query of a URL."""
         wanted = {
             "container": self.container,
             "previous": "true" if self.previous else None,
             "tailLines": self.tail,
-            "sinceSeconds": self.since_seconds,
-            "sinceTime": self.since_time,
             "timestamps": "true" if self.timestamps else None,
         }
         return tuple((name, str(value)) for name, value in wanted.items() if value is not None)

@@ -14,8 +14,6 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind in one version."""
-
     group: str
     version: str
     plural: str
@@ -33,7 +31,6 @@ class Resource:
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str = ""
     ) -> str:
-        """The path of the collection, of one object, or of a part of that."""
         parts = [group_path(self.api_version)]
         if self.is_namespaced and namespace is not None:
             parts += ["namespaces", quote(namespace, safe="")]
@@ -47,8 +44,6 @@ class Resource:
 
 @dataclass(frozen=True)
 class Ref:
-    """One object, or a part of one."""
-
     resource: Resource
     name: str
     namespace: str | None = None
@@ -56,7 +51,6 @@ class Ref:
 
 
 def is_leaving(pod: Object) -> bool:
-    """True if the deletion of a pod was requested."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
@@ -67,8 +61,6 @@ def is_over(pod: Object) -> bool:
 
 @dataclass(frozen=True)
 class Selection:
-    """Objects of one kind."""
-
     resource: Resource
     namespace: str | None = None
     labels: str = ""

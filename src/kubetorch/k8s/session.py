@@ -47,8 +47,6 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class Call:
-    """A request to an API server."""
-
     action: Action
     method: str
     path: str
@@ -58,7 +56,6 @@ class Call:
 
     @property
     def target(self) -> str:
-        """Path and query."""
         return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
 
 
@@ -120,7 +117,6 @@ class Session:
     async def open_channel(
         self, call: Call, endpoint: websocket.Endpoint, subprotocols: tuple[str, ...]
     ) -> websocket.Connection:
-        """Upgrade a request to a WebSocket."""
         attempts = _Attempts(self._patience)
         while True:
             headers = await self._credentials.headers()

@@ -35,8 +35,6 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """A changed object."""
-
     kind: str
     object: Object
     previous: Object | None = None
@@ -92,7 +90,6 @@ class WatchState:
             self._wait(None)
 
     def failed(self, error: KubetorchError, seconds: float = 0.0) -> None:
-        """The list or the watch failed after so many seconds."""
         self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
             self._rest()
