@@ -49,7 +49,6 @@ async def apply(
     namespace: str,
     report: Report,
 ) -> Applied:
-    """Make the cluster have what the chart says."""
     objects = chart.render(values, namespace=namespace)
     former = await releases.load(client, namespace)
     there = await asyncio.gather(*(get(client, Item.of(one)) for one in objects))

@@ -97,11 +97,9 @@ class Chart:
         return sorted(applied, key=_rank)
 
     def image(self, given: Mapping[str, Any]) -> str:
-        """The reference of the image that the controller runs."""
         return values.written(self.values(given)["image"], str(self.about["appVersion"]))
 
     def notes(self, given: Mapping[str, Any], *, namespace: str) -> str:
-        """The notes for the user after the installation."""
         return self.templates.render("templates/NOTES.txt", self._data(given, namespace))
 
     def _data(self, given: Mapping[str, Any], namespace: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ is left out and said so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ async def cluster(
     found = [server]
     needed = NEEDED if api_url is None else [one for one in NEEDED if one not in NEEDED_TO_REACH]
     found += await asyncio.gather(
-        _guarded("rights", lambda: _rights(client, namespace, needed, "your services")),
+        _guarded("rights", lambda: _rights(client, namespace, needed)),
         _guarded("way to the controller", lambda: _way(client, install_namespace, api_url)),
         _guarded("kind KubetorchWorkload", lambda: _kind(client)),
         _guarded("controller", lambda: _controller(client, install_namespace)),
@@ -102,32 +102,35 @@ async def _server(client: Client) -> Finding:
 
 
 async def _rights(
-    client: Client, namespace: str, needed: Iterable[tuple[str, str, str]], what: str
+    client: Client,
+    namespace: str,
+    needed: Sequence[tuple[str, str, str]],
+    *,
+    check: str = "rights",
+    role: str = "--clusterrole kubetorch-edit",
 ) -> Finding:
-    check = "rights" if what == "your services" else "way to the controller"
-    wanted = list(needed)
-    allowed = await asyncio.gather(*(_may(client, namespace, *one) for one in wanted))
+    allowed = await asyncio.gather(*(_may(client, namespace, *one) for one in needed))
     missing = [
         f"{verb} {resource}{'.' * bool(group)}{group}"
-        for (verb, group, resource), is_allowed in zip(wanted, allowed, strict=True)
+        for (verb, group, resource), is_allowed in zip(needed, allowed, strict=True)
         if not is_allowed
     ]
     if not missing:
         return Finding(check, "ok", f"you may do all that is needed in namespace {namespace}")
-    role = "kubetorch-edit" if what == "your services" else "kubetorch-reach"
-    kind = "clusterrole" if what == "your services" else "role"
     hint = (
         f"ask an administrator: kubectl create rolebinding NAME --namespace {namespace} "
-        f"--{kind} {role} --user YOU"
+        f"{role} --user YOU"
     )
     reason = f"in namespace {namespace} you may not " + ", ".join(missing)
     return Finding(check, "broken", reason, hint)
 
 
 async def _way(client: Client, namespace: str, api_url: str | None) -> Finding:
+    check = "way to the controller"
     if api_url is not None:
-        return Finding("way to the controller", "skipped", f"api_url is {api_url}")
-    return await _rights(client, namespace, NEEDED_TO_REACH, "the controller")
+        return Finding(check, "skipped", f"api_url is {api_url}")
+    role = "--role kubetorch-reach"
+    return await _rights(client, namespace, NEEDED_TO_REACH, check=check, role=role)
 
 
 async def _may(client: Client, namespace: str, verb: str, group: str, resource: str) -> bool:

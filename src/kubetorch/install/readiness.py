@@ -52,8 +52,6 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Doom:
-    """Why a controller will not run."""
-
     pod: str
     message: str
     hint: str
@@ -81,7 +79,7 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
                     if (now := watch.progress()) not in said:
                         said.add(now)
                         report(now)
-                    await watch.changed()
+                    await watch.changes.wait()
         except TimeoutError as error:
             raise InstallError(
                 f"the controller was not ready within {timeout:g} s: {watch.progress()}",
@@ -104,7 +102,7 @@ async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Repo
     with contextlib.suppress(TimeoutError):
         async with deadlines.timeout(_AGAIN):
             while watch.is_refused:
-                await watch.changed()
+                await watch.changes.wait()
 
 
 async def _delete(client: Client, namespace: str, pod: str) -> bool:
@@ -150,10 +148,6 @@ class _Watch:
     pods: Informer
     events: Informer
     changes: Changes
-
-    async def changed(self) -> None:
-        """Wait for the next change of any of them."""
-        await self.changes.wait()
 
     @property
     def is_ready(self) -> bool:

@@ -38,7 +38,6 @@ class Item:
 
     @classmethod
     def of(cls, manifest: Object) -> Item:
-        """The item that a manifest describes."""
         metadata = manifest["metadata"]
         namespace = metadata.get("namespace") or ""
         return cls(manifest["apiVersion"], manifest["kind"], namespace, metadata["name"])
@@ -64,8 +63,6 @@ DEFINITION = Item(
 
 @dataclass(frozen=True)
 class Release:
-    """The installation in one namespace."""
-
     namespace: str
     version: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +81,6 @@ class Release:
         return replace(self, items=(*self.items, *self.without(items)))
 
     def without(self, items: Iterable[Item]) -> list[Item]:
-        """The items that this release does not have."""
         return [one for one in items if not any(one.is_same_as(mine) for mine in self.items)]
 
 
@@ -106,7 +102,6 @@ async def load(client: Client, namespace: str) -> Release | None:
 
 
 async def save(client: Client, release: Release) -> None:
-    """Store a release in the cluster."""
     entries = [[one.api_version, one.kind, one.namespace, one.name] for one in release.items]
     manifest = {
         "apiVersion": "v1",
@@ -126,7 +121,6 @@ async def save(client: Client, release: Release) -> None:
 
 
 async def forget(client: Client, namespace: str) -> None:
-    """Delete the stored release from the cluster."""
     try:
         await client.delete(Ref(_CONFIG_MAPS, NAME, namespace))
     except KubernetesNotFoundError:
@@ -143,7 +137,6 @@ def labels(found: Object) -> Mapping[str, str]:
 
 
 def owner(found: Object) -> str | None:
-    """The namespace of the installation that an object belongs to."""
     return labels(found).get(INSTALL_NAMESPACE)
 
 

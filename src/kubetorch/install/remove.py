@@ -41,7 +41,6 @@ class Kept:
 
 
 async def find(client: Client, scope: Scope) -> Kept:
-    """The volumes and secrets that Kubetorch made for users."""
     volumes, secrets = await asyncio.gather(
         scope.list(client, _CLAIMS, labels.VOLUME), scope.list(client, _SECRETS, labels.SECRET_NAME)
     )

@@ -39,7 +39,6 @@ class Scope:
         return namespace in self.namespaces
 
     def meets(self, other: Scope) -> bool:
-        """True if the scopes share a namespace."""
         if self.namespaces is None:
             return other.namespaces is None or any(map(self.has, other.namespaces))
         return any(map(other.has, self.namespaces))
@@ -58,7 +57,6 @@ class Scope:
             return []
 
     async def list(self, client: Client, resource: Resource, labels: str = "") -> list[Object]:
-        """The objects of a kind that have labels."""
         where = self.namespaces if resource.is_namespaced else None
         places: Iterable[str | None] = (None,) if where is None else where
         selections = [Selection(resource, namespace, labels) for namespace in places]
@@ -80,8 +78,6 @@ _DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 
 @dataclass(frozen=True)
 class Installation:
-    """An installation that has a controller."""
-
     namespace: str
     scope: Scope
 

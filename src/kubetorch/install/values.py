@@ -21,16 +21,19 @@ _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 _SPLIT = {mark: re.compile(rf"(?<!\\){re.escape(mark)}") for mark in ",.="}
 
 
-def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
+def merged(
+    lower: Mapping[str, Any], upper: Mapping[str, Any], *, keeps_none: bool = False
+) -> Values:
     """Values over values: mappings are merged, `None` removes, all else replaces."""
     found = {key: copy.deepcopy(value) for key, value in lower.items()}
     for key, value in upper.items():
         below = found.get(key)
-        if value is None:
+        if value is None and not keeps_none:
             found.pop(key, None)
         elif isinstance(value, Mapping):
             # What is null in a mapping of its own removes nothing and is left out too.
-            found[key] = merged(below if isinstance(below, Mapping) else {}, value)
+            below = below if isinstance(below, Mapping) else {}
+            found[key] = merged(below, value, keeps_none=keeps_none)
         else:
             found[key] = copy.deepcopy(value)
     return found
@@ -38,20 +41,15 @@ def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
 
 def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
     """Given values over given values: as `merged`, but a `None` stays, for the chart's own."""
-    found = {key: copy.deepcopy(value) for key, value in lower.items()}
-    for key, value in upper.items():
-        below = found.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        found[key] = layered(below or {}, value) if both else copy.deepcopy(value)
-    return found
+    return merged(lower, upper, keeps_none=True)
 
 
 def parse_set(text: str) -> Values:
     r"""Parse a `--set` argument: `a.b=1,c={x,y}`; `\` escapes a mark."""
     found: Values = {}
     for part in _parts(text):
-        path, equals, value = _cut(part)
-        if not equals or not path:
+        path, *assigned = _SPLIT["="].split(part, maxsplit=1)
+        if not assigned or not path:
             raise ConfigError(
                 f"--set {text!r} cannot be read: {part!r} is no key=value",
                 hint="for example --set replicas=2,image.pullPolicy=Always",
@@ -62,16 +60,11 @@ def parse_set(text: str) -> Values:
                 f"--set {text!r} cannot be read: {path!r} is no path of keys",
                 hint="lists are given whole, as key={a,b}, or in a file with -f",
             )
-        nested: Values = {keys[-1]: _value(value)}
+        nested: Values = {keys[-1]: _value(assigned[0])}
         for key in reversed(keys[:-1]):
             nested = {key: nested}
         found = layered(found, nested)
     return found
-
-
-def _cut(part: str) -> tuple[str, str, str]:
-    match = _SPLIT["="].search(part)
-    return (part, "", "") if match is None else (part[: match.start()], "=", part[match.end() :])
 
 
 def _parts(text: str) -> list[str]:
