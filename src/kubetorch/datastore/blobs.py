@@ -83,7 +83,6 @@ _HERE = Room()
 
 
 def storage_error(error: OSError, folder: Path, room: Room = _HERE) -> DataStoreError | None:
-    """The error for a file system without room, if `error` says so."""
     if error.errno not in _FULL:
         return None
     try:
@@ -136,7 +135,6 @@ class BlobStore:
         return os.path.exists(self._file(digest))  # noqa: PTH110  # thousands at once
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """The `digests` that are not here, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
     def open(self, digest: str) -> BinaryIO:

@@ -71,7 +71,6 @@ class Patterns:
         return bool(self._patterns)
 
     def decide(self, path: str, *, is_folder: bool) -> Pattern | None:
-        """The pattern that decides on an entry."""
         for pattern in self._patterns:
             if pattern.for_folders and not is_folder:
                 continue
@@ -236,7 +235,6 @@ class IgnoreRules:
         return signature
 
     def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
-        """True if the entry `name` of a folder does not travel."""
         path = f"{folder}/{name}" if folder else name
         if self._filter_patterns is not None:
             found = self._filter_patterns.decide(path, is_folder=is_folder)

@@ -75,7 +75,6 @@ class Options:
 
 
 def too_large(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
-    """The error for files that are too large together."""
     total = sum(size for size, _ in sizes)
     return ProjectTooLargeError(
         f"the project {root} has {_mib(total)} in {len(sizes)} files; "
@@ -99,7 +98,6 @@ def too_many(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
 
 
 def warning(root: str, sizes: Sizes) -> str:
-    """The warning for files that are large, but allowed."""
     total = sum(size for size, _ in sizes)
     large = [item for item in sizes if item[0] * 100 >= total]
     files = f". Its largest files:\n{_largest(large, 3)}" if large else ""
@@ -232,7 +230,6 @@ class Walk:
         return found.rules != known or any(rule.ctime_ns < 0 for rule in known)
 
     def _travelling(self, visit: _Visit, listing: list[str], old: FolderRecord | None) -> list[str]:
-        """The names of a listing that travel."""
         known: set[str] = set()
         travelled: set[str] = set()
         if old is not None and not visit.is_fresh:
@@ -350,7 +347,6 @@ class Walk:
     # ----------------------------------------------------------------------------------- limits
 
     def _sizes(self) -> list[tuple[int, str]]:
-        """Sizes and paths of all files."""
         sizes = [
             (file.size, f"{folder.path}/{file.name}".lstrip("/"))
             for folder in self.folders
@@ -371,7 +367,6 @@ class Walk:
 
 
 def _left_out(links: list[str]) -> str:
-    """The warning for links that lead out of the project."""
     which = ", ".join(sorted(links)[:_LINKS_SHOWN])
     more = len(links) - _LINKS_SHOWN
     return (
@@ -395,7 +390,6 @@ def _is_text(name: str) -> bool:
 
 
 def unreadable(path: str, error: OSError) -> SpecError:
-    """The error for a file or folder of the project that cannot be read."""
     return SpecError(
         f"{path} cannot be read: {error.strerror}",
         hint="make it readable, or list it in .ktignore",
@@ -412,27 +406,25 @@ class FileChangedError(DataStoreError):
     """A file is not what it was when the project was scanned: scan again."""
 
 
+@dataclass(eq=False)
 class Scan:
     """A project as it was when it was scanned."""
 
-    def __init__(
-        self, root: str, folders: list[FolderRecord], digest: str, warnings: list[str]
-    ) -> None:
-        self.root = root
-        self.digest = digest
-        self.warnings = tuple(warnings)
-        self.fresh: tuple[str, ...] = ()
-        self._folders = folders
+    root: str
+    folders: list[FolderRecord]
+    digest: str
+    warnings: tuple[str, ...]
+    fresh: tuple[str, ...] = ()
 
     @cached_property
     def tree(self) -> Tree:
-        return _tree(self._folders)
+        return _tree(self.folders)
 
     @cached_property
     def _files(self) -> dict[str, tuple[str, int]]:
         return {
             file.digest: (f"{self.root}/{folder.path}/{file.name}", file.size)
-            for folder in self._folders
+            for folder in self.folders
             for file in (*folder.files, *folder.followed)
         }
 
@@ -455,7 +447,6 @@ class Scan:
 
 
 def scan(root: Path, options: Options | None = None) -> Scan:
-    """The tree of a project."""
     options = options or Options()
     base = os.path.realpath(root)
     rules = IgnoreRules(base, options.filters)
@@ -472,15 +463,17 @@ def scan(root: Path, options: Options | None = None) -> Scan:
     read_all(walk)
     if options.only is not None and not _digests(walk.folders):
         raise SpecError(f"{base}/{options.only} is no file that can be read")
+    warnings = tuple(walk.warnings)
     if last is not None and walk.folders == last.folders:
-        return Scan(base, last.folders, last.tree, walk.warnings)
+        return Scan(base, last.folders, last.tree, warnings)
     tree = _tree(walk.folders)
-    found = Scan(base, walk.folders, tree.digest, walk.warnings)
+    found = Scan(base, walk.folders, tree.digest, warnings)
     found.__dict__["tree"] = tree
     if last is not None and tree.digest != last.tree:
         known = _digests(last.folders)
         found.fresh = (tree.digest, *(item for item in tree.digests() if item not in known))
-    cache.save(scan_cache.new(base, signature, tree.digest, walk.folders))
+    version = scan_cache.VERSION
+    cache.save(scan_cache.Listings(version, base, signature, tree.digest, walk.folders))
     return found
 
 
@@ -503,7 +496,6 @@ def _tree(folders: list[FolderRecord]) -> Tree:
 
 
 def read_all(walk: Walk) -> None:
-    """Read the files that a walk found new or changed."""
     for item in walk.pending:
         found = _read(item)
         if found is not None:

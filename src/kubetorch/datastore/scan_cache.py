@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +23,7 @@ RACY_SECONDS = 2.0
 #: Listings that nobody has used for so long are removed, in seconds.
 UNUSED_AFTER = 30 * 24 * 3600.0
 
-_VERSION = 1
+VERSION = 1
 _RACY = -1
 
 
@@ -40,7 +39,6 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
 
     def matches(self, facts: os.stat_result) -> bool:
-        """True if the file has not changed since."""
         return (
             facts.st_ctime_ns == self.ctime_ns
             and facts.st_mtime_ns == self.mtime_ns
@@ -61,8 +59,6 @@ class FolderRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Listings(msgspec.Struct, frozen=True, array_like=True):
-    """A project as the last scan saw it."""
-
     version: int
     root: str
     signature: list[str]
@@ -88,11 +84,6 @@ def record(name: str, facts: os.stat_result, digest: str, *, read_ns: int) -> Fi
     )
 
 
-def new(root: str, signature: Sequence[str], tree: str, folders: list[FolderRecord]) -> Listings:
-    """The listings of a scan that has ended."""
-    return Listings(_VERSION, root, list(signature), tree, folders)
-
-
 class ListingCache:
     """The stored listings of one project; several processes may use them at once."""
 
@@ -107,7 +98,7 @@ class ListingCache:
             found = _decoder.decode(self._path.read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        return found if found.version == _VERSION else None
+        return found if found.version == VERSION else None
 
     def save(self, listings: Listings) -> None:
         """Keep what a scan saw. A cache that cannot be written makes the next scan slower only."""

@@ -37,8 +37,6 @@ _RECORD_VERSION = 1
 
 @dataclass(frozen=True)
 class Slot:
-    """A folder with a tree in it."""
-
     number: int
     path: Path
     tree: str

@@ -27,7 +27,6 @@ _WINDOW_BYTES = 8 * 1024**2
 
 
 def compressed(digests: Iterable[str], source: Source) -> Iterator[bytes]:
-    """A stream with these blobs, in pieces."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj()
     ready: list[bytes] = []
     size = 0
@@ -87,7 +86,6 @@ class Receiver:
         self.received: list[str] = []
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the stream."""
         try:
             self._decompressor.write(data)
         except zstandard.ZstdError as error:
@@ -99,7 +97,6 @@ class Receiver:
         return self.received
 
     def close(self) -> None:
-        """Drop what is half-written."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.drop()

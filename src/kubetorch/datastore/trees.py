@@ -54,8 +54,6 @@ _TARGET = re.compile(r"\.|(?P<up>(?:\.\./)*)(?:\.\.|(?P<down>[^/\0]+(?:/[^/\0]+)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A file or symbolic link in a tree."""
-
     path: str
     mode: Mode
     size: int = 0
@@ -81,7 +79,6 @@ _decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def build(entries: Iterable[Entry]) -> Tree:
-    """The tree of these entries, in any order."""
     ordered = tuple(sorted(entries, key=attrgetter("path")))
     check(ordered)
     encoded = _encoder.encode(ordered)
@@ -97,7 +94,6 @@ def read(store: BlobStore, digest: str) -> Tree:
 
 
 def decode(encoded: bytes) -> Tree:
-    """The tree that `build` made."""
     _check_count(_count(encoded))
     try:
         entries = _decoder.decode(encoded)
@@ -136,8 +132,9 @@ def check(entries: Sequence[Entry]) -> None:
     previous: str | None = None
     for entry in entries:
         path = entry.path
-        if not _PLAIN_PATH.fullmatch(path):
-            check_path(path)
+        fault = None if _PLAIN_PATH.fullmatch(path) else _fault(path)
+        if fault is not None:
+            raise _refusal(path, fault)
         if previous is not None and path <= previous:
             what = "is there twice" if path == previous else "is out of order"
             raise _refusal(path, what)
@@ -155,7 +152,6 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def _folders(paths: Iterable[str]) -> set[str]:
-    """The folders above paths."""
     folders: set[str] = set()
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -165,15 +161,8 @@ def _folders(paths: Iterable[str]) -> set[str]:
     return folders
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that leaves its tree or cannot be written."""
-    fault = _fault(path)
-    if fault is not None:
-        raise _refusal(path, fault)
-
-
 def _fault(path: str) -> str | None:
-    """The fault of a relative path, in words; `None` if it has none."""
+    """Why a path leaves its tree or cannot be written, in words; `None` if it does not."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -242,7 +231,6 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def materialise(
     base: str, tree: Tree, source: Source, kept: dict[str, WrittenFile], removed: list[str]
 ) -> list[WrittenFile]:
-    """Make a folder what `tree` says."""
     written = [entry for entry in tree.entries if entry.path not in kept]
     _forget_byte_code(base, [*removed, *(entry.path for entry in written)])
     for path in removed:
@@ -365,7 +353,6 @@ def _remove_empty_folders(base: str, removed: Iterable[str]) -> None:
 
 
 def _forget_byte_code(base: str, paths: Iterable[str]) -> None:
-    """Delete the byte code of these sources."""
     modules: dict[str, set[str]] = {}
     for path in paths:
         if path.endswith(".py"):
