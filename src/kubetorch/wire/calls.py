@@ -52,11 +52,7 @@ def new_call_id() -> str:
 
 
 def check_arguments(size: int) -> None:
-    """Refuse arguments of so many bytes, if that is too much.
-
-    Raises:
-        CallRefusedError: They are larger than `ARGUMENTS_LIMIT`.
-    """
+    """Refuse arguments of more than `ARGUMENTS_LIMIT` bytes."""
     if size > ARGUMENTS_LIMIT:
         raise CallRefusedError(
             f"arguments of {size} bytes; {ARGUMENTS_LIMIT} are allowed",
@@ -93,7 +89,6 @@ Outcome = Returned | Raised
 
 
 def returned(meta: frames.Result, payload: Buffer) -> Returned:
-    """Decode a RESULT frame and its payload."""
     body = meta.body
     return Returned(body.codec, body.sizes, payload, meta.streamed, meta.generation)
 

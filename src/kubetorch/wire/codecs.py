@@ -102,11 +102,7 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
 
 
 def to_json(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments of `values`, made in this process, in strict JSON: for an older peer.
-
-    Raises:
-        SerializationError: JSON cannot carry the value.
-    """
+    """The segments of `values`, made in this process, in strict JSON: for an older peer."""
     buffers = [b"".join(join([one])) for one in segments]
     return encode("json", values.decode(buffers, {}))
 
@@ -117,11 +113,7 @@ def is_plain(codec: str, payload: Buffer) -> bool:
 
 
 def check_answer(codec: str, asked: str) -> None:
-    """Refuse a pickle from a pod that was asked in another codec: unpickling runs code.
-
-    Raises:
-        SerializationError: It is one.
-    """
+    """Refuse a pickle from a pod that was asked in another codec: unpickling runs code."""
     if codec == "pickle" and asked != "pickle":
         raise SerializationError(
             "the pod answered with a pickle, which this program has not asked for",
@@ -289,7 +281,6 @@ def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own 
 
 
 def buffers_of(text: str) -> list[Buffer]:
-    """The segments of such text."""
     return [bytearray(base64.b64decode(part)) for part in text.split(" ")]
 
 

@@ -84,11 +84,7 @@ def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> b
 
 
 def split(message: memoryview) -> tuple[int, int, memoryview, memoryview]:
-    """The kind, the number of the call, the meta and the payload of a message that is a frame.
-
-    Raises:
-        ProtocolError: It is none.
-    """
+    """The kind, the number of the call, the meta and the payload of a message that is a frame."""
     size = len(message)
     if size < HEADER_BYTES:
         raise ProtocolError(f"a message of {size} bytes that is no frame")

@@ -236,7 +236,6 @@ class Ending(Message, tag="ending", frozen=True):
     time: float = 0.0
 
     def error(self, pod: str) -> PodTerminatedError:
-        """The error of the calls of the pod."""
         event = {"timestamp": self.time or None, "reason": self.reason, "message": self.message}
         return PodTerminatedError(pod, self.reason, events=[event] if self.message else [])
 
@@ -583,15 +582,11 @@ class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class TokenView(msgspec.Struct, frozen=True):
-    """A token for one workload."""
-
     token: str
     expires: float
 
 
 class StatusView(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller itself."""
-
     version: str
     protocol: int
     pid: int
@@ -612,7 +607,6 @@ def encode(message: object) -> bytes:
 
 
 def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
-    """A message of this type."""
     try:
         return json_decoder(kind, _decode_step).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

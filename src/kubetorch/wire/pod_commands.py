@@ -25,8 +25,6 @@ class RunStepNow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunLine(Message, tag="line", frozen=True):
-    """The step wrote a line."""
-
     text: str
     source: str = "stdout"
 
@@ -78,8 +76,6 @@ class ShellEnd(ShellMessage, tag="end", frozen=True):
 
 
 class ShellExit(ShellMessage, tag="exit", frozen=True):
-    """The shell has ended."""
-
     code: int
 
 

@@ -45,8 +45,18 @@ GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 
-#: What only one of the backends gives: variable and field.
-_FIELDS = {
+#: The variables that are text, with their fields: first those that each pod must have.
+_NEEDED = {
+    NAMESPACE: "namespace",
+    WORKLOAD: "workload",
+    POD: "pod",
+    HOST: "host",
+    ROOT: "root",
+    WORKING_DIR: "working_dir",
+    ENVIRONMENTS: "environments",
+}
+_TEXTS = {
+    **_NEEDED,
     "KT_POD_ATTACHMENTS_FILE": "attachments_file",
     "KT_POD_CONTROLLER_FILE": "controller_file",
     "KT_POD_CREDENTIALS_FILE": "credentials_file",
@@ -55,8 +65,8 @@ _FIELDS = {
     TOKEN: "token",
     "KT_POD_LISTEN": "listen",
 }
-#: Those that a pod must have.
-_NEEDED = {
+#: Those that a pod of a backend must have.
+_NEEDED_ON = {
     "local": ("KT_POD_CONTROLLER_FILE", "KT_POD_CREDENTIALS_FILE"),
     "kubernetes": (CONTROLLER_URL,),
 }
@@ -115,18 +125,10 @@ class PodEnv:
     grace: float | None = None
 
     def write(self) -> dict[str, str]:
-        """As environment variables."""
         return {
-            NAMESPACE: self.namespace,
-            WORKLOAD: self.workload,
-            POD: self.pod,
-            HOST: self.host,
+            **{name: text for name, field in _TEXTS.items() if (text := getattr(self, field))},
             PORT: str(self.port),
-            ROOT: self.root,
-            WORKING_DIR: self.working_dir,
-            ENVIRONMENTS: self.environments,
             BACKEND: self.backend,
-            **{name: text for name in _FIELDS if (text := getattr(self, _FIELDS[name]))},
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
             **({JOINED: "true"} if self.is_joined else {}),
             **({} if self.grace is None else {GRACE: str(self.grace)}),
@@ -134,36 +136,25 @@ class PodEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> PodEnv:
-        """Parse the output of `write`."""
-
-        def value(name: str) -> str:
+        backend = environ.get(BACKEND, "local")
+        if backend not in _NEEDED_ON:
+            raise ConfigError(
+                f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED_ON)}"
+            )
+        for name in (PORT, *_NEEDED, *_NEEDED_ON[backend]):
             if not environ.get(name):
                 raise ConfigError(f"{name} is not set: this is not started by a backend")
-            return environ[name]
-
-        port = value(PORT)
+        port = environ[PORT]
         if not port.isdigit():
             raise ConfigError(f"{PORT} is {port!r}; it must be a number")
         limit, grace = environ.get(MEMORY_LIMIT, ""), environ.get(GRACE, "")
-        backend = environ.get(BACKEND, "local")
-        if backend not in _NEEDED:
-            raise ConfigError(f"{BACKEND} is {backend!r}; it must be one of {', '.join(_NEEDED)}")
-        for name in _NEEDED[backend]:
-            value(name)
         return cls(
-            namespace=value(NAMESPACE),
-            workload=value(WORKLOAD),
-            pod=value(POD),
-            host=value(HOST),
             port=int(port),
-            root=value(ROOT),
-            working_dir=value(WORKING_DIR),
-            environments=value(ENVIRONMENTS),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
             is_joined=environ.get(JOINED) == "true",
             grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
-            **{field: environ.get(name, "") for name, field in _FIELDS.items()},
+            **{field: environ.get(name, "") for name, field in _TEXTS.items()},
         )
 
 
@@ -178,9 +169,8 @@ class FolderAt(msgspec.Struct, frozen=True, omit_defaults=True):
 class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
     """The values of a secret as files of a folder.
 
-    Attributes:
-        secret: The file that the secret is kept in, a `kubetorch.wire.secrets.SecretFile`.
-        items: Pairs of key and file name; all keys if there are none.
+    `secret` is the file that it is kept in, a `kubetorch.wire.secrets.SecretFile`; `items` are
+    pairs of key and file name, none for all keys.
     """
 
     secret: str
@@ -189,7 +179,5 @@ class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Attachments(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of it."""
-
     folders: tuple[FolderAt, ...] = ()
     files: tuple[FilesAt, ...] = ()

@@ -21,11 +21,9 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Entry(NamedTuple):
-    """A value that one rank returned or yielded, still encoded.
+    """A value that one rank returned or yielded, still encoded as `kubetorch.wire.codecs` does it.
 
-    Attributes:
-        segments: As `kubetorch.wire.codecs` has them.
-        is_streamed: The rank ran a generator, and this is what it returned after its last value.
+    A generator's that `is_streamed` is what the rank returned after its last value.
     """
 
     rank: int
@@ -45,11 +43,7 @@ def pack(entries: Iterable[Entry]) -> list[Buffer]:
 
 
 def unpack(segments: Sequence[Buffer]) -> list[Entry]:
-    """The entries that `pack` was given.
-
-    Raises:
-        ProtocolError: The head does not fit the segments.
-    """
+    """The entries that `pack` was given."""
     try:
         head = json.loads(bytes(segments[0]))
         entries, at = [], 1

@@ -66,38 +66,40 @@ VOLUMES = "/v1/volumes"
 STORAGE_CLASS = "/v1/storage-class"
 
 
+def _path(base: str, *names: str, verb: str = "") -> str:
+    path = "/".join([base, *(quote(name, safe="") for name in names)])
+    return f"{path}/{verb}" if verb else path
+
+
 def workloads(namespace: str) -> str:
-    return f"{WORKLOADS}/{quote(namespace, safe='')}"
+    return _path(WORKLOADS, namespace)
 
 
 def workload(namespace: str, name: str, verb: str = "") -> str:
     """One workload, or a verb on it: `deploy`, `token`, `pods`, `logs`, `events`."""
-    base = f"{workloads(namespace)}/{quote(name, safe='')}"
-    return f"{base}/{verb}" if verb else base
+    return _path(WORKLOADS, namespace, name, verb=verb)
 
 
 def call(call_id: str, verb: str = "") -> str:
     """One spawned call, or a verb on it: `cancel`, `result`."""
-    base = f"{CALLS}/{quote(call_id, safe='')}"
-    return f"{base}/{verb}" if verb else base
+    return _path(CALLS, call_id, verb=verb)
 
 
 def secrets(namespace: str) -> str:
-    return f"{SECRETS}/{quote(namespace, safe='')}"
+    return _path(SECRETS, namespace)
 
 
 def secret(namespace: str, object_name: str, verb: str = "") -> str:
     """One secret, or a verb on it: `values`."""
-    base = f"{secrets(namespace)}/{quote(object_name, safe='')}"
-    return f"{base}/{verb}" if verb else base
+    return _path(SECRETS, namespace, object_name, verb=verb)
 
 
 def volumes(namespace: str) -> str:
-    return f"{VOLUMES}/{quote(namespace, safe='')}"
+    return _path(VOLUMES, namespace)
 
 
 def volume(namespace: str, claim: str) -> str:
-    return f"{volumes(namespace)}/{quote(claim, safe='')}"
+    return _path(VOLUMES, namespace, claim)
 
 
 # --------------------------------------------------------------------------------------- agent
@@ -121,8 +123,7 @@ RUN = "/v1/run"
 
 def callable_path(callable_name: str, method: str | None = None) -> str:
     """The path of calls of a callable, or of a method of a class, by `POST`."""
-    base = f"/{quote(callable_name, safe='')}"
-    return f"{base}/{quote(method, safe='')}" if method else base
+    return _path("", callable_name, *([method] if method else ()))
 
 
 #: Seconds that running calls have to end in a teardown, where nothing is said.

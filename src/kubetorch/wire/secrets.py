@@ -56,8 +56,6 @@ class PutSecret(_Silent, frozen=True, kw_only=True):
 
 
 class SecretValues(_Silent, frozen=True, kw_only=True):
-    """The values of a secret, for its owner."""
-
     values: dict[str, bytes]
 
 
@@ -102,7 +100,5 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an upload."""
-
     outcome: Outcome
     secret: SecretView

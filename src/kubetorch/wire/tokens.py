@@ -59,7 +59,6 @@ class Claims:
 
 
 def audience(namespace: str, name: str) -> str:
-    """The audience of tokens for a workload."""
     return f"{namespace}/{name}"
 
 
@@ -79,7 +78,6 @@ def fingerprint(token: str) -> str:
 
 
 def sign(key: bytes, claims: Claims) -> str:
-    """The token for these claims."""
     said = {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject}
     if claims.issued:
         said["iat"] = claims.issued

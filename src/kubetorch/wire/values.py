@@ -117,29 +117,17 @@ class Gathered:
 
 
 class UnfitError(Exception):
-    """A value cannot travel.
-
-    Attributes:
-        path: The way to it, from the inside.
-    """
+    """A value cannot travel."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
         self.hint = hint
+        #: The way to it, from the inside.
         self.path: list[str] = []
 
 
 def encode(value: object, root: str = "result", mode: int = PLAIN) -> list[Buffer | Gathered]:
-    """The segments of a value.
-
-    Args:
-        value: The value.
-        root: What messages call it.
-        mode: How it is to arrive: `PLAIN` or `EXACT`.
-
-    Raises:
-        SerializationError: It cannot travel.
-    """
+    """The segments of a value, which messages call `root`, to arrive `PLAIN` or `EXACT`."""
     packer = Packer()
     try:
         try:
@@ -251,7 +239,6 @@ class Packer:
         )
 
     def items(self, value: Sequence[Any], mode: int = PLAIN) -> Any:  # noqa: ANN401  # of JSON
-        """The JSON of a list."""
         plain = self._plain
         if plain.issuperset(map(type, value)):
             return value if type(value) is list else list(value)
@@ -641,15 +628,7 @@ def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type |
 
 
 def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # noqa: ANN401  # the user's
-    """The value that `encode` was given.
-
-    Args:
-        segments: Its segments.
-        modules: Names of modules that are others here.
-
-    Raises:
-        SerializationError: They are no value, or what it is made of is missing here.
-    """
+    """The value that `encode` was given; `modules` has the names of those that are others here."""
     head = segments[0]
     if head[0] != _MARK:
         try:
@@ -792,7 +771,6 @@ class Unpacker:
         return found
 
     def find(self, module: object, qualname: object) -> type | None:
-        """A class of the user."""
         name = expect(module, str), expect(qualname, str)
         if name not in self._classes:
             found = self._classes[name] = find_class(*name, self._modules)
