@@ -35,7 +35,6 @@ class RunRequest(NamedTuple):
     is_async: bool
 
     def write(self) -> dict[str, str]:
-        """As environment variables."""
         found = {"KT_RUN": "1", "KT_RUN_CMD": self.command, "KT_RUN_FILE": self.file}
         if self.name is not None:
             found["KT_RUN_NAME"] = self.name
@@ -172,7 +171,6 @@ def pod_token_file() -> Path | None:
 
 
 def controller_url() -> str | None:
-    """The URL of the controller of this pod."""
     names = "KT_POD_CONTROLLER_URL", "KT_CONTROLLER_URL"
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 

@@ -43,7 +43,6 @@ _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def username(value: object) -> str:
-    """See `kubetorch.config.values`."""
     try:
         return clean_username(text(value))
     except SpecError as error:
@@ -51,7 +50,6 @@ def username(value: object) -> str:
 
 
 def namespace(value: object) -> str:
-    """A Kubernetes namespace."""
     found = text(value)
     if not _NAMESPACE.fullmatch(found):
         raise ValueError(
@@ -146,7 +144,6 @@ def mapping(value: object) -> dict[str, Plain]:
 
 
 def backend(value: object) -> Backend:
-    """Parse the name of a backend."""
     for known in BACKENDS:
         if value == known:
             return known

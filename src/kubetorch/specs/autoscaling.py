@@ -204,7 +204,6 @@ def _check_durations(spec: AutoscalingSpec) -> None:
 
 
 def _check_zero(spec: AutoscalingSpec) -> AutoscalingSpec:
-    """A spec whose scaler can do without pods, if it is to."""
     for name in ("min_scale", "initial_scale"):
         if spec.autoscaler_class == HPA and getattr(spec, name) == 0:
             raise AutoScalingError(

@@ -205,7 +205,6 @@ class ImageSpec:
         return (*entrypoint, *(("/bin/sh", "-c", cmd) if isinstance(cmd, str) else cmd or ()))
 
     def contents(self, *, default_image: str) -> str:
-        """The whole Dockerfile."""
         lines = [f"FROM {self.image_id or default_image}"]
         if any(isinstance(step, PipStep) for step in self.steps) and not self.install_cmd:
             lines.append(f'ARG {INSTALL_VARIABLE}="{BUILD_INSTALL_COMMAND}"')
@@ -284,7 +283,6 @@ def check_reference(reference: object) -> str:
 
 
 def check_variable(name: object, value: object) -> EnvStep:
-    """The step that sets a variable."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise SpecError(
             f"the environment variable {name!r} must be letters, digits and '_', and not begin "

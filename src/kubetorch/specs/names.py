@@ -53,7 +53,6 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
 
 
 def check_namespace(given: object) -> str:
-    """The name of a Kubernetes namespace."""
     if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
         raise SpecError(
             f"namespace is {given!r}; it must be at most 63 lower-case letters, digits and '-', "

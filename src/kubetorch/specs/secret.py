@@ -172,7 +172,6 @@ def check_name(name: object) -> str:
 
 
 def check_object_name(name: object) -> str:
-    """The name of a Kubernetes Secret."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_LIMIT:
         raise SpecError(
             f"{name!r} cannot be the name of a secret: at most {_OBJECT_LIMIT} lower-case letters, "
@@ -182,7 +181,6 @@ def check_object_name(name: object) -> str:
 
 
 def check_key(key: object) -> str:
-    """The name of a value, or of a file."""
     if not isinstance(key, str) or not _KEY.fullmatch(key) or key == "." or key[:2] == "..":
         raise SpecError(
             f"a secret cannot have the key {key!r}: a key is at most 253 letters, digits, '-', '_' "

@@ -55,7 +55,6 @@ class VolumeSpec:
 
     @property
     def claim_name(self) -> str:
-        """Name of the PersistentVolumeClaim."""
         return self.claim or self.name
 
     @property
@@ -82,7 +81,6 @@ def check(spec: VolumeSpec) -> None:
 
 
 def default_mount_path(name: str) -> str:
-    """The default mount path of a volume."""
     return f"{FOLDER}/{name}"
 
 
@@ -121,7 +119,6 @@ def check_claim(name: object, *, parameter: str = "pvc") -> str:
 
 
 def check_mount_path(path: object) -> str:
-    """The path of a volume in pods."""
     if not isinstance(path, str) or not path:
         raise SpecError(
             f"mount_path is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'

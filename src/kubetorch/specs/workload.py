@@ -55,7 +55,6 @@ class Origin:
 
     @property
     def file(self) -> str:
-        """The file in the project."""
         return self.callable.rpartition(":")[0] or self.callable
 
     def __str__(self) -> str:
@@ -100,5 +99,4 @@ class WorkloadSpec:
         return tuple(dict.fromkeys([*([self.tree] if self.tree else []), *copied]))
 
     def is_like(self, other: WorkloadSpec) -> bool:
-        """True if both specs are equal but for the instance."""
         return replace(self, instance=other.instance) == other
