@@ -63,7 +63,6 @@ def check_cluster(namespace: str | None, *, as_json: bool) -> None:
 
 
 def _local(output: Output) -> None:
-    """Check this machine, without a cluster."""
     found = Finding("backend", "ok", "services run on this machine (the setting backend is local)")
     _show(found, output)
     if output.as_json:
@@ -80,7 +79,6 @@ def _findings(namespace: str) -> list[Finding]:
 
 
 def _seen(namespace: str, api_url: str | None) -> list[Finding]:
-    """Findings about the kubeconfig and the API server."""
     try:
         access = kubeconfig.find()
     except KubetorchError as error:
@@ -102,7 +100,6 @@ def _seen(namespace: str, api_url: str | None) -> list[Finding]:
 
 
 def _answers(namespace: str, api_url: str | None) -> list[Finding]:
-    """Findings from the controller's answers to this user."""
     meant = ClusterSettings(None, config.install_namespace, api_url)
     try:
         session = cluster_session.open_session(meant)
@@ -134,7 +131,6 @@ def _health(controller: Controller) -> Health:
 
 
 def judge_version(health: Health) -> Finding:
-    """Compare the versions of client and controller."""
     theirs, protocol = health.version, health.protocol
     words = f"controller {theirs}, this client {__version__}"
     try:

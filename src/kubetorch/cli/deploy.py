@@ -190,7 +190,6 @@ _IMAGE_EXAMPLE = (
 
 
 def parse_image(text: str) -> Image:
-    """The image that the option says."""
     if text.lstrip().startswith(("{", "[", '"')):
         return _from_json(text)
     name, _, version = text.partition(":")
@@ -325,8 +324,6 @@ def deploy(  # noqa: PLR0913  # the documented options
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of the command; `None` for those that were not given."""
-
     compute: dict[str, Any] | None
     image: Image | None
     init_args: dict[str, Any] | None
@@ -336,7 +333,6 @@ class _Options:
 
 
 def _handle(target: Target, found: Any, options: _Options) -> Handle:  # noqa: ANN401  # the user's
-    """The handle of a function or class, with what it runs on."""
     has_compute = is_decorated(found)
     if not has_compute and options.compute is None:
         raise SpecError(

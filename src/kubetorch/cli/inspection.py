@@ -256,7 +256,6 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
 
 
 def _callable(ref: CallableRef) -> str | None:
-    """The callable in words; `None` for an app."""
     if ref.kind == "app":
         return None
     return f"{'class' if ref.kind == 'cls' else 'function'} {ref.qualname} of {ref.module}"
@@ -281,8 +280,6 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that can be called."""
-
     method: str | None
     signature: str
     example: Mapping[str, Any]
@@ -320,7 +317,6 @@ def unknown_operation(callable_: CallableRef) -> Operation:
 
 
 def _arguments(post: Schema) -> Schema:
-    """The schemas of `args` and `kwargs`."""
     found = _mapping(post.get("requestBody"))
     for step in ("content", "application/json", "schema", "properties"):
         found = _mapping(found.get(step))
@@ -370,8 +366,6 @@ def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
 
 
 class Place(NamedTuple):
-    """The place at which a service is called from here."""
-
     service: str
     namespace: str
     url: str
@@ -385,12 +379,10 @@ class Place(NamedTuple):
 
     @property
     def authorization(self) -> str:
-        """The header, in the words of a shell."""
         return f'"Authorization: Bearer $(kt token {self.service} -n {self.namespace})"'
 
 
 def call_by_curl(place: Place, callable_: CallableRef, call: Operation) -> str:
-    """The shell command that makes a call; it asks `kt` for a token."""
     path = routes.callable_path(callable_.name, call.method)
     body = json.dumps({"args": call.args, "kwargs": call.example}).replace("'", "'\\''")
     return "\n".join(
@@ -413,7 +405,6 @@ def call_by_python(
     is_hidden: bool = False,
     is_broadcast: bool = False,
 ) -> str:
-    """The Python program that makes a call."""
     kind = callable_.kind
     found = (
         f'kt.{kind}(name="{service}")'
@@ -450,7 +441,6 @@ def app_by_curl(place: Place, app: AppSpec) -> str:
 
 
 def app_by_python(place: Place, app: AppSpec) -> str:
-    """The Python program that does the same."""
     service, namespace = place.service, place.namespace
     if app.port is None:
         shown = f'["kt", "logs", "{service}", "-n", "{namespace}"]'

@@ -103,7 +103,6 @@ _Plain.add_representer(str, _quoted)
 
 
 def _show(wanted: Wanted, output: Output) -> None:
-    """Print the objects of an installation, as it would apply them."""
     chart = Chart()
     chart.values(wanted.values)  # what is wrong with them is known without a cluster
     found = _with_earlier(chart, wanted, asyncio.run(_look(wanted, output)))
@@ -131,7 +130,6 @@ async def _look(wanted: Wanted, output: Output) -> Release | None:
 
 
 def _with_earlier(chart: Chart, wanted: Wanted, former: Release | None) -> Values:
-    """The values that are to hold."""
     if former is None:
         if wanted.must_exist:
             raise InstallError(
@@ -146,7 +144,6 @@ def _with_earlier(chart: Chart, wanted: Wanted, former: Release | None) -> Value
 
 
 def _run(wanted: Wanted, *, dry_run: bool) -> None:
-    """Install, or change what is installed, and wait for the controller."""
     output = Output(as_json=wanted.as_json)
     if dry_run:
         _show(wanted, output)

@@ -49,8 +49,6 @@ _STDOUT = "<stdout>"
 
 
 class Output:
-    """The two streams of one command."""
-
     def __init__(self, *, as_json: bool = False, is_raw: bool = False) -> None:
         self.as_json = as_json
         self._is_raw = is_raw
@@ -103,21 +101,15 @@ class Output:
             _write(self._stdout, line, "plain")
 
     def confirm(self, question: str) -> None:
-        """Ask on stderr whether to go on, and end the command if not.
-
-        Raises:
-            KeyboardInterrupt: The user pressed Ctrl-C, which `typer` takes for a no.
-        """
+        """Ask on stderr whether to go on, and end the command if not."""
         with _interrupted():
             typer.confirm(question, abort=True, err=True)
 
     def ask(self, question: str) -> str:
-        """Ask for a line on stderr."""
         with _interrupted():
             return str(typer.prompt(question, err=True)).strip()
 
     def error(self, message: str, hint: str | None = None) -> None:
-        """Why the command failed, and the next step."""
         _write(sys.stderr, message, "red")
         if hint:
             _write(sys.stderr, f"hint: {hint}", "plain")
@@ -145,7 +137,7 @@ class Output:
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[None]:
-    """Treat Ctrl-C at a question as Ctrl-C."""
+    """Treat Ctrl-C at a question as Ctrl-C, which `typer` takes for a no."""
     try:
         yield
     except typer.Abort as error:

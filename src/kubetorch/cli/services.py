@@ -28,7 +28,6 @@ _POD_PATIENCE = 10.0
 
 
 def open_session(namespace: str, output: Output, *, is_changing: bool) -> Session:
-    """The way to the controller, for a command about a namespace."""
     sdk.be_quiet()
     session = sdk.session()
     if is_changing:
@@ -39,7 +38,6 @@ def open_session(namespace: str, output: Output, *, is_changing: bool) -> Sessio
 
 
 def name_places(computes: Iterable[Compute], output: Output) -> None:
-    """Say where a command deploys."""
     sdk.be_quiet()
     for session, namespace in dict.fromkeys((one.session(), one.namespace) for one in computes):
         _name_place(session, namespace, output)
@@ -58,13 +56,7 @@ def _name_place(session: Session, namespace: str, output: Output) -> None:
 
 
 class Services:
-    """The services of one namespace.
-
-    Args:
-        namespace: The namespace; the configured one if it is not given.
-        output: Where remarks go.
-        is_changing: Whether the command changes something there.
-    """
+    """The services of one namespace; the configured one if none is given."""
 
     def __init__(self, namespace: str | None, output: Output, *, is_changing: bool = False) -> None:
         self.namespace: str = namespace or config.get("namespace")
@@ -114,7 +106,6 @@ class Services:
         )
 
     def hint(self, name: str) -> str:
-        """A hint for a name that no service has."""
         return sdk.near_services(self.session, self.namespace, name)
 
     def _candidates(self, name: str) -> list[str]:
@@ -135,14 +126,12 @@ class Services:
         return service.is_own and creator.username == self.username
 
     def delete(self, service: WorkloadView, *, force: bool) -> None:
-        """Stop a service and forget it."""
         spec, grace = service.spec, 0.0 if force else None
         self.session.ask(
             lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 
     def token(self, service: WorkloadView, *, ttl: float | None = None) -> TokenView:
-        """A token that may call it, for so many seconds."""
         spec = service.spec
         return self.session.ask(lambda asked: asked.get_token(spec.namespace, spec.name, ttl=ttl))
 
@@ -168,7 +157,6 @@ class Services:
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
-        """The answer of a pod to `GET path`."""
         token = service.token or self.token(service).token
         with (
             ways.client(
@@ -204,7 +192,6 @@ class Services:
         return found.lines(tail=tail, follow=follow)
 
     def calls(self, name: str | None) -> list[CallView]:
-        """Spawned calls of one service, or of all."""
         if name is None:
             return self.session.ask(lambda asked: asked.list_calls(self.namespace, None))
         try:
@@ -228,7 +215,6 @@ class Services:
         return self.call(call.id)
 
     def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's
-        """Return the result of a spawned call once it has ended, or raise its error."""
         return CallHandle.from_id(call_id).get(timeout)
 
 

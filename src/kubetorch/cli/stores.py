@@ -23,8 +23,6 @@ from kubetorch.wire.volumes import VolumeView
 
 
 class _Keeper:
-    """The controller, and the namespace that a command is about."""
-
     def __init__(
         self,
         namespace: str | None,
@@ -40,7 +38,6 @@ class _Keeper:
 
     @property
     def where(self) -> str:
-        """The place of the search, for people."""
         return "any namespace" if self._all_namespaces else f"{self.namespace} namespace"
 
     @property
@@ -50,7 +47,6 @@ class _Keeper:
 
 class SecretKeeper(_Keeper):
     def all(self, *, prefix: str | None = None) -> list[SecretView]:
-        """All of them, or those whose name begins with a prefix."""
         found = self._session.ask(lambda asked: asked.secrets.list(self._listed))
         return [view for view in found if view.name.startswith(prefix or "")]
 
@@ -61,7 +57,6 @@ class SecretKeeper(_Keeper):
         return next((one for one in listed if one.object_name == found.object_name), found)
 
     def values(self, view: SecretView) -> dict[str, str]:
-        """The values of a secret, as text."""
         hidden = self._session.ask(
             lambda asked: asked.secrets.values(view.namespace, view.object_name)
         )
@@ -114,7 +109,6 @@ class VolumeKeeper(_Keeper):
         )
 
     def missing(self, claim: str) -> VolumeNotFoundError:
-        """The error for one that does not exist."""
         return self._session.ask(lambda asked: missing(asked, claim, self.namespace))
 
 

@@ -33,7 +33,6 @@ def mode(service: WorkloadView) -> str:
 
 
 def service_json(service: WorkloadView) -> Json:
-    """A service, with its pods."""
     spec, ranks = service.spec, ranks_of_pods(service)
     return {
         "name": spec.name,
@@ -104,7 +103,6 @@ def rank_words(ranks: Sequence[int] | None) -> str:
 
 
 def world_json(service: WorkloadView) -> Json | None:
-    """The world of a distributed service, and who is lost of it."""
     world, distribution = service.world, service.spec.compute.distribution
     if world is None or distribution is None:
         return None
@@ -128,7 +126,6 @@ def world_json(service: WorkloadView) -> Json | None:
 
 
 def world_words(service: WorkloadView) -> str | None:
-    """The world of a distributed service in a line."""
     world, distribution = service.world, service.spec.compute.distribution
     if distribution is None:
         return None
@@ -142,7 +139,6 @@ def world_words(service: WorkloadView) -> str | None:
 
 
 def lost_lines(service: WorkloadView) -> list[str]:
-    """The pods that are lost of a world, with their ranks and why."""
     ranks = ranks_of_pods(service)
     return [
         f"{one.member.pod}  ranks {rank_words(ranks[one.member.pod])}  {one.reason}"
@@ -215,7 +211,6 @@ def stacks_json(one: WorkerStacks) -> Json:
 
 
 def line_text(line: DeployLog) -> str:
-    """A line of a log as its call shows it."""
     return logs.text(line)
 
 
@@ -245,7 +240,6 @@ SPARE_SERVICE_COLUMNS = (
 
 
 def service_row(service: WorkloadView) -> list[str]:
-    """A service under `SERVICE_COLUMNS`."""
     spec = service.spec
     cells = (
         spec.name,
@@ -269,13 +263,11 @@ SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY", "CALLS", "AGE")
 
 
 def pod_columns(service: WorkloadView) -> list[str]:
-    """The columns of `pod_rows`."""
     ranks = [] if service.world is None else ["RANKS"]
     return ["POD", *ranks, "PHASE", "READY", "GENERATION", "RESTARTS", "CALLS", "AGE", "REASON"]
 
 
 def pod_rows(service: WorkloadView) -> list[list[str]]:
-    """The pods of a service, each with its ranks where there are any."""
     ranks = ranks_of_pods(service)
     own = {
         pod.name: [] if service.world is None else [rank_words(ranks.get(pod.name))]
@@ -309,7 +301,6 @@ CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "PROGRESS", "STARTED", "TO
 
 
 def call_row(call: CallView) -> list[str]:
-    """A spawned call under `CALL_COLUMNS`."""
     took = "-" if call.ended is None else f"{max(0.0, call.ended - call.started):.1f}s"
     result = f"{call.result_bytes} bytes" if call.ended is not None else "-"
     return [
@@ -330,7 +321,6 @@ SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE")
 
 
 def call_list_row(call: CallView) -> list[str]:
-    """A spawned call under `CALL_LIST_COLUMNS`."""
     *found, _, _, took, _ = call_row(call)
     return [*found, progress_words(call.progress, brief=True), age(call.started), took]
 

@@ -271,11 +271,7 @@ def _default_name(command: str, pointers: Pointers | None) -> str:
 
 
 class AppFoundError(BaseException):
-    """Ends the import of the file that `kt run` runs, at its `kt.app`.
-
-    Attributes:
-        app: The app.
-    """
+    """Ends the import of the file that `kt run` runs, at its `kt.app`."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app.name)

@@ -51,7 +51,6 @@ choices = _Choices()
 
 
 def choose(kubeconfig: str | None = None) -> Choice:
-    """Choose where pods run."""
     backend = config.backend
     if backend == "local":
         return Choice(None, "the setting backend is local")
@@ -99,7 +98,6 @@ def _say(opened: Session) -> None:
 
 
 def choose_anew() -> None:
-    """Look anew when it matters next."""
     choices.found.clear()
 
 
@@ -268,7 +266,6 @@ def base_url(opened: Session, view: WorkloadView) -> str:
 
 
 def remember(opened: Session, view: WorkloadView) -> None:
-    """Take note of a workload, and of where it is."""
     _registry.known.add((opened, view.spec.namespace, view.spec.name))
     route(opened, view.spec.namespace, view.spec.name).accept(view)
 
@@ -311,10 +308,5 @@ def forget(opened: Session, namespace: str, name: str) -> None:
 
 
 def delete(opened: Session, namespace: str, name: str) -> None:
-    """Stop a workload and forget it.
-
-    Raises:
-        ServiceNotFoundError: There is none of that name.
-    """
     opened.ask(lambda asked: asked.delete_workload(namespace, name))
     forget(opened, namespace, name)

@@ -34,12 +34,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Bar:
-    """The progress of one activity.
-
-    Args:
-        label: Whose it is: a service, a callable, a pod.
-        patience: Seconds that it may take without being shown.
-    """
+    """The progress of one activity: of a service, a callable, a pod."""
 
     def __init__(self, label: str, *, patience: float = PATIENCE) -> None:
         self.label = label
@@ -53,7 +48,6 @@ class Bar:
         self._is_silent = config.quiet or inpod.is_worker()
 
     def update(self, doing: str, share: float | None = None) -> None:
-        """Show the present step and share."""
         self.doing, self.share = doing, share
 
     def step(self, doing: str, share: float | None = None) -> None:
@@ -144,7 +138,6 @@ class _Foot:
             self.drawn = text
 
     def tell(self, bar: Bar, words: str) -> None:
-        """Report the present step in a line."""
         with self.lock:
             bar.told = time.monotonic()
             self.put(f"({bar.label}) {words}\n", is_drawing=False)

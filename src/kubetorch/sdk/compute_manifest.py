@@ -31,15 +31,7 @@ _EXAMPLE = 'for example kt.Compute.from_manifest("deployment.yaml")'
 
 
 class ComputeManifest:
-    """The Kubernetes object that a deploy of a compute applies.
-
-    Args:
-        spec: The compute.
-        namespace: Namespace of the service.
-        name: Its name, if there is one by now.
-        workload: What runs on it, where that is known: was deployed, or declared.
-        equipment: What its cluster adds.
-    """
+    """The Kubernetes object that a deploy of a compute applies, as far as all of it is known."""
 
     def __init__(
         self,
@@ -88,7 +80,6 @@ class ComputeManifest:
         return WorkloadManifest.parse(manifest, self._spec.pod_template_path).primary
 
     def tolerations(self) -> list[Manifest]:
-        """Taints that pods accept, those of nodes with GPUs among them."""
         return [scheduling.render_toleration(one) for one in scheduling.all_tolerations(self._spec)]
 
     def without_pod_labels(self, keys: set[str]) -> str:
@@ -101,11 +92,7 @@ class ComputeManifest:
         return freeze(manifest, parameter="manifest")
 
     def with_pod_spec(self, given: object) -> ComputeSpec:
-        """The compute with another spec of its pods, whose parameters are as that says.
-
-        Raises:
-            SpecError: It is none, or there are no pods of its own.
-        """
+        """The compute with another spec of its pods, whose parameters are as that says."""
         if not isinstance(given, Mapping) or self._spec.is_selector_only:
             problem = "this compute only names pods that are there already"
             if not self._spec.is_selector_only:
@@ -195,11 +182,7 @@ def is_here(manifest: object) -> bool:
 
 
 def load(manifest: object) -> Mapping[str, Any]:
-    """The manifest that a user gave: a dictionary, or the path of a YAML file with one object.
-
-    Raises:
-        SpecError: It is neither, or the file cannot be read.
-    """
+    """The manifest that a user gave: a dictionary, or the path of a YAML file with one object."""
     if isinstance(manifest, Mapping):
         return manifest
     if not isinstance(manifest, (str, PathLike)) or not str(manifest).strip():
@@ -254,11 +237,7 @@ def read(
 
 
 def service_name(manifest: Mapping[str, Any], selector: Mapping[str, str] | None) -> str | None:
-    """Name of the service: that of the manifest, or of the training job that is selected.
-
-    Raises:
-        SpecError: It cannot be that of a service.
-    """
+    """Name of the service: that of the manifest, or of the training job that is selected."""
     found = parameters.name_of(manifest) or (selector or {}).get(_JOB_NAME) or None
     if found is None:
         return None

@@ -217,8 +217,6 @@ _PORTS = range(1, 65536)
 
 
 def _name(parameter: str, *, limit: int = _NAME_LIMIT) -> Callable[[object], str]:
-    """Parses the name of an object of Kubernetes."""
-
     def parse(value: object) -> str:
         if not isinstance(value, str) or len(value) > limit or not _NAME.fullmatch(value):
             raise SpecError(
@@ -314,7 +312,6 @@ def own_labels(value: object) -> Pairs:
 
 
 def annotation_pairs(value: object) -> Pairs:
-    """Kubernetes annotations, their values as text."""
     pairs = parameters.mapping("annotations", value, 'kt.Compute(annotations={"owner": "me"})')
     for name, item in pairs.items():
         parameters.check_label_name("annotations", name)
@@ -327,11 +324,7 @@ def annotation_pairs(value: object) -> Pairs:
 
 
 def image(value: object) -> Image:
-    """An image; its steps are read when it is deployed.
-
-    Raises:
-        AttributeError: It is none, in the words that programs expect.
-    """
+    """An image; what is none raises `AttributeError`, in the words that programs expect."""
     if not isinstance(value, Image):
         raise AttributeError(
             f"image is {value!r}; it must be a kt.Image, for example kt.Image(image_id={value!r}): "
@@ -517,12 +510,7 @@ def _as_declared(step: Step) -> Step:
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
-    """The spec, with what follows of a change: the deadline of a revision, of the launch timeout.
-
-    Args:
-        spec: The compute as it was changed.
-        before: The compute as it was.
-    """
+    """The spec, with what follows of a change: the deadline of a revision, of the launch timeout."""
     scaling = spec.autoscaling
     if scaling is None or spec.launch_timeout == before.launch_timeout:
         return spec
@@ -533,11 +521,7 @@ def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
 
 
 def check_consistency(spec: ComputeSpec) -> None:
-    """Refuse what cannot be.
-
-    Raises:
-        SpecError: Two parameters contradict each other, or have no manifest together.
-    """
+    """Refuse parameters that contradict each other, or have no manifest together."""
     _check_modes(spec)
     if spec.is_selector_only:
         _check_pool(spec)
@@ -603,7 +587,6 @@ _MEANT = {"env": "env_vars", "mem": "memory", "num_cpus": "cpus", "num_gpus": "g
 
 
 def unknown(name: str) -> UnknownParameterError:
-    """The error that `kt.Compute` has no parameter of this name."""
     meant = did_you_mean(_MEANT.get(name, name), PARAMETERS, likeness=0.6)
     return UnknownParameterError(
         f"kt.Compute has no parameter {name!r}", hint=meant or f"it has {', '.join(PARAMETERS)}"

@@ -41,8 +41,6 @@ _MARGIN = 30.0
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was run."""
-
     pod: str
     step: Step
     exit_code: int
@@ -120,22 +118,14 @@ class ComputePods:
         return [_run(self._session, view, pods[name], step) for name in chosen]
 
     def apply(self, image: Image, node: Nodes) -> None:
-        """Upload what an image copies, and run its steps.
-
-        Raises:
-            ImageStepError: A step fails.
-        """
+        """Upload what an image copies, and run its steps."""
         namespace = self._view().spec.namespace
         for step in _uploaded(self._session, image.to_spec(), namespace).steps:
             for done in self.run(step, node):
                 done.check()
 
     def install(self, requirement: str, node: Nodes, *, override: bool) -> None:
-        """Install a requirement where it is not importable; `override`: as it is here.
-
-        Raises:
-            ImageStepError: It cannot be installed.
-        """
+        """Install a requirement where it is not importable; `override`: as it is here."""
         for pod in _chosen(self._view(), node):
             wanted = self._missing(requirement, pod, override=override)
             if wanted is not None:
@@ -162,7 +152,6 @@ class ComputePods:
         return None if there.exit_code == 0 else requirement
 
     def local_port(self) -> int:
-        """A port of this machine that leads to the pods."""
         view = self._view()
         return backend.port_of(self._session, view.spec.namespace, view.spec.name)
 
@@ -175,7 +164,6 @@ class ComputePods:
 
 
 def _run(session: Session, view: WorkloadView, pod: PodView, step: Step) -> Done:
-    """Run a step in a pod."""
     body = messages.encode(RunStepNow(step, _STEP_TIMEOUT))
     texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
     url = session.address(view, pod)
@@ -207,7 +195,6 @@ def _uploaded(session: Session, image: ImageSpec, namespace: str) -> ImageSpec:
 
 
 def _chosen(view: WorkloadView, node: Nodes) -> list[str]:
-    """Names of the pods that a user means."""
     running = [pod.name for pod in view.pods if pod.phase == "Running"]
     # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
     serving = [pod.name for pod in view.pods if pod.name in running and pod.generation] or running

@@ -55,11 +55,7 @@ NDJSON = "application/x-ndjson"
 
 
 class FirstContact:
-    """Remembers if a cluster has answered this program yet: if not, the cluster may never do so.
-
-    Args:
-        api_url: Its URL, if it is reached by that.
-    """
+    """Remembers if a cluster has answered this program yet: if not, the cluster may never do so."""
 
     def __init__(self, api_url: str | None = None) -> None:
         self.is_over = False
@@ -84,12 +80,7 @@ class FirstContact:
 
 
 class Controller:
-    """A controller, over HTTP.
-
-    Args:
-        http: Its client.
-        contact: Whether its cluster has answered yet; `None` on this machine.
-    """
+    """A controller, over HTTP; `contact` is that with its cluster, if it is in one."""
 
     def __init__(self, http: HttpClient, contact: FirstContact | None = None) -> None:
         self._http = http
@@ -99,7 +90,6 @@ class Controller:
 
     @property
     def base_url(self) -> str:
-        """The URL of the controller."""
         return self._http.base_url
 
     @property
@@ -123,7 +113,6 @@ class Controller:
     # --------------------------------------------------------------------------------- workloads
 
     def list_workloads(self, namespace: str | None = None) -> list[WorkloadView]:
-        """The workloads of a namespace, or of all."""
         path = routes.WORKLOADS if namespace is None else routes.workloads(namespace)
         return self._get(list[WorkloadView], path)
 
@@ -140,7 +129,6 @@ class Controller:
         return found
 
     def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> None:
-        """Stop a workload and forget it."""
         query = "" if grace is None else f"?grace={grace:g}"
         wait = (routes.DELETE_GRACE if grace is None else grace) + routes.DELETE_SLACK
         path = routes.workload(namespace, name) + query
@@ -154,7 +142,6 @@ class Controller:
         ttl: float | None = None,
         verbs: Sequence[str] | None = None,
     ) -> TokenView:
-        """A token for one workload."""
         given = {"ttl": ttl, "verbs": verbs}
         body = json.dumps({key: value for key, value in given.items() if value is not None})
         path = routes.workload(namespace, name, "token")
@@ -213,7 +200,6 @@ class Controller:
     def list_calls(
         self, namespace: str | None = None, workload: str | None = None
     ) -> list[CallView]:
-        """Spawned calls, of a namespace or of one workload in it."""
         given = {"namespace": namespace, "workload": workload}
         query = urlencode({name: value for name, value in given.items() if value is not None})
         return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
@@ -253,7 +239,6 @@ class Controller:
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = ...,
     ) -> bytes:
-        """The answer to a request."""
         with self._request(method, path, body=body, headers=headers, timeout=timeout) as response:
             return response.read()
 
@@ -281,8 +266,6 @@ class Controller:
 
 
 class EventStream:
-    """The events of a deploy, as they come."""
-
     def __init__(self, response: Response) -> None:
         self._response = response
 
@@ -314,7 +297,6 @@ def _of(path: str, namespace: str) -> str:
 
 
 def refusal(method: str, url: str, status: int, body: bytes) -> Exception:
-    """The error for an answer that says what is wrong."""
     failure = exceptions.parse_json(body)
     if failure.code is not None:
         error = exceptions.rebuild(failure)
@@ -363,8 +345,6 @@ class SecretRequests:
 
 
 class VolumeRequests:
-    """Requests about volumes."""
-
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 

@@ -26,8 +26,6 @@ _ENV_EXAMPLE = 'for example env_vars=["HF_TOKEN"] or env_vars={"api_key": "OPENA
 
 @dataclass(frozen=True)
 class Credentials:
-    """The values and files of a secret."""
-
     values: SecretBytes | None
     path: str | None = None
     filenames: tuple[str, ...] = ()
@@ -144,7 +142,6 @@ def _read(folder: Path, filenames: Iterable[str]) -> SecretBytes:
 
 
 def _in_pod(folder: str) -> str:
-    """The path of a folder's files in pods."""
     if folder.startswith(("/", "~")):
         return specs.check_folder(folder)
     absolute, home = Path(folder).absolute(), Path.home()
@@ -154,7 +151,6 @@ def _in_pod(folder: str) -> str:
 
 
 def too_large(what: str, size_bytes: int) -> SpecError:
-    """The error for what does not fit into a secret."""
     return SpecError(
         f"{what} has {size_bytes} bytes; all values of a secret together have at most {SIZE_LIMIT}",
         hint="put larger values into a kt.Volume or the project's folder",
@@ -198,7 +194,6 @@ def _exposed(provider: Provider, found: Credentials) -> Credentials:
 
 
 def _places(provider: Provider) -> str:
-    """The places that were searched, for people."""
     files = [f"{provider.folder}/{name}" for name in provider.filenames]
     tried = [f"no file {' or '.join(files)}"] if files else []
     variables = [variable for _, variable in provider.env]
@@ -256,7 +251,6 @@ class SecretSource:
         env_var: object,
         filenames: object,
     ) -> SecretSource:
-        """The source that arguments say."""
         if env_var is not None and env_vars is not None:
             raise SpecError("a secret has `env_var` or `env_vars`, not both")
         given = env_vars if env_var is None else [env_var]
@@ -277,7 +271,6 @@ class SecretSource:
         return cls(known, hidden, place, variables, files, may_exist=env_var is not None)
 
     def read(self, name: str, *, may_be_missing: bool) -> Credentials:
-        """The values, and how pods see them."""
         try:
             found = self._read(name)
         except SpecError:

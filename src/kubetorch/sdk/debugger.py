@@ -42,11 +42,7 @@ def deep_breakpoint(debug_port: int = 5678, debug_mode: str | None = None) -> No
 
 
 def refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: ANN401  # as breakpoint()
-    """Refuse `breakpoint()` in a pod, where nobody could answer its questions.
-
-    Raises:
-        SpecError: Always.
-    """
+    """Refuse `breakpoint()` in a pod, where nobody could answer its questions."""
     raise _absent("breakpoint()")
 
 

@@ -35,8 +35,6 @@ Handle = Fn[..., Any] | Cls[Any]
 
 
 class Decorator(Protocol):
-    """Makes a handle of a function or a class."""
-
     @overload
     def __call__(self, decorated: type[T]) -> Cls[T]: ...  # type: ignore[overload-overlap]  # a class can be called, too
     @overload
@@ -48,11 +46,7 @@ class Decorator(Protocol):
 
 
 class Partial:
-    """A function or class whose decorators so far say how, and not yet on what, it is to run.
-
-    Args:
-        wrapped: The function or class.
-    """
+    """A function or class whose decorators so far say how, and not yet on what, it is to run."""
 
     _kt_partial_module = True
 
@@ -62,11 +56,7 @@ class Partial:
         self.is_async = False
 
     def __call__(self, /, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # the user's values
-        """Refuse, since nobody said what it runs on.
-
-        Raises:
-            SpecError: Always.
-        """
+        """Refuse, since nobody said what it runs on."""
         name = getattr(self.__wrapped__, "__qualname__", self.__wrapped__)
         raise SpecError(
             f"{name} has decorators, and @kt.compute is not among them",

@@ -44,7 +44,6 @@ _SEVERITY: dict[str, int] = {level: number for number, level in enumerate(LEVELS
 
 
 def moment(seconds: float) -> str:
-    """A time as lines show it, in the time zone of this machine."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -62,7 +61,6 @@ def text(line: frames.Log | DeployLog) -> str:
 
 
 def of_call(line: frames.Log, *, include_name: bool = True) -> str:
-    """A line that a call wrote."""
     return _labelled(place(line.pod, line.rank), text(line)) if include_name else text(line)
 
 
@@ -76,7 +74,6 @@ def of_launch(
 
 
 def place(pod: str, rank: int | None) -> str:
-    """The place in front of a line."""
     return pod if rank is None else f"{pod} rank {rank}"
 
 
@@ -86,7 +83,6 @@ def _labelled(name: str, text: str) -> str:
 
 
 def of_event(service: str, reason: str, message: str, at: float) -> str:
-    """An event of a pod."""
     return f"({service} events) {moment(at)} | {reason}: {message}"
 
 
@@ -109,7 +105,6 @@ class Screen:
         return self._shown[1]
 
     def line(self, text: str, colour: str = _CYAN) -> None:
-        """Write a whole line."""
         stream = sys.stdout
         if stream is None:
             return
@@ -125,7 +120,6 @@ class Screen:
             self._write(stream, f"{text}\n")
 
     def event(self, text: str, *, warning: bool) -> None:
-        """Write an event of a pod."""
         self.line(text, _YELLOW if warning else _GREEN)
 
     def _write(self, stream: TextIO, text: str) -> None:
@@ -175,7 +169,6 @@ class CallLines:
             self._screen.line(text)
 
     def progress(self, pod: str, report: frames.Progress) -> None:
-        """A call has come so far."""
         if self._on_progress is not None:
             self._on_progress(report.current, report.total, report.message)
             return

@@ -26,12 +26,10 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def count(parameter: str, value: object) -> int:
-    """A whole number of at least one; text of digits counts as one."""
     return _positive(parameter, value, "number of at least 1", example=2)
 
 
 def seconds(parameter: str, value: object) -> int:
-    """A whole number of seconds, of at least one."""
     return _positive(parameter, value, "number of seconds, 1 or more", example=600)
 
 
@@ -103,7 +101,6 @@ def check_label_name(parameter: str, name: object) -> None:
 
 
 def mapping(parameter: str, value: object, example: str) -> dict[object, object]:
-    """A copy of a dictionary."""
     if not isinstance(value, Mapping):
         raise SpecError(
             f"{parameter} is {value!r}; it must be a dictionary", hint=f"for example {example}"
@@ -112,7 +109,6 @@ def mapping(parameter: str, value: object, example: str) -> dict[object, object]
 
 
 def absolute_path(parameter: str, value: object) -> str:
-    """An absolute path in a container."""
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise SpecError(
             f"{parameter} is {value!r}; it must be an absolute path in the container",
@@ -152,13 +148,11 @@ def serializations(value: object) -> tuple[str, ...]:
 
 
 def ttl(value: object) -> str:
-    """A time such as `30m`."""
     quantity.seconds(value, parameter="inactivity_ttl")
     return str(value)
 
 
 def logging(value: object) -> LoggingConfig:
-    """Check a logging configuration."""
     if not isinstance(value, LoggingConfig):
         raise SpecError(
             f"logging_config is {value!r}; it must be a kt.LoggingConfig",

@@ -284,7 +284,6 @@ class Secret:
     def _existing(
         cls, name: str, view: SecretView, values: SecretBytes, namespace: str | None
     ) -> Secret:
-        """A secret that the controller has."""
         made = cls.reference(name, namespace=namespace)
         made._object_name = view.object_name
         made._override = view.override

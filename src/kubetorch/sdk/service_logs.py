@@ -90,8 +90,6 @@ _PAUSES = (0.1, 2.0)
 
 @dataclass(frozen=True)
 class ServiceLogs:
-    """The lines of one service."""
-
     session: Session
     namespace: str
     name: str
@@ -202,8 +200,6 @@ def of_generation(view: WorkloadView) -> list[PodView]:
 
 
 class _Follower:
-    """Follows the app of one pod."""
-
     def __init__(
         self,
         session: Session,
@@ -250,7 +246,6 @@ class _Follower:
         return self._view.token not in (None, token)
 
     def _look_up(self) -> None:
-        """Ask where the pod is now."""
         spec, generation = self._view.spec, self._view.generation
         found = self._session.get_workload(spec.namespace, spec.name)
         if found.generation != generation:
@@ -288,7 +283,6 @@ class _Follower:
 
 
 def _get(http: HttpClient, path: str, *, timeout: Timeout = ...) -> Response:
-    """The answer of an agent, whose status is 200."""
     response = http.request("GET", path, timeout=timeout)
     if response.status == 200:
         return response

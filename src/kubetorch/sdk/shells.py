@@ -91,8 +91,6 @@ async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str 
 
 
 class _Client(Endpoint):
-    """The endpoint of the connection."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -106,7 +104,6 @@ class _Client(Endpoint):
             self._connection.send(messages.encode(message), opcode=websocket_protocol.TEXT)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Report the size of the terminal."""
         self.say(ShellResize(rows=rows, columns=columns))
 
     @contextlib.contextmanager
@@ -163,17 +160,7 @@ class _Client(Endpoint):
 
 
 def run_in_volume(session: Session, view: VolumeView, *, mount_path: str, image: str) -> None:
-    """Open a shell in a volume; returns when that ends.
-
-    Args:
-        session: The way to its controller.
-        view: The volume.
-        mount_path: Where a pod that is started for it has it.
-        image: Image of that pod.
-
-    Raises:
-        ConfigError: There is nothing to do it with.
-    """
+    """Open a shell in a volume; returns when that ends. `image` is that of a pod made for it."""
     if view.folder is not None:
         shell = os.environ.get("SHELL") or "/bin/sh"
         subprocess.run([shell], cwd=view.folder, check=False)
@@ -286,7 +273,6 @@ async def _shell(client: Client, pod: Ref, mount_path: str) -> int:
 
 
 async def _pass_input(process: pod_streams.Process) -> None:
-    """Standard input to its end, read only as fast as the pod takes it."""
     while data := await _read_input():
         await process.write(data)
     process.end_input()

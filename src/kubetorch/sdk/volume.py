@@ -335,7 +335,6 @@ def _may_be_elsewhere(claim: str) -> bool:
 
 
 def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
-    """The error for a volume that does not exist."""
     hint = (
         f"kt volumes list -n {namespace} shows the volumes; namespace=... looks for the volume "
         f"in another namespace, kt.Compute(volumes=[{claim!r}]) in that of the service"

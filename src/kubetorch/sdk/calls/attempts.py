@@ -58,8 +58,6 @@ _RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
 
 @dataclass(frozen=True)
 class Target:
-    """The callable that is called, and its service."""
-
     namespace: str
     service: str
     callable: str
@@ -82,8 +80,6 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Done:
-    """The call ended."""
-
     value: object
     error: Exception | None = None
     is_streamed: bool = False
@@ -98,8 +94,6 @@ class Yielded:
 
 @dataclass(slots=True, eq=False)
 class Again:
-    """The call is to be started again."""
-
     delay: float
 
 
@@ -178,7 +172,6 @@ class Invocation:
 
     @property
     def lines(self) -> CallLines:
-        """The receiver of the lines and progress of the call."""
         if self._lines is None:
             self._lines = CallLines(
                 self.route.screen, self.target.logging, self.options.on_progress
@@ -225,7 +218,6 @@ class Invocation:
         return max(self._patient_from + patience - time.monotonic(), 0.0)
 
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
-        """Make an attempt; see `Stream.start`."""
         target = self.target
         if target.broadcast is not None and self.route.ordinal is None:
             self._pool, self.route = self.route, self.route.of(stream)
@@ -311,7 +303,6 @@ class Invocation:
         return self._again()
 
     def timed_out(self) -> CallTimeoutError:
-        """The error of a call that did not end in time."""
         ordinal = self.route.ordinal
         where = "" if ordinal is None else f" in pod {ordinal}"
         return CallTimeoutError(
@@ -321,7 +312,6 @@ class Invocation:
         )
 
     def refused(self, error: Exception) -> Exception:
-        """The error to raise when no pod could be reached."""
         is_over = self.expires is not None and time.monotonic() >= self.expires - GRACE - _EARLY
         if not is_over or not isinstance(error, CallRefusedError):
             return error
@@ -334,7 +324,6 @@ class Invocation:
         return timed_out
 
     def _value(self, event: Event) -> Done:
-        """The value of a RESULT or YIELD."""
         meta, payload = event.meta, event.payload
         assert payload is not None
         body: frames.Body = meta.body
@@ -367,7 +356,6 @@ class Invocation:
         return Done(None, error)
 
     def error_of(self, failure: exceptions.Failure) -> Exception:
-        """The exception that a failure stands for."""
         error = exceptions.rebuild(failure, modules=self.target.modules)
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)

@@ -73,7 +73,6 @@ class _Broadcast:
             self.calls.start(call)
 
     def take(self) -> Done | None:
-        """The end of the broadcast, if it has ended."""
         for call, step in self.calls.take():
             done = self._outcomes[call] = self._outcome(call, step)
             if done.error is not None:

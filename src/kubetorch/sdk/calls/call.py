@@ -276,7 +276,6 @@ class CallSet:
         self._schedule(call)
 
     def recall(self, call: Call, reason: str) -> None:
-        """Ask for the end of a call, which is waited for a moment longer."""
         call.recall(reason)
         self._schedule(call)
 
@@ -473,7 +472,6 @@ class RemoteAsyncIterator(_RemoteValues, AsyncIterator[Any]):
 
 
 def is_generator(step: Done | Yielded) -> bool:
-    """True if a call turned out to be a generator's."""
     return isinstance(step, Yielded) or (step.is_streamed and step.error is None)
 
 

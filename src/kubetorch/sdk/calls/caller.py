@@ -35,14 +35,7 @@ __all__ = ["Caller", "Target"]
 
 
 class Caller:
-    """Calls a callable.
-
-    Args:
-        target: What is called.
-        route: The way there.
-        options: How, unless a call says otherwise.
-        of: The handle that it belongs to, and the method, for another process to find it by.
-    """
+    """Calls a callable."""
 
     __slots__ = ("_of", "_options", "_route", "_target")
 
@@ -56,6 +49,7 @@ class Caller:
         self._target = target
         self._route = route
         self._options = options or CallOptions()
+        # The handle and the method that it belongs to, for another process to find it by.
         self._of = of
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -158,11 +158,7 @@ class SpawnedCall:
     # ----------------------------------------------------------------------------- following
 
     def hand_over(self, invocation: Invocation) -> None:
-        """Open the call, and wait until its pod has it on disk.
-
-        Raises:
-            KubetorchError: No pod has it, as far as anybody knows.
-        """
+        """Open the call, and wait until its pod has it on disk."""
         self._options, self._logging = invocation.options, invocation.target.logging
         self._shows_logs, self.origin = invocation.shows_logs, invocation.route
         self.asked = invocation.body.codec
@@ -243,11 +239,9 @@ class SpawnedCall:
         return search
 
     def view(self) -> CallView:
-        """The controller's view of the call."""
         return self._session().ask(lambda controller: controller.get_call(self.call_id))
 
     def cancel(self) -> None:
-        """Cancel the call, if it still runs."""
         self._cancels += 1
         stream, call = self._stream, self._call
         if stream is not None and call is not None and stream.accepts_calls:
@@ -672,11 +666,7 @@ def _left(timeout: float | None, waited: float, search: Search | None) -> float 
 
 
 def spawn(invocation: Invocation) -> CallHandle:
-    """Open a detached call; returns when its pod has it on disk, or with `async_` at once.
-
-    Raises:
-        KubetorchError: No pod has taken it.
-    """
+    """Open a detached call; returns when its pod has it on disk, or with `async_` at once."""
     if invocation.target.broadcast is not None:
         return spawn_broadcast(invocation)
     return spawn_one(invocation)
@@ -864,11 +854,7 @@ def _left_until(deadline: float | None) -> float | None:
 
 
 def spawn_broadcast(invocation: Invocation) -> BroadcastHandle:
-    """As `spawn`, on every pod.
-
-    Raises:
-        KubetorchError: A pod has not taken it; no call goes on then.
-    """
+    """As `spawn`, on every pod; if one does not take it, no call goes on."""
     started: list[CallHandle] = []
     try:
         for part in invocation.spread():

@@ -22,8 +22,6 @@ Make = Callable[[], Invocation]
 
 @dataclass(frozen=True)
 class MapOptions:
-    """The number of calls, and their order."""
-
     ordered: bool = True
     window: int = WINDOW
     return_exceptions: bool = False
@@ -49,12 +47,10 @@ class Results:
 
     @property
     def has_room(self) -> bool:
-        """True if one more call may start."""
         return self._open < self._options.window
 
     @property
     def is_empty(self) -> bool:
-        """True if no call runs and no result waits."""
         return self._open == 0
 
     def admit(self) -> int:
@@ -66,7 +62,6 @@ class Results:
         self._ready[number] = done
 
     def take(self) -> Iterator[Any]:
-        """The values that are due now."""
         while self._ready:
             if self._options.ordered:
                 done = self._ready.pop(self._next, None)
@@ -85,7 +80,6 @@ class Results:
 
 
 def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
-    """The results of calls, made as they are taken."""
     wakeup = ThreadWakeup()
     work = _Map(invocations, options, wakeup.set)
     try:

@@ -160,7 +160,6 @@ _NAMES = frozenset(item.name for item in fields(CallOptions))
 
 
 def _check_workers(workers: object) -> None:
-    """Refuse what names no nodes."""
     named = [workers] if isinstance(workers, str) else workers
     wrong: object = workers
     if isinstance(named, (list, tuple, set, frozenset, range)) and named:
@@ -182,14 +181,12 @@ def _names_node(item: object) -> bool:
 
 
 def boolean(name: str, value: object) -> bool:
-    """A setting that is true or false."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def serialization(value: object) -> str:
-    """The name of a codec."""
     if not isinstance(value, str) or value not in CODECS:
         raise SpecError(f"serialization is {value!r}; the serializations are {', '.join(CODECS)}")
     return value

@@ -164,13 +164,7 @@ class RemoteCallable(ABC, Generic[P, R]):
 
 
 class Configured(RemoteCallable[..., Any]):
-    """The result of `.options(...)`, in the process that it was sent to.
-
-    Args:
-        module: The handle.
-        method: Method of a class.
-        options: How it is called.
-    """
+    """The result of `.options(...)`, in the process that it was sent to."""
 
     def __init__(self, module: Handle, method: str | None, options: CallOptions) -> None:
         self._module = module

@@ -215,7 +215,6 @@ class Backoff:
         self._delay = _FIRST_DELAY
 
     def extend(self, deadline: float) -> None:
-        """Go on until then, if that is later."""
         self.deadline = max(self.deadline, deadline)
 
     @property
@@ -225,7 +224,6 @@ class Backoff:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property
@@ -276,7 +274,6 @@ class Connector:
         self._was_there = False
 
     def ask(self) -> Location:
-        """Ask for the location of the service."""
         try:
             location = Location(*self._resolve())
         except ServiceNotFoundError as gone:
@@ -426,8 +423,6 @@ HELD = 10.0
 
 
 class Scaled:
-    """The connections of calls that run."""
-
     def __init__(self, service: str, connector: Connector, ping_after: float) -> None:
         self._service = service
         self._connector = connector
@@ -451,7 +446,6 @@ class Scaled:
         return stream
 
     def drop(self) -> list[Stream]:
-        """All of them, which are forgotten here."""
         self._lock = threading.Lock()  # a forked child may have found it held
         streams, self._streams = self._streams, []
         return streams
@@ -533,11 +527,9 @@ class Request:
         self._patience = patience
 
     def cancel(self) -> None:
-        """The call does not wait any more."""
         self.attempt.requests.pop(self, None)
 
     def refusal(self) -> CallRefusedError:
-        """The error when it has waited long enough."""
         return self._route.refusal(self._patience, self.attempt.backoff.failed)
 
 
@@ -683,7 +675,6 @@ class Route:
         self.locate(Location.of_service(self.session, view))
 
     def answered(self, instance: str | None) -> None:
-        """An instance of a class answered."""
         location = self._location
         if location is None or (location.scaler is None and len(location.urls) == 1):
             self.instance = instance
@@ -703,7 +694,6 @@ class Route:
             self.answered(instance)
 
     def pause(self, delay: float) -> None:
-        """Wait before the next attempt of a call."""
         self._connector.closed.wait(delay)
 
     @property
@@ -722,7 +712,6 @@ class Route:
             stream.close(error)
 
     def abandon(self) -> None:
-        """Release everything, in a forked child."""
         self._connecting = threading.Lock()
         self._connector.closed = threading.Event()
         self._requesting = threading.Lock()
@@ -763,7 +752,6 @@ class Route:
                 raise self._connector.torn_down() if self._is_torn_down else refusal from error
 
     def refusal(self, patience: float, error: Exception | None) -> CallRefusedError:
-        """The error when no pod was reached in time."""
         where = "" if self.ordinal is None else f"with the number {self.ordinal} "
         why = "" if error is None else f": {error}"
         refused = CallRefusedError(

@@ -297,13 +297,11 @@ class Stream:
             return None
 
     def took(self, event: Event) -> None:
-        """The program has taken this event."""
         grant = event.call.take(event.weight)
         if grant:
             self._sender.submit(credit(event.call.number, grant))
 
     def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
-        """Tell the agent that the call is not wanted any more."""
         if call.is_abandoned or call.number not in self.calls:
             return
         call.is_abandoned = abandons

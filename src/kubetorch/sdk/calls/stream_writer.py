@@ -108,11 +108,9 @@ class Upload:
         return self._left > 0 and self._room >= min(frames.CHUNK, self._left)
 
     def grant(self, size: int) -> None:
-        """The other end has room for so many more bytes."""
         self._room += size
 
     def take(self) -> list[Buffer]:
-        """The buffers of the next chunk."""
         want = min(frames.CHUNK, self._left)
         self._left -= want
         self._room -= want
@@ -165,7 +163,6 @@ class Uploads:
         return self._ready.popleft()
 
     def end_turn(self, upload: Upload) -> None:
-        """A chunk was taken."""
         if upload.can_send:
             self._ready.append(upload)
         elif upload.is_done:
@@ -191,8 +188,6 @@ _REPORTS = 256
 
 
 class Event(NamedTuple):
-    """An event of a call."""
-
     call: PendingCall
     kind: int
     meta: Any
@@ -268,7 +263,6 @@ class PendingCall:
         return self._kind == Kind.RESULT
 
     def report(self, progress: frames.Progress) -> None:
-        """A PROGRESS frame."""
         if self.is_abandoned:
             return
         if self.reports is None:
@@ -335,7 +329,6 @@ class Sender:
 
     @property
     def is_retired(self) -> bool:
-        """True if nothing is ever sent again."""
         return self._end is not None
 
     # --------------------------------------------------------------------- from any thread
@@ -346,8 +339,6 @@ class Sender:
         self._settle()
 
     def grant(self, number: int, size: int) -> None:
-        """The other end has room for more payload of this call."""
-
         def grant() -> None:
             self._uploads.grant(number, size)
             self._kick_if_busy()
@@ -368,7 +359,6 @@ class Sender:
         self.submit(cancel)
 
     def drop_upload(self, number: int) -> None:
-        """Send no more payload of this call."""
         self.submit(lambda: self._uploads.drop(number))
 
     def release(self, upload: Upload) -> None:
@@ -383,7 +373,6 @@ class Sender:
         self.submit(release)
 
     def acknowledge(self, received: int) -> None:
-        """The other end has so many frames."""
         outbox = self._outbox
 
         def acknowledge() -> None:
@@ -399,7 +388,6 @@ class Sender:
     def attach(
         self, connection: socket.socket, received: int, calls: Mapping[int, PendingCall]
     ) -> None:
-        """Go on with this connection."""
         with self._lock:
             if self._end is not None:
                 raise ConnectionAbortedError("the stream has ended meanwhile")

@@ -23,7 +23,6 @@ _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 def describe(
     view: WorkloadView, method: str | None, source: Source | None, logging: LoggingConfig
 ) -> Target:
-    """The target of calls of a service, or of a method of its class."""
     spec = view.spec
     own = None if source is None else source.callable_object
     function: object = own

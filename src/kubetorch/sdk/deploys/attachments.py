@@ -37,7 +37,6 @@ def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret
 
 
 def _provided(controller: Controller, secret: Secret, namespace: str) -> tuple[str, SecretRef]:
-    """The name of a secret, and what pods see of it."""
     if secret.namespace not in (None, namespace):
         raise SpecError(
             f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
@@ -90,7 +89,6 @@ def upload_secret(
 
 
 def existing_secret(controller: Controller, namespace: str, name: str) -> SecretRef:
-    """The reference of an existing secret."""
     found = controller.secrets.find(namespace, name)
     return SecretRef(
         name=name,
@@ -147,7 +145,6 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
 
 
 def copied_paths(image: ImageSpec) -> tuple[str, ...]:
-    """The files and folders that an image copies."""
     return tuple(step.source for step in image.steps if isinstance(step, CopyStep))
 
 

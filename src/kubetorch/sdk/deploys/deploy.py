@@ -147,7 +147,6 @@ class _Bundle:
 
 
 def begin(order: Order, session: Session) -> Deployment:
-    """A deploy to a controller."""
     spec = order.spec
     check_launchable(spec.name, spec.compute)
     found = origin.find(order.source)
@@ -182,8 +181,6 @@ def _frozen(order: Order) -> Order:
 
 
 class Deployment:
-    """A deploy under way."""
-
     def __init__(self, order: Order, session: Session, screen: Screen) -> None:
         spec = order.spec
         self._order = order

@@ -117,7 +117,6 @@ class _Writer:
         self._add_source(self.target, binding, whole, ())
 
     def render(self) -> str:
-        """The text of the module."""
         # A module that several names lead to: `import a.b` binds `a`, which may mean another thing.
         imports = sorted(self._imports, key=lambda line: ("import " not in line[:7], line))
         imports.sort(key=lambda line: line != _ANNOTATIONS)
@@ -473,18 +472,12 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell, as Python ran it: magics are calls of `get_ipython()` there.
-
-    Attributes:
-        label: What the user knows it by.
-        number: When it ran.
-        text: Its source.
-        filename: That of its code; `None` if a magic such as `%%time` compiled it.
-    """
+    """One cell, as Python ran it: magics are calls of `get_ipython()` there."""
 
     label: str
     number: int
     text: str
+    #: That of its code; `None` if a magic such as `%%time` compiled it.
     filename: str | None
 
 

@@ -94,7 +94,6 @@ def notebook() -> Path | None:
 
 
 def identify(folder: Path) -> tuple[str, str]:
-    """The digest of the project in a folder, and its name."""
     real = folder.resolve()
     found = _repository(real)
     if found is not None:
@@ -166,7 +165,6 @@ def normalised(url: str) -> str | None:
 
 
 def _machine() -> str:
-    """An id of this machine."""
     file = Path.home() / ".kt" / "machine"
     try:
         if not file.exists():

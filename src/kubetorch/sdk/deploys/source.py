@@ -188,12 +188,7 @@ def is_installed(path: Path) -> bool:
 
 
 def explain_missing(error: BaseException, where: ProjectRef | None = None) -> None:
-    """Add to an error from a pod that a module or a file is missing there what to do.
-
-    Args:
-        error: Any error.
-        where: What was sent, where that may be the cause.
-    """
+    """Add to an error from a pod that a module or a file is missing there what to do."""
     if isinstance(error, FileNotFoundError) and type(error.filename) is str and where is not None:
         reason = _reason_of_file(error.filename, where)
         if reason is not None:
@@ -473,7 +468,6 @@ class Source:
         return self.with_placement(Placement(sync_dir=False))
 
     def locate(self) -> ProjectRef:
-        """Find the files and the module of the callable."""
         if self._location is None:
             file, module = self.file()
             self._location = locate(
@@ -486,7 +480,6 @@ class Source:
         return self._location
 
     def ref(self) -> CallableRef:
-        """The reference by which a pod finds the callable."""
         where = self.locate()
         return CallableRef(
             kind=self.kind,
@@ -536,7 +529,6 @@ class Source:
         return self.is_script and self._main_file() is None
 
     def file(self) -> tuple[str | None, str | None]:
-        """File and dotted name of the module."""
         if self._pointers is not None:
             root, module, _ = self._pointers
             return str(Path(root, *module.split(".")).with_suffix(".py")), module

@@ -36,11 +36,9 @@ class Background:
         processes.at_exit(self.close)
 
     def submit(self, wanted: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Begin to run a coroutine in the loop."""
         return asyncio.run_coroutine_threadsafe(wanted, self._running())
 
     def run(self, wanted: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
-        """Run a coroutine in the loop, and wait for it."""
         future = self.submit(wanted)
         try:
             return future.result(timeout)
@@ -130,7 +128,6 @@ class Far(ABC):
         """Close the connection at once."""
 
     def begin(self) -> None:
-        """The connection is there."""
         self.pipe = Pipe(self._near, self)
 
     def abandon(self) -> None:
@@ -139,7 +136,6 @@ class Far(ABC):
         (self._near if self.pipe is None else self.pipe).close()
 
     def lose(self) -> None:
-        """The connection has ended."""
         self._ends.discard(self)
         if self.pipe is not None:
             self.pipe.end()

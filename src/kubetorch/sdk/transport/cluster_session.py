@@ -56,7 +56,6 @@ class Inside(NamedTuple):
 
 
 def open_session(cluster: ClusterSettings) -> Session:
-    """A session with the controller of a cluster."""
     try:
         return _open(cluster)
     except KubetorchError as error:

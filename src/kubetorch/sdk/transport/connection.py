@@ -205,7 +205,6 @@ class Link:
             return True
 
     def close(self) -> None:
-        """Close the socket."""
         self._connection.close()
 
     def _take(self, size: int) -> None:

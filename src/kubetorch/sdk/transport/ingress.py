@@ -35,7 +35,6 @@ class IngressTransport:
         self._ends: set[Far] = set()
 
     def address(self, namespace: str, service: str, pod: PodView) -> str:
-        """Below the controller's URL."""
         return relay_url(self._base_url, namespace, service, pod.name) if pod.url else ""
 
     def scaler(self, namespace: str, service: str, url: str) -> str:
@@ -44,7 +43,6 @@ class IngressTransport:
         return service_url(self._base_url, namespace, service)
 
     def connect(self, url: str, timeout: float | None) -> socket.socket:
-        """Connect to the controller."""
         parts = urlsplit(url)
         if parts.scheme != "https" or parts.hostname is None:
             return DIRECT.connect(url, timeout)
@@ -64,15 +62,12 @@ class IngressTransport:
         return here
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """The pod, for the relay."""
         return pod_headers(url)
 
     def base_url(self, namespace: str, service: str) -> str | None:
-        """Below the controller's URL."""
         return service_url(self._base_url, namespace, service)
 
     def close(self) -> None:
-        """Close every connection inside TLS."""
         self._background.close()
 
     async def _secure(self, near: socket.socket, host: str, port: int) -> None:

@@ -69,7 +69,6 @@ class LocalPort:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Listen no more."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)

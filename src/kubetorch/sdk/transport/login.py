@@ -67,7 +67,6 @@ class Login:
         processes.at_fork(self.abandon)
 
     def token(self, path: str) -> str:
-        """The token for a request to this path."""
         found = _NAMESPACE.search(path)
         namespace = self._namespace if found is None else found[1] or found[2]
         with self._lock:
@@ -158,7 +157,6 @@ class PodToken:
         self._read = -_FILE_LOOK
 
     def token(self, path: str) -> str:
-        """The token in the file."""
         del path
         with self._lock:
             if time.monotonic() - self._read >= _FILE_LOOK:

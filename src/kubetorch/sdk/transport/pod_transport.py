@@ -65,17 +65,14 @@ class DirectTransport:
     patience = PATIENCE
 
     def address(self, namespace: str, service: str, pod: PodView) -> str:
-        """As the controller has it."""
         del namespace, service
         return pod.url
 
     def scaler(self, namespace: str, service: str, url: str) -> str:
-        """As the controller has it."""
         del namespace, service
         return url
 
     def connect(self, url: str, timeout: float | None) -> socket.socket:
-        """Connect by TCP."""
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ConfigError(f"{url!r} is no URL that calls can go to; it must begin with http://")
@@ -84,12 +81,10 @@ class DirectTransport:
         return sockets.connect(parts.hostname, parts.port or 80, timeout)
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """None."""
         del url
         return {}
 
     def base_url(self, namespace: str, service: str) -> str | None:
-        """As the controller has it."""
         del namespace, service
         return ""
 

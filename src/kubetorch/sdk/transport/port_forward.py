@@ -206,7 +206,6 @@ class PortForwardTransport:
         return None
 
     def close(self) -> None:
-        """Close the tunnel."""
         if self._spare is not None:
             self._spare[0].close()
         self.tunnel.close()
@@ -263,7 +262,6 @@ def _rank(pod: Object) -> tuple[bool, str]:
 
 
 def _state(pod: Object) -> str:
-    """Why a pod is not ready, in few words."""
     status = pod.get("status") or {}
     for container in status.get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting") or {}

@@ -50,7 +50,6 @@ class Tunnel:
     def ask(
         self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
     ) -> _T:
-        """Ask the API server."""
         try:
             return self._background.run(self._ask(question), timeout)
         except TimeoutError as error:
@@ -74,7 +73,6 @@ class Tunnel:
         return here
 
     def close(self) -> None:
-        """Close every connection."""
         self._background.close()
 
     async def _ask(self, question: Callable[[Client], Awaitable[_T]]) -> _T:
