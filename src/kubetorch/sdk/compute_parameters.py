@@ -510,7 +510,7 @@ def _as_declared(step: Step) -> Step:
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
-    """The spec, with what follows of a change: the deadline of a revision, of the launch timeout."""
+    """The spec, with what follows of a change of the launch timeout: the deadline of a revision."""
     scaling = spec.autoscaling
     if scaling is None or spec.launch_timeout == before.launch_timeout:
         return spec

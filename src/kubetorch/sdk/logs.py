@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from kubetorch.config.settings import config
 from kubetorch.errors import InstanceReplacedWarning
 from kubetorch.lib import terminal
 from kubetorch.sdk import bars, inpod, parameters
@@ -94,15 +93,6 @@ class Screen:
 
     def __init__(self) -> None:
         self._is_broken = False
-        # What `kt.config` said, and when: to ask it costs as much as a tenth of a call.
-        self._shown = (-1, True)
-
-    @property
-    def is_shown(self) -> bool:
-        """True if lines of calls without an option of their own are shown."""
-        if self._shown[0] != config.revision:
-            self._shown = (config.revision, config.stream_logs)
-        return self._shown[1]
 
     def line(self, text: str, colour: str = _CYAN) -> None:
         stream = sys.stdout

@@ -38,7 +38,7 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.manifests import pod_security
-from kubetorch.sdk.transport import connection
+from kubetorch.sdk.calls import stream
 from kubetorch.sdk.transport.port_forward import PortForwardTransport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.wire import exceptions, messages, pod_commands, routes
@@ -65,7 +65,7 @@ def run(session: Session, view: WorkloadView, pod: PodView, command: str | None 
         raise AgentDiedError(pod.name, "no agent of the pod answers")
     headers = {routes.AUTHORIZATION: f"Bearer {token}"}
     try:
-        upgraded, rest = connection.dial(
+        upgraded, rest = stream.dial(
             url, routes.SHELL, headers, timeout=_TIMEOUT, transport=session.transport
         )
     except UpgradeRefusedError as error:

@@ -158,7 +158,7 @@ class Invocation:
         self.options = options
         #: Whether lines that it prints are shown.
         given = options.stream_logs
-        self.shows_logs = route.screen.is_shown if given is None else given
+        self.shows_logs = route.shows_logs if given is None else given
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._patient_from = time.monotonic()

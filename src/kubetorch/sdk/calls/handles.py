@@ -422,7 +422,7 @@ class SpawnedCall:
         self._lines = CallLines(route.screen, self._logging, self._options.on_progress)
         self._stream = stream = route.connect()
         self._call = call = stream.prepare(self._put)
-        shows_logs = route.screen.is_shown if self._shows_logs is None else self._shows_logs
+        shows_logs = route.shows_logs if self._shows_logs is None else self._shows_logs
         stream.start(call, frames.Attach(self.call_id, stream_logs=shows_logs))
 
     def _locate(self, view: CallView) -> Location:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from kubetorch.config.settings import config
 from kubetorch.errors import (
     AgentDiedError,
     CallLostError,
@@ -44,9 +45,9 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import processes, terminal, websocket_protocol
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
+from kubetorch.sdk.calls import stream as streams
 from kubetorch.sdk.calls.stream import PING_AFTER, Stream
 from kubetorch.sdk.logs import CallLines, Screen
-from kubetorch.sdk.transport import connection
 from kubetorch.sdk.transport.pod_transport import DIRECT, PATIENCE, PodTransport
 from kubetorch.wire import exceptions, frames, routes, versions
 from kubetorch.wire.messages import TERMINATING, Ending, PodView, WorkloadView, called_together
@@ -314,7 +315,7 @@ class Connector:
         if stream.incarnation:
             headers[routes.RESUME] = f"{stream.incarnation}:{stream.received}"
         try:
-            opened, rest = connection.dial(
+            opened, rest = streams.dial(
                 url, routes.STREAM, headers, timeout=timeout, transport=self.transport
             )
         except UpgradeRefusedError as refused:
@@ -560,6 +561,8 @@ class Route:
         self.ordinal = ordinal
         #: Where lines from its pods go.
         self.screen = Screen()
+        # What `kt.config` said, and when: to ask it costs as much as a tenth of a call.
+        self._shown = (-1, True)
         # Those to single pods, by ordinal.
         self._pods: dict[int, Route] = {}
         self._ping_after = ping_after
@@ -588,6 +591,13 @@ class Route:
     @property
     def _scaler(self) -> Scaler | None:
         return None if self._location is None else self._location.scaler
+
+    @property
+    def shows_logs(self) -> bool:
+        """True if lines of calls without an option of their own are shown."""
+        if self._shown[0] != config.revision:
+            self._shown = (config.revision, config.stream_logs)
+        return self._shown[1]
 
     @property
     def shares_streams(self) -> bool:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import websocket_protocol
-from kubetorch.sdk.calls.stream import Incoming, Stream
+from kubetorch.sdk.calls.stream import LONGEST, Incoming, Stream
 from kubetorch.sdk.calls.stream_writer import Event, PendingCall, Sender
-from kubetorch.sdk.transport.connection import LONGEST
 from kubetorch.wire import frames
 from kubetorch.wire.frames import Body, Kind, Log, Result
 

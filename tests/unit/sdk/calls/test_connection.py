@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from kubetorch.sdk.transport.connection import MOST_ASLEEP, Poller, SpinHistory
+from kubetorch.sdk.calls.stream import MOST_ASLEEP, Poller, SpinHistory
 
 
 def test_a_caller_stays_awake_as_long_as_that_is_worth_it() -> None:
