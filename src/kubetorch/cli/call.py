@@ -26,6 +26,7 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import SpecError
 from kubetorch.sdk.calls.attempts import RankValues
+from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -204,7 +205,8 @@ def cancel(call_id: CallId, as_json: AsJson = False) -> None:
     output = Output(as_json=as_json)
     services = Services(None, output, is_changing=True)
     before = services.call(call_id)
-    call = services.cancel(before)
+    services.session.ask(lambda asked: asked.cancel_call(call_id))
+    call = services.call(call_id)
     if as_json:
         output.value(views.call_json(call))
     elif before.ended is not None:
@@ -223,7 +225,8 @@ def result(
 ) -> None:
     """Wait for a spawned call and print its result; fail as it failed."""
     output = Output(as_json=as_json)
-    value = Services(None, output).result(call_id, timeout=timeout)
+    Services(None, output)  # says where it looks
+    value = CallHandle.from_id(call_id).get(timeout)
     if as_json:
         output.value(value)
     else:

@@ -24,6 +24,12 @@ Rank = Annotated[
     int | None,
     typer.Option("--rank", min=0, help="Only this rank of a distributed service."),
 ]
+OnlyPod = Annotated[
+    str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
+]
+ThisPod = Annotated[
+    str | None, typer.Option("-p", "--pod", help="This pod: its name, or its index.")
+]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -44,9 +50,7 @@ def logs(  # noqa: PLR0913  # its options
             help="Number of earlier lines to show first.",
         ),
     ] = 100,
-    pod: Annotated[
-        str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
-    ] = None,
+    pod: OnlyPod = None,
     rank: Rank = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -85,9 +89,7 @@ def logs(  # noqa: PLR0913  # its options
 @app.command("stacks")
 def stacks(
     name: ServiceName,
-    pod: Annotated[
-        str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")
-    ] = None,
+    pod: OnlyPod = None,
     rank: Rank = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -129,9 +131,7 @@ def ssh(
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
     ] = None,
-    pod: Annotated[
-        str | None, typer.Option("-p", "--pod", help="This pod: its name, or its index.")
-    ] = None,
+    pod: ThisPod = None,
     namespace: Namespace = None,
 ) -> None:
     """Open a shell in a pod, or run a command there.
@@ -159,9 +159,7 @@ def port_forward(
     name: ServiceName,
     local: _Port = local_port.SERVER_PORT,
     remote: _Remote = local_port.SERVER_PORT,
-    pod: Annotated[
-        str | None, typer.Option("-p", "--pod", help="This pod: its name, or its index.")
-    ] = None,
+    pod: ThisPod = None,
     namespace: Namespace = None,
 ) -> None:
     """Connect a port of this machine with a pod, or its app.
@@ -184,14 +182,15 @@ def port_forward(
             raise ServiceNotFoundError(f"the service {name} is gone")
         if chosen is None:
             return services.session.scaler(found)
-        return services.address(found, None if pod is None else chosen.name)
+        there = local_port.choose(found, None if pod is None else chosen.name)
+        return services.session.address(found, there)
 
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     opened = local_port.LocalPort(
         find,
-        services.transport,
+        services.session.transport,
         inside=inside,
         port=local,
         service=(service.spec.namespace, service.spec.name),

@@ -14,10 +14,8 @@ from kubetorch.errors import KubernetesUnavailableError, ServiceNotFoundError, S
 from kubetorch.sdk import backend as sdk
 from kubetorch.sdk.calls import options, target
 from kubetorch.sdk.calls.caller import Caller
-from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.service_logs import ServiceLogs
-from kubetorch.sdk.transport import local_port
 from kubetorch.sdk.transport import pod_transport as ways
 from kubetorch.sdk.transport.session import Session
 from kubetorch.wire import exceptions
@@ -65,21 +63,13 @@ class Services:
         #: The way to the controller.
         self.session = open_session(self.namespace, output, is_changing=is_changing)
 
-    @property
-    def transport(self) -> ways.PodTransport:
-        return self.session.transport
-
     def base_url(self, service: WorkloadView) -> str | None:
         """The URL of a service for programs of this machine; `None` if that takes a forward."""
         own, spec = service.spec.compute.endpoint, service.spec
         if own is not None and own.base_url is not None:
             return own.base_url
-        found = self.transport.base_url(spec.namespace, spec.name)
+        found = self.session.transport.base_url(spec.namespace, spec.name)
         return service.url if found == "" else found
-
-    def address(self, service: WorkloadView, pod: str | None = None) -> str:
-        """URL of the agent of a pod: by its name, else the oldest that serves."""
-        return self.session.address(service, local_port.choose(service, pod))
 
     def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
         """All of them, or those of all namespaces."""
@@ -88,22 +78,18 @@ class Services:
 
     def get(self, name: str) -> WorkloadView | None:
         """The service of exactly this name, if there is one."""
-        try:
-            return self.session.ask(lambda asked: asked.get_workload(self.namespace, name))
-        except ServiceNotFoundError:
-            return None
+        return self.session.find(self.namespace, (name,))
 
     def find(self, name: str) -> WorkloadView:
         """The service that the user means: as named, or with the user name in front."""
-        for candidate in self._candidates(name):
-            found = self.get(candidate)
-            if found is not None:
-                self._output.note(f"Found {mode(found)} service {found.spec.name}", "green")
-                return found
-        raise ServiceNotFoundError(
-            f"Failed to load service {name.lower()} in namespace {self.namespace}",
-            hint=self.hint(name),
-        )
+        found = self.session.find(self.namespace, self._candidates(name))
+        if found is None:
+            raise ServiceNotFoundError(
+                f"Failed to load service {name.lower()} in namespace {self.namespace}",
+                hint=self.hint(name),
+            )
+        self._output.note(f"Found {mode(found)} service {found.spec.name}", "green")
+        return found
 
     def hint(self, name: str) -> str:
         return sdk.near_services(self.session, self.namespace, name)
@@ -160,7 +146,10 @@ class Services:
         token = service.token or self.token(service).token
         with (
             ways.client(
-                self.transport, self.session.address(service, pod), token, timeout=_POD_PATIENCE
+                self.session.transport,
+                self.session.address(service, pod),
+                token,
+                timeout=_POD_PATIENCE,
             ) as http,
             http.request("GET", path) as response,
         ):
@@ -208,14 +197,6 @@ class Services:
 
     def call(self, call_id: str) -> CallView:
         return self.session.ask(lambda asked: asked.get_call(call_id))
-
-    def cancel(self, call: CallView) -> CallView:
-        """Cancel a spawned call; its state after that."""
-        self.session.ask(lambda asked: asked.cancel_call(call.id))
-        return self.call(call.id)
-
-    def result(self, call_id: str, *, timeout: float | None) -> Any:  # noqa: ANN401  # the user's
-        return CallHandle.from_id(call_id).get(timeout)
 
 
 def choose_pod(service: WorkloadView, wanted: str) -> PodView:

@@ -432,10 +432,6 @@ class Scan:
         """True if the digest is that of the tree or of a file in it."""
         return digest == self.digest or digest in self._files
 
-    def size(self, digest: str) -> int:
-        """Bytes of a file, or of the tree itself."""
-        return len(self.tree.encoded) if digest == self.digest else self._files[digest][1]
-
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
         """Length and pieces of a file, or of the tree itself; the source of an upload."""
         if digest == self.digest:

@@ -63,6 +63,22 @@ def method_of(controller: Controller, session: Callable[[], Session], name: str)
     raise AttributeError(f"{type(controller).__name__!r} object has no attribute {name!r}")
 
 
+def _lister(api_version: str, kind: str) -> Callable[..., Object]:
+    def read(self: ClusterObjects, namespace: str, label_selector: str | None = None) -> Object:
+        return self._list(api_version, kind, namespace, label_selector)
+
+    return read
+
+
+def _getter(api_version: str, kind: str) -> Callable[..., Object | None]:
+    def read(
+        self: ClusterObjects, namespace: str, name: str, ignore_not_found: bool = False
+    ) -> Object | None:
+        return self._get(api_version, kind, namespace, name, ignore_not_found)
+
+    return read
+
+
 class ClusterObjects:
     """Reads the objects of a cluster, or of this machine as if it were one.
 
@@ -74,11 +90,17 @@ class ClusterObjects:
         self._controller = controller
         self._session = session
 
-    def list_pods(self, namespace: str, label_selector: str | None = None) -> Object:
-        return self._list("v1", "Pod", namespace, label_selector)
-
-    def get_pod(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
-        return self._get("v1", "Pod", namespace, name, ignore_not_found)
+    list_pods = _lister("v1", "Pod")
+    list_pvcs = _lister("v1", "PersistentVolumeClaim")
+    list_secrets = _lister("v1", "Secret")
+    list_config_maps = _lister("v1", "ConfigMap")
+    list_ingresses = _lister("networking.k8s.io/v1", "Ingress")
+    get_pod = _getter("v1", "Pod")
+    get_pvc = _getter("v1", "PersistentVolumeClaim")
+    get_service = _getter("v1", "Service")
+    get_deployment = _getter("apps/v1", "Deployment")
+    #: One Secret, its values in base64.
+    get_secret = _getter("v1", "Secret")
 
     def get_pod_logs(
         self,
@@ -100,42 +122,11 @@ class ClusterObjects:
                 return "".join(f"{logs.text(line)}\n" for line in lines)
         raise _missing("Pod", namespace, name)
 
-    def list_pvcs(self, namespace: str, label_selector: str | None = None) -> Object:
-        return self._list("v1", "PersistentVolumeClaim", namespace, label_selector)
-
     def list_pvcs_all_namespaces(self, label_selector: str | None = None) -> Object:
         return self._list("v1", "PersistentVolumeClaim", None, label_selector)
 
-    def get_pvc(self, namespace: str, name: str, ignore_not_found: bool = False) -> Object | None:
-        return self._get("v1", "PersistentVolumeClaim", namespace, name, ignore_not_found)
-
-    def get_service(
-        self, namespace: str, name: str, ignore_not_found: bool = False
-    ) -> Object | None:
-        return self._get("v1", "Service", namespace, name, ignore_not_found)
-
-    def get_deployment(
-        self, namespace: str, name: str, ignore_not_found: bool = False
-    ) -> Object | None:
-        return self._get("apps/v1", "Deployment", namespace, name, ignore_not_found)
-
-    def get_secret(
-        self, namespace: str, name: str, ignore_not_found: bool = False
-    ) -> Object | None:
-        """One Secret, its values in base64."""
-        return self._get("v1", "Secret", namespace, name, ignore_not_found)
-
-    def list_secrets(self, namespace: str, label_selector: str | None = None) -> Object:
-        return self._list("v1", "Secret", namespace, label_selector)
-
     def list_secrets_all_namespaces(self, label_selector: str | None = None) -> Object:
         return self._list("v1", "Secret", None, label_selector)
-
-    def list_config_maps(self, namespace: str, label_selector: str | None = None) -> Object:
-        return self._list("v1", "ConfigMap", namespace, label_selector)
-
-    def list_ingresses(self, namespace: str, label_selector: str | None = None) -> Object:
-        return self._list("networking.k8s.io/v1", "Ingress", namespace, label_selector)
 
     def list_storage_classes(self) -> Object:
         return self._list("storage.k8s.io/v1", "StorageClass", None, None)

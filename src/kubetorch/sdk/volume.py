@@ -232,9 +232,7 @@ class Volume:
         """
         spec, where = self._spec, self.namespace
         if spec.claim is not None:
-            found = self._view()
-            if found is None:
-                raise self._missing()
+            found = self._existing()
         else:
             found = backend.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
         # Declaring a volume loads no manifests.
@@ -287,18 +285,19 @@ class Volume:
         """
         from kubetorch.sdk import shells  # noqa: PLC0415  # starts a process
 
-        found = self._view()
-        if found is None:
-            raise self._missing()
+        found = self._existing()
         shells.run_in_volume(backend.session(), found, mount_path=self.mount_path, image=image)
 
     def _view(self) -> VolumeView | None:
         where, claim = self.namespace, self.pvc_name
         return backend.session().ask(lambda asked: asked.volumes.get(where, claim))
 
-    def _missing(self) -> VolumeNotFoundError:
-        where, claim = self.namespace, self.pvc_name
-        return backend.session().ask(lambda asked: missing(asked, claim, where))
+    def _existing(self) -> VolumeView:
+        found = self._view()
+        if found is None:
+            where, claim = self.namespace, self.pvc_name
+            raise backend.session().ask(lambda asked: missing(asked, claim, where))
+        return found
 
     # ------------------------------------------------------------------------------- as a value
 

@@ -484,7 +484,7 @@ class Rounds:
     def __init__(self, call: Call, first: Done | Yielded) -> None:
         assert isinstance(first.value, RankValues)
         self.ranks = list(first.value.ranks)
-        self._call = call
+        self.call = call
         self._values: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self._returned: dict[int, Any] = {}
         self._error: Exception | None = None
@@ -516,23 +516,15 @@ class Rounds:
                 f"the generator of rank {rank} was ended, since that of rank {self._closed} was "
                 "closed: one call runs on all ranks"
             )
-        if self._call.is_over:
+        if self.call.is_over:
             raise end(None)
         return False, None
 
-    def next(self) -> None:
-        """Wait for the next step of the call."""
-        self.add(self._call.next())
-
-    async def next_async(self) -> None:
-        """Awaitable form of `next`."""
-        self.add(await self._call.next_async())
-
     def close(self, rank: int | None = None) -> None:
-        """End the generators of all ranks, since the iterator of this one is closed."""
-        if not self._call.is_over:
+        """End the generators of all ranks, since the iterator of one is closed."""
+        if not self.call.is_over:
             self._closed = rank
-            self._call.cancel()
+            self.call.cancel()
 
     def __del__(self) -> None:
         self.close()
@@ -556,7 +548,7 @@ class RankIterator(_ValuesOfRank, Iterator[Any]):
             is_there, value = self._rounds.take(self.rank, StopIteration)
             if is_there:
                 return value
-            self._rounds.next()
+            self._rounds.add(self._rounds.call.next())
 
 
 class RankAsyncIterator(_ValuesOfRank, AsyncIterator[Any]):
@@ -567,4 +559,4 @@ class RankAsyncIterator(_ValuesOfRank, AsyncIterator[Any]):
             is_there, value = self._rounds.take(self.rank, StopAsyncIteration)
             if is_there:
                 return value
-            await self._rounds.next_async()
+            self._rounds.add(await self._rounds.call.next_async())

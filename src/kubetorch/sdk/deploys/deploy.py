@@ -116,7 +116,7 @@ class _Bundle:
     def packed(self, digests: Iterable[str], bar: Bar) -> Iterator[bytes]:
         """Blobs as they travel; the bar says how far they have come."""
         wanted = dict.fromkeys(digests)
-        total, sent = sum(map(self._size, wanted)), 0
+        total, sent = sum(self._stream(digest)[0] for digest in wanted), 0
 
         def counted(pieces: Iterable[bytes]) -> Iterator[bytes]:
             nonlocal sent
@@ -132,18 +132,10 @@ class _Bundle:
 
         return transfer.compressed(wanted, stream)
 
-    def _scan(self, digest: str) -> Scan:
-        return next(scan for scan in self.scans if scan.has(digest))
-
-    def _size(self, digest: str) -> int:
-        if self.init_args is not None and digest == self.spec.init_args:
-            return len(self.init_args)
-        return self._scan(digest).size(digest)
-
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
         if self.init_args is not None and digest == self.spec.init_args:
             return len(self.init_args), (self.init_args,)
-        return self._scan(digest).stream(digest)
+        return next(scan for scan in self.scans if scan.has(digest)).stream(digest)
 
 
 def begin(order: Order, session: Session) -> Deployment:
