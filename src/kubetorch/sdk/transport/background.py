@@ -25,9 +25,11 @@ _inherited: list[object] = []
 
 
 class Background:
-    """A loop that begins when it is needed. Threads share it."""
+    """A loop that begins when it is needed, and runs `finish` before it ends. Threads share it."""
 
-    def __init__(self, finish: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        #: The connections behind the sockets of `dial`.
+        self.ends: set[Far] = set()
         self._finish = finish
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -35,11 +37,8 @@ class Background:
         processes.at_fork(self.abandon)
         processes.at_exit(self.close)
 
-    def submit(self, wanted: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        return asyncio.run_coroutine_threadsafe(wanted, self._running())
-
     def run(self, wanted: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
-        future = self.submit(wanted)
+        future = asyncio.run_coroutine_threadsafe(wanted, self._running())
         try:
             return future.result(timeout)
         except concurrent.futures.TimeoutError as error:
@@ -48,6 +47,18 @@ class Background:
             raise TimeoutError(f"nothing came of it within {timeout:g} s") from error
         finally:
             future.cancel()
+
+    def dial(
+        self, connect: Callable[[socket.socket], Coroutine[Any, Any, None]], timeout: float | None
+    ) -> socket.socket:
+        """A blocking socket, whose other end a coroutine has connected."""
+        here, near = socket.socketpair()
+        try:
+            self.run(connect(near), timeout)
+        except BaseException:
+            here.close()  # the loop closes the other end
+            raise
+        return here
 
     def close(self) -> None:
         """End the loop, and every connection with it."""
@@ -60,8 +71,9 @@ class Background:
 
     def abandon(self) -> None:
         """Release everything, in a forked child."""
-        _inherited.append((self._loop, self._thread))
+        _inherited.append((self._loop, self._thread, self.ends))
         self._lock = threading.Lock()
+        self.ends = set()
         self._loop = self._thread = None
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -72,27 +84,28 @@ class Background:
             if self._loop is None:
                 begun = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run, args=(begun, self._finish), name="kubetorch-reach", daemon=True
+                    target=self._run, args=(begun,), name="kubetorch-reach", daemon=True
                 )
                 self._thread.start()
                 self._loop = begun
             return self._loop
 
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        loop.run_until_complete(self._end_all())
+        loop.close()
 
-def _run(loop: asyncio.AbstractEventLoop, finish: Callable[[], Awaitable[None]]) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    loop.run_until_complete(_end_all(finish))
-    loop.close()
-
-
-async def _end_all(finish: Callable[[], Awaitable[None]]) -> None:
-    """Cancel what still runs, and let connections that are closed be gone."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    await cancel_all(tasks)
-    await finish()
-    for _ in range(_ROUNDS):
-        await asyncio.sleep(0)
+    async def _end_all(self) -> None:
+        """Cancel what still runs, and let connections that are closed be gone."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await cancel_all(tasks)
+        for end in list(self.ends):
+            end.abandon()
+        if self._finish is not None:
+            await self._finish()
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
 
 
 #: Bytes that are read at once from the thread.

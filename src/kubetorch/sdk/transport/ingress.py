@@ -31,8 +31,7 @@ class IngressTransport:
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/")
-        self._background = Background(self._finish)
-        self._ends: set[Far] = set()
+        self._background = Background()
 
     def address(self, namespace: str, service: str, pod: PodView) -> str:
         return relay_url(self._base_url, namespace, service, pod.name) if pod.url else ""
@@ -46,20 +45,15 @@ class IngressTransport:
         parts = urlsplit(url)
         if parts.scheme != "https" or parts.hostname is None:
             return DIRECT.connect(url, timeout)
-        here, near = socket.socketpair()
+        host, port = parts.hostname, parts.port or 443
         try:
-            opening = self._secure(near, parts.hostname, parts.port or 443)
-            self._background.run(opening, timeout)
-        except BaseException as error:
-            here.close()  # the loop closes the other end
-            if isinstance(error, ssl.SSLCertVerificationError):
-                raise ConfigError(
-                    f"the certificate of {self._base_url} does not verify: {error.verify_message}",
-                    hint="api_url must be of a host whose certificate this machine trusts; "
-                    "SSL_CERT_FILE names further authorities",
-                ) from error
-            raise
-        return here
+            return self._background.dial(lambda near: self._secure(near, host, port), timeout)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(
+                f"the certificate of {self._base_url} does not verify: {error.verify_message}",
+                hint="api_url must be of a host whose certificate this machine trusts; "
+                "SSL_CERT_FILE names further authorities",
+            ) from error
 
     def headers(self, url: str) -> Mapping[str, str]:
         return pod_headers(url)
@@ -73,17 +67,13 @@ class IngressTransport:
     async def _secure(self, near: socket.socket, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         context = ssl.create_default_context()
-        end = _TlsEnd(near, self._ends)
+        end = _TlsEnd(near, self._background.ends)
         try:
             transport, _ = await loop.create_connection(lambda: end, host, port, ssl=context)
             sockets.keep_alive(transport.get_extra_info("socket"))
         except BaseException:
             end.abandon()
             raise
-
-    async def _finish(self) -> None:
-        for end in list(self._ends):
-            end.abandon()
 
 
 class _TlsEnd(Far, asyncio.Protocol):

@@ -45,7 +45,6 @@ class Tunnel:
         self._background = Background(self._finish)
         # Of the loop that runs; a forked child has another one.
         self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
-        self._ends: set[Far] = set()
 
     def ask(
         self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
@@ -60,17 +59,11 @@ class Tunnel:
 
         Whether anybody listens there is known only when something is read.
         """
-        here, near = socket.socketpair()
+        ref = Ref(PODS, pod, namespace)
         try:
-            self._background.run(self._open(near, Ref(PODS, pod, namespace), port), timeout)
-        except BaseException as error:
-            here.close()  # the loop closes the other end
-            if isinstance(error, TimeoutError) and not isinstance(
-                error, KubernetesUnavailableError
-            ):
-                raise self._silent(timeout) from error
-            raise
-        return here
+            return self._background.dial(lambda near: self._open(near, ref, port), timeout)
+        except TimeoutError as error:
+            raise self._silent(timeout) from error
 
     def close(self) -> None:
         self._background.close()
@@ -85,12 +78,11 @@ class Tunnel:
         if found is None:
             found = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
             self._clients = {loop: found}
-            self._ends = set()
         return found
 
     async def _open(self, near: socket.socket, pod: Ref, port: int) -> None:
         client = self._client()
-        end = _PodEnd(near, self._ends)
+        end = _PodEnd(near, self._background.ends)
         try:
             await pod_streams.connect_port(client, pod, port, end)
         except BaseException:
@@ -98,8 +90,6 @@ class Tunnel:
             raise
 
     async def _finish(self) -> None:
-        for end in list(self._ends):
-            end.abandon()
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
