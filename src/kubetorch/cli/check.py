@@ -120,8 +120,6 @@ def _answers(namespace: str, api_url: str | None) -> list[Finding]:
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The public status of a controller."""
-
     version: str = "of no version"
     protocol: int | None = None
 

@@ -120,7 +120,6 @@ def is_decorated(found: object) -> bool:
 
 
 def _decorated(module: ModuleType) -> list[Callable[..., Any]]:
-    """The decorated functions and classes of a file, in its order."""
     own = {
         id(value): value
         for value in vars(module).values()

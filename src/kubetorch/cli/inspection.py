@@ -187,7 +187,6 @@ def _operations(services: Services, service: WorkloadView, output: Output) -> li
 
 
 def _place(services: Services, service: WorkloadView) -> Place:
-    """The place at which this machine calls the service."""
     name, namespace = service.spec.name, service.spec.namespace
     url = services.base_url(service)
     if url is not None:

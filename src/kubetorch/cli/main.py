@@ -72,7 +72,6 @@ class Commands(TyperGroup):
 
 
 def load(name: str) -> TyperCommand | TyperGroup:
-    """The command of that name, complete."""
     module = importlib.import_module(f"kubetorch.cli.{COMMANDS[name][0]}")
     command = typer.main.get_group(module.app).commands[name]
     assert isinstance(command, (TyperCommand, TyperGroup))

@@ -127,7 +127,6 @@ class Output:
         self.error(message, hint)
 
     def failure_panel(self, title: str, lines: Iterable[str]) -> None:
-        """A titled block that belongs to an error."""
         _panel(sys.stderr, title, lines, "red")
 
     def text(self, text: str) -> None:

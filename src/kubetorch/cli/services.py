@@ -72,7 +72,6 @@ class Services:
         return service.url if found == "" else found
 
     def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
-        """All of them, or those of all namespaces."""
         where = None if all_namespaces else self.namespace
         return self.session.ask(lambda controller: controller.list_workloads(where))
 
@@ -200,7 +199,6 @@ class Services:
 
 
 def choose_pod(service: WorkloadView, wanted: str) -> PodView:
-    """The pod that the user means by its name or index."""
     name, pods = service.spec.name, service.pods
     there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
     if wanted.isdigit():

@@ -67,7 +67,6 @@ class SecretKeeper(_Keeper):
         return self._put(Secret(name, **_given(source)), "keep")
 
     def update(self, name: str | None, source: dict[str, Any]) -> StoredSecret:
-        """Add the values of a source to a secret."""
         secret = Secret(name, **_given(source))
         try:
             self.find(secret.name)

@@ -66,7 +66,6 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def creator(service: WorkloadView) -> str | None:
-    """The creator of a service, if the creator has a name."""
     known = service.creator
     return service.spec.username if known is None else str(known) or None
 
@@ -177,7 +176,6 @@ def app_json(app: AppView | None) -> Json | None:
 
 
 def failure_json(failure: Mapping[str, Any] | None) -> Json | None:
-    """Why a generation is not served."""
     if failure is None:
         return None
     names = ("error_type", "message", "traceback", "pod_name")

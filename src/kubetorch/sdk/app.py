@@ -39,7 +39,6 @@ def python_file(command: str) -> str | None:
 
 
 def local_files(command: str, folder: Path) -> Iterator[Path]:
-    """Files of this machine that a command names."""
     for word in command.split():
         application = _APPLICATION.fullmatch(word)
         found = folder / word

@@ -87,7 +87,6 @@ def _look(cluster: ClusterSettings) -> Choice:
 
 
 def _say(opened: Session) -> None:
-    """Report once where the pods of this program run."""
     if choices.is_quiet or config.quiet or environment.is_in_pod():
         return
     children = sys.modules.get("multiprocessing.process")

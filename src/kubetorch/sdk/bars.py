@@ -83,8 +83,6 @@ def above(stream: TextIO) -> Iterator[None]:
 
 
 class _Foot:
-    """The bars of this process, and the thread that draws them."""
-
     def __init__(self) -> None:
         self.clear()
         # A child that is forked has not drawn what its parent has.

@@ -95,7 +95,6 @@ class ComputePods:
             return []
 
     def show_logs(self, *, follow: bool, tail: int, pod: str | None) -> None:
-        """Print the last lines of the logs, and new ones while they come."""
         view = self._view()
         names = [one.name for one in view.pods]
         if pod is not None and pod not in names:

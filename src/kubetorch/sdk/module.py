@@ -108,7 +108,6 @@ class Module(Generic[HandleT]):
         get_if_exists: bool,
         reload_prefixes: str | Sequence[str] | None,
     ) -> ModuleT:
-        """Make the handle that `kt.fn` and `kt.cls` return."""
         if callable_object is None:
             factory = f"kt.{cls.kind}"
             if name is None or not get_if_exists:

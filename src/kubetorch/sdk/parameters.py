@@ -57,7 +57,6 @@ def whole(value: object) -> int | None:
 
 
 def environment(value: object) -> Pairs:
-    """Environment variables, their values as text."""
     pairs = mapping("env_vars", value, 'kt.Compute(env_vars={"STAGE": "test"})')
     found = []
     for name, item in pairs.items():
@@ -78,7 +77,6 @@ def environment(value: object) -> Pairs:
 
 
 def labels(value: object, *, parameter: str = "labels") -> Pairs:
-    """Kubernetes labels, their values as text."""
     pairs = mapping(parameter, value, f'kt.Compute({parameter}={{"team": "ml"}})')
     for name, item in pairs.items():
         check_label_name(parameter, name)

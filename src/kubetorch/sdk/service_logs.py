@@ -216,7 +216,6 @@ class _Follower:
         self._patience = backoff.Patience(patience, first=_PAUSES[0], limit=_PAUSES[1])
 
     def run(self) -> int:
-        """Follow it to its end; its exit code."""
         is_first = True
         while True:
             try:

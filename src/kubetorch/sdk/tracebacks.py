@@ -49,7 +49,6 @@ def install() -> None:
 
 
 def is_full() -> bool:
-    """True if all frames are shown."""
     return os.environ.get(VARIABLE) == "full"
 
 

@@ -180,7 +180,6 @@ class Invocation:
 
     @property
     def request_id(self) -> str:
-        """Identity of the request that the call belongs to."""
         given = self._request_id or self.options.request_id
         return given or _ambient_request_id() or self.id[:10]
 

@@ -106,7 +106,6 @@ class Call:
     # ------------------------------------------------------------------------- what happened
 
     def arrived(self) -> Event | Connected | None:
-        """The next arrival, if there is one."""
         try:
             return self._arrived.get_nowait()
         except Empty:
@@ -397,8 +396,6 @@ class LoopWakeup:
 
 
 class _RemoteValues:
-    """The values of a generator that runs in a pod, and its end."""
-
     def __init__(self, call: Call, first: Done | Yielded | None = None) -> None:
         self._call = call
         self._first = first

@@ -68,8 +68,6 @@ class Search:
 
 
 class SpawnedCall:
-    """One spawned call, as far as this process knows it."""
-
     def __init__(
         self, call_id: str, session: Callable[[], Session], *, agreement: float = AGREEMENT
     ) -> None:
@@ -695,7 +693,6 @@ class HandOvers:
 
     @classmethod
     def of_program(cls) -> HandOvers:
-        """The calls of this process."""
         found = cls._of_program
         if found is None or found._pid != os.getpid():
             cls._of_program = found = cls()

@@ -113,7 +113,6 @@ class CallOptions:
         return replace(self, idempotency_key=f"{self.idempotency_key}/{index}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
-        """These options, with those of a caller."""
         for name in changes:
             if name not in _NAMES and name not in REFUSED and name != METRICS:
                 meant = did_you_mean(name, _NAMES, likeness=0.6)

@@ -246,7 +246,6 @@ class Backoff:
 
     @property
     def attempt(self) -> float:
-        """Seconds that the next attempt may take."""
         return max(min(_ATTEMPT, self.left), 0.1)
 
     def pause(self, interrupted: threading.Event) -> bool:
@@ -432,7 +431,6 @@ class Scaled:
         self._streams: list[Stream] = []
 
     def connect(self, location: Location, scaler: Scaler, backoff: Backoff) -> Stream:
-        """A stream for one call."""
         if scaler.failure and backoff.is_sure:
             raise CallRefusedError(
                 f"no pod of {self._service} can start: {scaler.failure}",

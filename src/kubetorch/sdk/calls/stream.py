@@ -128,7 +128,6 @@ class SpinHistory:
         return False
 
     def learn(self, *, was_in_vain: bool) -> None:
-        """Learn from the last wait."""
         if was_in_vain:
             self._penalty = min(2 * self._penalty + 1, MOST_ASLEEP)
             self._asleep = self._penalty

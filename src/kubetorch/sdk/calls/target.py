@@ -48,7 +48,6 @@ def describe(
 
 
 def kind_of(function: object) -> Literal["function", "generator", "async_generator"]:
-    """The kind of value that a call gives."""
     if isinstance(function, FunctionType):
         if function.__code__.co_flags & _ASYNC_GENERATOR:
             return "async_generator"

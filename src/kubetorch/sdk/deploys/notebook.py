@@ -96,8 +96,6 @@ class _Item:
 
 
 class _Writer:
-    """The module of one callable."""
-
     def __init__(self, callable_object: Callable[..., Any]) -> None:
         #: Of a method, its class.
         self.target = callable_object.__qualname__.partition(".")[0]

@@ -49,7 +49,6 @@ _PORTS = {"http": 80, "https": 443, "git": 9418}
 
 
 def find(source: Source) -> Origin:
-    """The origin of a callable or an app of this program."""
     path, module = source.file()
     file = None if path is None else Path(os.path.abspath(path))  # noqa: PTH100  # links stay
     if file is not None and (is_installed(file) or not file.parent.exists()):

@@ -12,8 +12,6 @@ from kubetorch.sdk.transport.session import Session
 
 
 def open_session(home: Path) -> Session:
-    """A session with the service of a home."""
-
     def begin() -> Callable[[], Controller]:
         wait = lifetime.begin(home)
 

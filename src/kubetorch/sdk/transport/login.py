@@ -135,7 +135,6 @@ async def _reject(client: Client, token: str) -> None:
 
 
 def _life(status: dict[str, Any]) -> float:
-    """Seconds that a token is good for."""
     try:
         end = resources.seconds(status["expirationTimestamp"])
     except (KeyError, ValueError):

@@ -118,12 +118,10 @@ def client(
 
 
 def relay_url(base_url: str, namespace: str, service: str, pod: str) -> str:
-    """The URL of a pod behind a controller."""
     return f"{service_url(base_url, namespace, service)}#{quote(pod, safe='')}"
 
 
 def service_url(base_url: str, namespace: str, service: str) -> str:
-    """The URL of a service behind a controller."""
     return f"{base_url.rstrip('/')}/{quote(namespace, safe='')}/{quote(service, safe='')}"
 
 

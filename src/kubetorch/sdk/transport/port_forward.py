@@ -75,7 +75,6 @@ class PortForwardTransport:
     # -------------------------------------------------------------------------- the controller
 
     def is_installed(self, *, timeout: float | None) -> bool:
-        """True if there is a controller in the cluster."""
         try:
             self._controller_pod = self.tunnel.ask(self._find, timeout=timeout)
         except ControllerUnavailableError:
