@@ -80,9 +80,7 @@ class SecretKeeper(_Keeper):
 
     def _put(self, secret: Secret, collision: Collision) -> StoredSecret:
         return self._session.ask(
-            lambda asked: upload_secret(
-                asked, self.namespace, secret, username=config.username, collision=collision
-            )
+            lambda asked: upload_secret(asked, self.namespace, secret, collision)
         )
 
 

@@ -905,16 +905,12 @@ class Compute:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of the service; `add_labels` changes them."""
-        is_pool = self.selector_only
-        found = dict(self._spec.labels) if is_pool else self._metadata("labels")
-        return shown("labels", found)
+        return shown("labels", self._metadata("labels"))
 
     @property
     def annotations(self) -> dict[str, str]:
         """Annotations of the service; `add_annotations` changes them."""
-        is_pool = self.selector_only
-        found = dict(self._spec.annotations) if is_pool else self._metadata("annotations")
-        return shown("annotations", found)
+        return shown("annotations", self._metadata("annotations"))
 
     @property
     def user_labels(self) -> dict[str, str]:
@@ -935,6 +931,8 @@ class Compute:
         return shown("gpu_annotations", found)
 
     def _metadata(self, key: str) -> dict[str, str]:
+        if self.selector_only:
+            return dict(getattr(self._spec, key))
         metadata = (self.manifest or {}).get("metadata") or {}
         return dict(metadata.get(key) or {})
 

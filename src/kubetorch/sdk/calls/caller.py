@@ -227,11 +227,15 @@ class Caller:
 
 async def _value_of(call: Call) -> Any:  # noqa: ANN401  # the user's own value
     step = await call.next_async()
-    if isinstance(step, Yielded):
-        return _async_iterators(call, step)
-    if step.error is not None:
-        raise step.error
-    return _async_iterators(call, step) if step.is_streamed else step.value
+    if isinstance(step, Done):
+        if step.error is not None:
+            raise step.error
+        if not step.is_streamed:
+            return step.value
+    if isinstance(step.value, RankValues):
+        rounds = Rounds(call, step)
+        return [RankAsyncIterator(rounds, rank) for rank in rounds.ranks]
+    return RemoteAsyncIterator(call, step)
 
 
 def _iterators(call: Call, first: Done | Yielded) -> RemoteIterator | list[RankIterator]:
@@ -240,15 +244,6 @@ def _iterators(call: Call, first: Done | Yielded) -> RemoteIterator | list[RankI
         rounds = Rounds(call, first)
         return [RankIterator(rounds, rank) for rank in rounds.ranks]
     return RemoteIterator(call, first)
-
-
-def _async_iterators(
-    call: Call, first: Done | Yielded
-) -> RemoteAsyncIterator | list[RankAsyncIterator]:
-    if isinstance(first.value, RankValues):
-        rounds = Rounds(call, first)
-        return [RankAsyncIterator(rounds, rank) for rank in rounds.ranks]
-    return RemoteAsyncIterator(call, first)
 
 
 async def _values_of(invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values

@@ -24,52 +24,35 @@ from kubetorch.specs.image import CopyStep, ImageSpec, Step
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec, default_mount_path
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, StoredSecret
+from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, SecretView, StoredSecret
 
 
 def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
     """Provide the secrets and volumes of a workload; returns the spec with their present state."""
     compute, namespace = spec.compute, spec.namespace
-    known = dict(_provided(controller, one, namespace) for one in secrets)
+    known = {one.name: _provided(controller, one, namespace) for one in secrets}
     refs = tuple(known.get(ref.name, ref) for ref in compute.secrets)
     volumes = tuple(_volume(controller, one, namespace) for one in compute.volumes)
     return replace(spec, compute=replace(compute, secrets=refs, volumes=volumes))
 
 
-def _provided(controller: Controller, secret: Secret, namespace: str) -> tuple[str, SecretRef]:
+def _provided(controller: Controller, secret: Secret, namespace: str) -> SecretRef:
+    """Upload a secret if its values are here; what pods see of it."""
     if secret.namespace not in (None, namespace):
         raise SpecError(
             f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
             f"{namespace!r} cannot see it",
             hint="leave its namespace out: it is then that of the service",
         )
-    return secret.name, provide_secret(controller, namespace, secret, config.username)
-
-
-def provide_secret(
-    controller: Controller, namespace: str, secret: Secret, username: str | None
-) -> SecretRef:
-    """Upload a secret if its values are here; what pods see of it."""
-    values = secret.to_upload()
-    if values is None:
-        return _declared(existing_secret(controller, namespace, secret.name), secret)
-    stored = upload_secret(
-        controller,
-        namespace,
-        secret,
-        username=username,
-        collision="replace" if secret.override else "same",
-    )
+    if secret.to_upload() is None:
+        return _declared(controller.secrets.find(namespace, secret.name), secret)
+    collision: Collision = "replace" if secret.override else "same"
+    stored = upload_secret(controller, namespace, secret, collision)
     return replace(secret.to_ref(), version=stored.secret.version)
 
 
 def upload_secret(
-    controller: Controller,
-    namespace: str,
-    secret: Secret,
-    *,
-    username: str | None,
-    collision: Collision,
+    controller: Controller, namespace: str, secret: Secret, collision: Collision
 ) -> StoredSecret:
     """Store the values of a secret, which are here."""
     values, ref = secret.to_upload(), secret.to_ref()
@@ -81,28 +64,24 @@ def upload_secret(
         path=ref.path,
         renamed=ref.renamed,
         provider=secret.provider,
-        username=username,
+        username=config.username,
         override=secret.override,
     )
     put = PutSecret(draft=draft, values=dict(values), collision=collision)
     return controller.secrets.put(namespace, ref.object_name, put)
 
 
-def existing_secret(controller: Controller, namespace: str, name: str) -> SecretRef:
-    found = controller.secrets.find(namespace, name)
-    return SecretRef(
-        name=name,
-        object_name=found.object_name,
-        mount_type=found.mount_type,
-        keys=found.keys,
-        path=found.path,
-        renamed=found.renamed,
-        version=found.version,
-    )
-
-
-def _declared(found: SecretRef, secret: Secret) -> SecretRef:
+def _declared(existing: SecretView, secret: Secret) -> SecretRef:
     """A secret that exists, with the keys and the path that were declared."""
+    found = SecretRef(
+        name=secret.name,
+        object_name=existing.object_name,
+        mount_type=existing.mount_type,
+        keys=existing.keys,
+        path=existing.path,
+        renamed=existing.renamed,
+        version=existing.version,
+    )
     declared = secret.to_ref()
     if declared.all_keys or secret.is_found:
         return found
@@ -114,7 +93,6 @@ def _declared(found: SecretRef, secret: Secret) -> SecretRef:
             )
     return replace(
         found,
-        name=secret.name,
         mount_type=declared.mount_type,
         keys=declared.keys or found.keys,
         path=declared.path or found.path,

@@ -22,7 +22,6 @@ from kubetorch.errors import (
 )
 from kubetorch.lib.http_client import Credential, HttpClient
 from kubetorch.sdk.controller import Controller, FirstContact
-from kubetorch.sdk.transport import login
 from kubetorch.sdk.transport.login import PodToken
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
@@ -82,12 +81,11 @@ def inside(cluster: ClusterSettings) -> Inside | None:
     """The controller of the cluster that this program runs in a pod of, if that is meant."""
     if cluster.kubeconfig is not None or environment.kubernetes_service() is None:
         return None
-    credential = login.find()
-    if credential is None:
+    file = environment.pod_token_file()
+    if file is None:
         return None
-    namespace = cluster.install_namespace
-    url = environment.controller_url() or routes.controller_url(namespace)
-    return Inside(url, credential)
+    url = environment.controller_url() or routes.controller_url(cluster.install_namespace)
+    return Inside(url, PodToken(file))
 
 
 #: Ways that were tried when a backend was chosen, for the sessions that follow.

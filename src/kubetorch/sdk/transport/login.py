@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kubetorch.config import environment
 from kubetorch.errors import (
     KubernetesCredentialsError,
     KubernetesForbiddenError,
@@ -173,9 +172,3 @@ class PodToken:
         """True if the file has another token by now."""
         self._read = -_FILE_LOOK
         return self.token("") != token
-
-
-def find() -> PodToken | None:
-    """The token of the pod that this program runs in, if it runs in one and has one."""
-    file = environment.pod_token_file()
-    return None if file is None else PodToken(file)
