@@ -181,8 +181,8 @@ def list_calls(
     if as_json:
         output.value([views.call_json(call) for call in found])
     elif found:
-        rows = [views.call_list_row(call) for call in found]
-        output.table(views.CALL_LIST_COLUMNS, rows, spare=views.SPARE_CALL_COLUMNS)
+        rows = [views.call_cells(call, brief=True) for call in found]
+        output.table(rows, spare=views.SPARE_CALL_COLUMNS)
     else:
         output.report(f"No spawned calls found in {services.namespace} namespace")
 
@@ -195,7 +195,7 @@ def show(call_id: CallId, as_json: AsJson = False) -> None:
     if as_json:
         output.value(views.call_json(call))
         return
-    for key, value in zip(views.CALL_COLUMNS, views.call_row(call), strict=True):
+    for key, value in views.call_cells(call).items():
         output.report(f"{key.capitalize() + ':':<10}{value}")
 
 

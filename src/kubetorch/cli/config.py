@@ -57,8 +57,12 @@ def _list(output: Output) -> None:
     if output.as_json:
         output.value(settings)
         return
-    rows = [(key, _shown(value), _origin(key)) for key, value in settings.items()]
-    output.table(("SETTING", "VALUE", "FROM"), rows)
+    output.table(
+        [
+            {"SETTING": key, "VALUE": _shown(value), "FROM": _origin(key)}
+            for key, value in settings.items()
+        ]
+    )
 
 
 def _shown(value: object) -> str:

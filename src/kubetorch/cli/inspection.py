@@ -59,32 +59,11 @@ def list_services(
         where = "any" if all_namespaces else services.namespace
         output.report(f"No services found in {where} namespace")
         return
-    columns = list(views.SERVICE_COLUMNS)
-    rows = [views.service_row(service) for service in found]
-    if all_namespaces:
-        columns.insert(0, "NAMESPACE")
-        for row, service in zip(rows, found, strict=True):
-            row.insert(0, service.spec.namespace)
-    if pods:
-        at = columns.index("# OF PODS") + 1
-        columns.insert(at, "POD NAMES")
-        for row, service in zip(rows, found, strict=True):
-            row.insert(at, _pod_names(service))
-    output.table(columns, rows, spare=views.SPARE_SERVICE_COLUMNS)
-
-
-def _pod_names(service: WorkloadView) -> str:
-    """The pods of a service, each on a line; of a distributed one with their ranks."""
-    if service.world is None:
-        return "\n".join(pod.name for pod in service.pods) or "-"
-    ranks = views.ranks_of_pods(service)
-    lines = [f"{pod.name}  ranks {views.rank_words(ranks.get(pod.name))}" for pod in service.pods]
-    lost = service.world.lost
-    lines += [
-        f"{one.member.pod}  ranks {views.rank_words(ranks[one.member.pod])}  lost: {one.reason}"
-        for one in lost
+    rows = [
+        views.service_cells(service, with_namespace=all_namespaces, with_pods=pods)
+        for service in found
     ]
-    return "\n".join(lines) or "-"
+    output.table(rows, spare=views.SPARE_SERVICE_COLUMNS)
 
 
 @app.command("status")
@@ -112,9 +91,7 @@ def show(service: WorkloadView, output: Output) -> None:
     if world is not None:
         output.report(f"world: {world}")
     if service.pods:
-        output.table(
-            views.pod_columns(service), views.pod_rows(service), spare=views.SPARE_POD_COLUMNS
-        )
+        output.table(views.pod_cells(service), spare=views.SPARE_POD_COLUMNS)
     for line in views.lost_lines(service):
         output.report(f"lost: {line}", "yellow")
     if service.failure is not None:

@@ -83,16 +83,14 @@ class Output:
         """
         _panel(self._reports, title, lines, style)
 
-    def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()
-    ) -> None:
-        """A table on stdout, whose cells are never cut; one may have several lines.
+    def table(self, rows: Sequence[Mapping[str, str]], *, spare: Sequence[str] = ()) -> None:
+        """A table on stdout, of the cells of each row by column. Cells may have several lines.
 
         On a terminal that is too narrow, columns in which there is nothing (`-`) are left out, then
         those of `spare`, one after the other, until the table fits; if it never does, cells go on
-        in the next line. In a pipe the table is whole.
+        in the next line. No cell is cut; in a pipe the table is whole.
         """
-        table = [[column, *cells] for column, *cells in zip(columns, *rows, strict=True)]
+        table = [[column, *(row[column] for row in rows)] for column in rows[0]]
         if self._stdout.isatty():
             width = shutil.get_terminal_size().columns
             _write(self._stdout, _drawn(narrowed(table, width, spare), width), "plain")

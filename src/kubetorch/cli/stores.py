@@ -121,8 +121,6 @@ def _given(source: dict[str, Any]) -> dict[str, Any]:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_SECRET_COLUMNS = ("SECRET", "CREATOR", "NAMESPACE")
-
 
 @dataclass(frozen=True)
 class _SecretRequest:
@@ -180,8 +178,12 @@ def _list_secrets(asked: _SecretRequest) -> None:
     if asked.output.as_json:
         asked.output.value([_secret_json(view) for view in found])
     elif found:
-        rows = [(view.name, view.username or "-", view.namespace) for view in found]
-        asked.output.table(_SECRET_COLUMNS, rows)
+        asked.output.table(
+            [
+                {"SECRET": one.name, "CREATOR": one.username or "-", "NAMESPACE": one.namespace}
+                for one in found
+            ]
+        )
     else:
         asked.output.report(f"No secrets found in {asked.keeper.where}", "yellow")
 
@@ -285,10 +287,8 @@ def _secret_json(view: SecretView) -> dict[str, Any]:
     }
 
 
-_VOLUME_COLUMNS = (
-    *("Name", "PVC Name", "Status", "Size", "Storage Class", "Access Mode", "Mount Path"),
-    "Used By",
-)
+#: What is said of a volume that was created.
+_VOLUME_FACTS = ("Name", "Namespace", "Size", "Storage Class", "Access Mode", "Mount Path")
 #: Columns that a narrow terminal can do without, the first to go first.
 _SPARE_VOLUME_COLUMNS = ("PVC Name", "Storage Class", "Access Mode", "Used By", "Size")
 _VOLUME_ACTIONS = ("list", "create", "delete", "ssh")
@@ -361,12 +361,11 @@ def _list_volumes(keeper: VolumeKeeper, output: Output, *, all_namespaces: bool)
         output.value([_volume_json(view) for view in found])
     elif not found:
         output.report(f"No volumes found in {keeper.where}", "yellow")
-    elif all_namespaces:
-        rows = [(view.namespace, *_volume_row(view)) for view in found]
-        output.table(("Namespace", *_VOLUME_COLUMNS), rows, spare=_SPARE_VOLUME_COLUMNS)
     else:
-        rows = [_volume_row(view) for view in found]
-        output.table(_VOLUME_COLUMNS, rows, spare=_SPARE_VOLUME_COLUMNS)
+        rows = [_volume_cells(view) for view in found]
+        for row in () if all_namespaces else rows:
+            del row["Namespace"]
+        output.table(rows, spare=_SPARE_VOLUME_COLUMNS)
 
 
 def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:
@@ -380,8 +379,9 @@ def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None
         output.report(f"Volume {volume.name} already exists", "yellow")
     else:
         output.report(f"✓ Created volume {volume.name}", "green")
-    for key, value in _volume_facts(view).items():
-        output.report(f"• {key}: {value}")
+    cells = _volume_cells(view)
+    for key in _VOLUME_FACTS:
+        output.report(f"• {key}: {cells[key]}")
 
 
 def _delete_volume(
@@ -413,23 +413,18 @@ def _delete_volume(
         output.value(_volume_json(view))
 
 
-def _volume_facts(view: VolumeView) -> dict[str, str]:
+def _volume_cells(view: VolumeView) -> dict[str, str]:
     return {
-        "Name": view.spec.name,
         "Namespace": view.namespace,
+        "Name": view.spec.name,
+        "PVC Name": view.claim,
+        "Status": view.phase,
         "Size": view.spec.size or "-",
         "Storage Class": view.storage_class or "-",
         "Access Mode": view.spec.access_mode,
         "Mount Path": view.spec.mount_path,
+        "Used By": ", ".join(view.used_by) or "-",
     }
-
-
-def _volume_row(view: VolumeView) -> tuple[str, ...]:
-    facts = _volume_facts(view)
-    return (
-        *(facts["Name"], view.claim, view.phase, facts["Size"], facts["Storage Class"]),
-        *(facts["Access Mode"], facts["Mount Path"], ", ".join(view.used_by) or "-"),
-    )
 
 
 def _volume_json(view: VolumeView) -> dict[str, Any]:

@@ -214,22 +214,6 @@ def line_text(line: DeployLog) -> str:
 
 # --------------------------------------------------------------------------------------- tables
 
-SERVICE_COLUMNS = (
-    "RESOURCE",
-    "TYPE",
-    "STATUS",
-    "# OF PODS",
-    "AGE",
-    "VOLUMES",
-    "LAST STATUS CHANGE",
-    "TTL",
-    "CREATOR",
-    "CPUs",
-    "MEMORY",
-    "GPUs",
-)
-
-
 #: Columns that a narrow terminal can do without, the first to go first.
 SPARE_SERVICE_COLUMNS = (
     *("LAST STATUS CHANGE", "VOLUMES", "TTL", "MEMORY", "CPUs", "GPUs", "TYPE", "CREATOR"),
@@ -237,52 +221,63 @@ SPARE_SERVICE_COLUMNS = (
 )
 
 
-def service_row(service: WorkloadView) -> list[str]:
+def service_cells(
+    service: WorkloadView, *, with_namespace: bool = False, with_pods: bool = False
+) -> dict[str, str]:
+    """The cells of a service, by column."""
     spec = service.spec
-    cells = (
-        spec.name,
-        mode(service),
-        service.status,
-        str(len(service.pods)),
-        age(service.created),
-        ", ".join(volume.name for volume in spec.compute.volumes),
-        moment(service.updated),
-        spec.compute.inactivity_ttl,
-        creator(service),
-        spec.compute.cpus,
-        spec.compute.memory,
-        spec.compute.gpus,
+    cells = {
+        **({"NAMESPACE": spec.namespace} if with_namespace else {}),
+        "RESOURCE": spec.name,
+        "TYPE": mode(service),
+        "STATUS": service.status,
+        "# OF PODS": str(len(service.pods)),
+        **({"POD NAMES": "\n".join(_pod_names(service))} if with_pods else {}),
+        "AGE": age(service.created),
+        "VOLUMES": ", ".join(volume.name for volume in spec.compute.volumes),
+        "LAST STATUS CHANGE": moment(service.updated),
+        "TTL": spec.compute.inactivity_ttl,
+        "CREATOR": creator(service),
+        "CPUs": spec.compute.cpus,
+        "MEMORY": spec.compute.memory,
+        "GPUs": spec.compute.gpus,
+    }
+    return {column: cell or "-" for column, cell in cells.items()}
+
+
+def _pod_names(service: WorkloadView) -> list[str]:
+    """The pods of a service; of a distributed one with their ranks."""
+    if service.world is None:
+        return [pod.name for pod in service.pods]
+    ranks = ranks_of_pods(service)
+    names = [f"{pod.name}  ranks {rank_words(ranks.get(pod.name))}" for pod in service.pods]
+    lost = (
+        f"{one.member.pod}  ranks {rank_words(ranks[one.member.pod])}  lost: {one.reason}"
+        for one in service.world.lost
     )
-    return [cell or "-" for cell in cells]
+    return [*names, *lost]
 
 
 #: Columns that a narrow terminal can do without, and the first to go.
 SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY", "CALLS", "AGE")
 
 
-def pod_columns(service: WorkloadView) -> list[str]:
-    ranks = [] if service.world is None else ["RANKS"]
-    return ["POD", *ranks, "PHASE", "READY", "GENERATION", "RESTARTS", "CALLS", "AGE", "REASON"]
-
-
-def pod_rows(service: WorkloadView) -> list[list[str]]:
+def pod_cells(service: WorkloadView) -> list[dict[str, str]]:
+    """The cells of each pod of a service, with its ranks where there are any."""
     ranks = ranks_of_pods(service)
-    own = {
-        pod.name: [] if service.world is None else [rank_words(ranks.get(pod.name))]
-        for pod in service.pods
-    }
-    return [[pod.name, *own[pod.name], *_pod_cells(pod)] for pod in service.pods]
-
-
-def _pod_cells(pod: PodView) -> list[str]:
     return [
-        pod.phase,
-        "yes" if pod.is_ready else "no",
-        str(pod.generation),
-        str(pod.restarts),
-        str(pod.calls),
-        age(pod.started),
-        pod.reason or app_words(pod.app) or "-",
+        {
+            "POD": pod.name,
+            **({} if service.world is None else {"RANKS": rank_words(ranks.get(pod.name))}),
+            "PHASE": pod.phase,
+            "READY": "yes" if pod.is_ready else "no",
+            "GENERATION": str(pod.generation),
+            "RESTARTS": str(pod.restarts),
+            "CALLS": str(pod.calls),
+            "AGE": age(pod.started),
+            "REASON": pod.reason or app_words(pod.app) or "-",
+        }
+        for pod in service.pods
     ]
 
 
@@ -295,32 +290,24 @@ def app_words(app: AppView | None) -> str:
     return f"its app is {app.state}"
 
 
-CALL_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "PROGRESS", "STARTED", "TOOK", "RESULT")
-
-
-def call_row(call: CallView) -> list[str]:
-    took = "-" if call.ended is None else f"{max(0.0, call.ended - call.started):.1f}s"
-    result = f"{call.result_bytes} bytes" if call.ended is not None else "-"
-    return [
-        call.id,
-        call.workload,
-        call.callable,
-        call.state,
-        progress_words(call.progress),
-        moment(call.started),
-        took,
-        result,
-    ]
-
-
-#: Those of a list, and what a narrow terminal can do without, the first to go first.
-CALL_LIST_COLUMNS = ("ID", "SERVICE", "CALLABLE", "STATE", "PROGRESS", "AGE", "TOOK")
+#: What a narrow terminal can do without, the first to go first.
 SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE")
 
 
-def call_list_row(call: CallView) -> list[str]:
-    *found, _, _, took, _ = call_row(call)
-    return [*found, progress_words(call.progress, brief=True), age(call.started), took]
+def call_cells(call: CallView, *, brief: bool = False) -> dict[str, str]:
+    """The cells of a spawned call, by column; in brief those of a list."""
+    took = "-" if call.ended is None else f"{max(0.0, call.ended - call.started):.1f}s"
+    cells = {
+        "ID": call.id,
+        "SERVICE": call.workload,
+        "CALLABLE": call.callable,
+        "STATE": call.state,
+        "PROGRESS": progress_words(call.progress, brief=brief),
+    }
+    if brief:
+        return cells | {"AGE": age(call.started), "TOOK": took}
+    result = f"{call.result_bytes} bytes" if call.ended is not None else "-"
+    return cells | {"STARTED": moment(call.started), "TOOK": took, "RESULT": result}
 
 
 def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str:

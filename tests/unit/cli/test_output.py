@@ -57,7 +57,7 @@ def test_a_terminal_gets_colour_unless_it_was_refused(monkeypatch):
 
 def test_a_table_in_a_pipe_has_every_cell_whole(capsys):
     long = "x" * 300
-    Output().table(["NAME", "STATUS"], [[long, "Ready"], ["[bold]b", "-"]])
+    Output().table([{"NAME": long, "STATUS": "Ready"}, {"NAME": "[bold]b", "STATUS": "-"}])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == f"{long}  Ready"
     assert lines[2].split() == ["[bold]b", "-"]
@@ -85,41 +85,41 @@ def test_a_table_of_nothing_but_gaps_keeps_its_columns():
     assert narrowed(table, 1) == table
 
 
-WIDE = (["NAME", "SPARE", "REASON"], [["train", "x" * 30, "it waits for a node with a GPU"]])
+WIDE = {"NAME": "train", "SPARE": "x" * 30, "REASON": "it waits for a node with a GPU"}
 
 
-def shown_on_a_terminal(monkeypatch, columns, rows, *, width, **environ):
+def shown_on_a_terminal(monkeypatch, row, *, width, **environ):
     for name, value in {"TERM": "xterm", "NO_COLOR": "", "COLUMNS": str(width), **environ}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    Output().table(columns, rows, spare=["SPARE"])
+    Output().table([row], spare=["SPARE"])
     return terminal.getvalue()
 
 
 def test_on_a_narrow_terminal_columns_go_before_cells_are_broken_between_words(monkeypatch):
-    text = shown_on_a_terminal(monkeypatch, *WIDE, width=20, NO_COLOR="1")
+    text = shown_on_a_terminal(monkeypatch, WIDE, width=20, NO_COLOR="1")
     assert text.splitlines() == [
         "NAME   REASON",
         "train  it waits for",
         "       a node with a",
         "       GPU",
     ]
-    text = shown_on_a_terminal(monkeypatch, *WIDE, width=40, NO_COLOR="1")
+    text = shown_on_a_terminal(monkeypatch, WIDE, width=40, NO_COLOR="1")
     assert text.splitlines()[1] == "train  it waits for a node with a GPU"
-    text = shown_on_a_terminal(monkeypatch, *WIDE, width=80, NO_COLOR="1")
+    text = shown_on_a_terminal(monkeypatch, WIDE, width=80, NO_COLOR="1")
     assert "x" * 30 in text
 
 
 def test_states_have_a_colour_where_there_are_colours(monkeypatch):
-    table = (["NAME", "STATUS"], [["train", "Failed"]])
-    assert "\x1b[31mFailed" in shown_on_a_terminal(monkeypatch, *table, width=80)
+    row = {"NAME": "train", "STATUS": "Failed"}
+    assert "\x1b[31mFailed" in shown_on_a_terminal(monkeypatch, row, width=80)
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
-        text = shown_on_a_terminal(monkeypatch, *table, width=80, **{name: value})
+        text = shown_on_a_terminal(monkeypatch, row, width=80, **{name: value})
         assert text == "NAME   STATUS\ntrain  Failed\n"
 
 
 def test_what_would_steer_a_terminal_is_shown_in_a_table(monkeypatch):
-    text = shown_on_a_terminal(monkeypatch, ["NAME"], [["a\x1b]0;title\x07"]], width=80)
+    text = shown_on_a_terminal(monkeypatch, {"NAME": "a\x1b]0;title\x07"}, width=80)
     assert "a\\x1b]0;title\\x07" in text
 
 

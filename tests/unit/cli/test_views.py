@@ -50,10 +50,10 @@ def test_the_json_of_a_service_never_has_a_token():
 
 
 def test_a_row_has_a_cell_for_each_column():
-    assert len(views.service_row(SERVICE)) == len(views.SERVICE_COLUMNS)
-    assert views.pod_columns(SERVICE)[:2] == ["POD", "PHASE"]
-    assert [len(row) for row in views.pod_rows(SERVICE)] == [len(views.pod_columns(SERVICE))]
-    row = dict(zip(views.SERVICE_COLUMNS, views.service_row(SERVICE), strict=True))
+    assert [list(row)[:2] for row in views.pod_cells(SERVICE)] == [["POD", "PHASE"]]
+    row = views.service_cells(SERVICE)
+    assert "POD NAMES" not in row
+    assert views.service_cells(SERVICE, with_pods=True)["POD NAMES"] == POD.name
     shown = ("RESOURCE", "CPUs", "MEMORY", "GPUs", "# OF PODS")
     assert [row[column] for column in shown] == ["train", "0.5", "-", "2", "1"]
 
@@ -70,10 +70,7 @@ def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
         world=world,
         pods=(*pods, replaced(POD, name="new")),
     )
-    rows = [
-        dict(zip(views.pod_columns(service), row, strict=True)) for row in views.pod_rows(service)
-    ]
-    assert [(row["POD"], row["RANKS"]) for row in rows] == [
+    assert [(row["POD"], row["RANKS"]) for row in views.pod_cells(service)] == [
         ("train-0", "0-3"),
         ("train-2", "8-11"),
         ("new", "-"),
@@ -107,7 +104,7 @@ def test_a_call_that_runs_has_no_result_yet():
         state="running",
         started=1.0,
     )
-    row = dict(zip(views.CALL_COLUMNS, views.call_row(call), strict=True))
+    row = views.call_cells(call)
     assert (row["STATE"], row["TOOK"], row["RESULT"]) == ("running", "-", "-")
     assert views.call_json(call)["ended"] is None
 
@@ -123,7 +120,7 @@ def test_a_list_of_calls_fits_on_80_columns():
         started=time.time() - 86399,
         ended=time.time() - 80000,
     )
-    table = list(zip(views.CALL_LIST_COLUMNS, views.call_list_row(call), strict=True))
+    table = list(views.call_cells(call, brief=True).items())
     shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
     assert [column[0] for column in shown] == ["ID", "SERVICE", "CALLABLE", "STATE", "AGE", "TOOK"]
     assert max(map(len, output.layout(shown))) <= 80
@@ -140,14 +137,12 @@ def test_the_list_of_a_call_that_says_how_far_it_has_come_fits_too():
         started=time.time() - 86399,
         progress=CallProgress(4, 10, "epoch 4"),
     )
-    table = list(zip(views.CALL_LIST_COLUMNS, views.call_list_row(call), strict=True))
+    table = list(views.call_cells(call, brief=True).items())
     shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
     assert [column[1] for column in shown][1:] == [
         *("somebody-long-training", "running", "40%", "23h")
     ]
-    assert dict(zip(views.CALL_COLUMNS, views.call_row(call), strict=True))["PROGRESS"] == (
-        "40% 4/10 epoch 4"
-    )
+    assert views.call_cells(call)["PROGRESS"] == "40% 4/10 epoch 4"
     assert views.call_json(call)["progress"] == {"current": 4, "total": 10, "message": "epoch 4"}
 
 
