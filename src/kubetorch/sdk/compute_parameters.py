@@ -27,7 +27,7 @@ from kubetorch.sdk.parameters import Pairs
 from kubetorch.specs import autoscaling, quantity
 from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Toleration, freeze, thaw
 from kubetorch.specs.endpoint import Endpoint
-from kubetorch.specs.image import CopyStep, Step
+from kubetorch.specs.image import CopyStep
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.names import check_namespace
 from kubetorch.specs.secret import PROVIDERS, SecretRef
@@ -501,12 +501,11 @@ def declared(spec: ComputeSpec) -> ComputeSpec:
     )
     image = spec.image
     if image is not None:
-        image = replace(image, steps=tuple(_as_declared(step) for step in image.steps))
+        steps = (
+            replace(one, digest=None) if isinstance(one, CopyStep) else one for one in image.steps
+        )
+        image = replace(image, steps=tuple(steps))
     return replace(spec, secrets=bare, volumes=volumes, image=image)
-
-
-def _as_declared(step: Step) -> Step:
-    return replace(step, digest=None) if isinstance(step, CopyStep) else step
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:

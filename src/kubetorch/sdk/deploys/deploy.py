@@ -574,18 +574,16 @@ class _Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _decoder = msgspec.msgpack.Decoder(dict[str, _Source])
 
 
-def find_imports(
-    entry: Path, roots: Sequence[Path], *, cache: Path | None = None
-) -> tuple[str, ...]:
+def find_imports(entry: Path, roots: Sequence[Path], *, cache: Path) -> tuple[str, ...]:
     """Names of installed modules that importing a file imports, sorted."""
     search = _Search([os.fspath(root) for root in roots], cache, os.fspath(entry))
     return search.run(os.fspath(entry))
 
 
 class _Search:
-    def __init__(self, roots: list[str], cache: Path | None, key: str) -> None:
+    def __init__(self, roots: list[str], cache: Path, key: str) -> None:
         self._roots = roots
-        self._cache = cache and cache / f"{digest_of(key.encode())[:32]}.imports"
+        self._cache = cache / f"{digest_of(key.encode())[:32]}.imports"
         self._known = self._load()
         self._read: dict[str, _Source] = {}
         self._queue: list[str] = []
@@ -614,10 +612,7 @@ class _Search:
         """Queue the `__init__.py` files that run before a module of a package."""
         for root in self._roots:
             if entry.startswith(f"{root}/"):
-                folder = root
-                for part in entry[len(root) + 1 :].split("/")[:-1]:
-                    folder = f"{folder}/{part}"
-                    self._enqueue(folder)
+                self._follow_own(root, entry[len(root) + 1 :].split("/")[:-1], ())
                 return
 
     def _follow(self, item: _Import, path: str) -> None:
@@ -693,16 +688,12 @@ class _Search:
         return _Source(*stamp, imports=list(parse_imports(content)))
 
     def _load(self) -> dict[str, _Source]:
-        if self._cache is None:
-            return {}
         try:
             return _decoder.decode(self._cache.read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return {}
 
     def _save(self) -> None:
-        if self._cache is None:
-            return
         with suppress(OSError):
             self._cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             files.write_atomically(self._cache, msgspec.msgpack.encode(self._read), mode=0o666)

@@ -48,7 +48,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 def found(root: Path, source: str, entry: str = "main.py", **files: str) -> tuple[str, ...]:
     write(root, {entry: source, **files})
-    return find_imports(root / entry, [root])
+    return find_imports(root / entry, [root], cache=root / "cache")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,12 @@ def test_a_folder_without_init_file_is_a_package_of_the_project(root: Path) -> N
 
 def test_all_roots_are_searched(root: Path) -> None:
     write(root, {"src/main.py": "import top", "top.py": "import zz_one"})
-    assert find_imports(root / "src/main.py", [root / "src", root]) == ("zz_one",)
+    roots = [root / "src", root]
+    assert find_imports(root / "src/main.py", roots, cache=root / "cache") == ("zz_one",)
 
 
 def test_a_file_that_is_not_there_imports_nothing(root: Path) -> None:
-    assert find_imports(root / "gone.py", [root]) == ()
+    assert find_imports(root / "gone.py", [root], cache=root / "cache") == ()
 
 
 def test_libraries_that_read_a_ranks_variables_are_never_named() -> None:
