@@ -85,7 +85,7 @@ def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
 
 
 def test_trust_24_only_a_terminal_has_rich_imported() -> None:
-    table = "from kubetorch.cli.output import Output\nOutput().table(['A'], [['1']])"
+    table = "from kubetorch.cli.output import Output\nOutput().table([{'A': '1'}])"
     program = "import contextlib, io, sys\nwith contextlib.redirect_stdout({}): \n    {}"
     piped, terminal = (
         _loaded_by(program.format(stream, table.replace("\n", "; ")))
