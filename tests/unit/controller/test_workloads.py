@@ -255,7 +255,7 @@ def run(
             await workloads.close(pods=True)
             state.close()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_path: Path) -> None:

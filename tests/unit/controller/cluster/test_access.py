@@ -143,7 +143,7 @@ class World:
 
 
 def run(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(World()), 10))
+    asyncio.run(asyncio.wait_for(body(World()), 60))
 
 
 def test_a_token_is_who_the_api_server_says_and_asked_about_again_after_10_s() -> None:

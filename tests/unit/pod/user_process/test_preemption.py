@@ -11,7 +11,7 @@ from kubetorch.pod.user_process.current_call import Callbacks, current
 def ran(callbacks: Callbacks) -> None:
     ended = threading.Event()
     callbacks.run(ended.set)
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_callbacks_run_once_each_in_the_order_of_their_registration():

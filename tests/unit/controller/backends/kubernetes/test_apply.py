@@ -162,4 +162,4 @@ def test_an_object_that_is_being_deleted_is_made_anew_when_it_is_gone(is_changed
         assert server.there is not None
         assert server.there["spec"] == wanted["spec"]
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))

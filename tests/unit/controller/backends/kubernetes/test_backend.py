@@ -142,7 +142,7 @@ def test_an_object_that_cannot_be_looked_at_does_not_keep_a_controller_from_star
         assert [pod.name for pod in backend.pods("team", "good")] == ["good-1"]
         assert str(error) in backend.trouble("team", "bad").reason
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("watched", [(), ("team",), ("other",)])
@@ -163,7 +163,7 @@ def test_an_api_server_that_is_away_does() -> None:
         with pytest.raises(KubernetesUnavailableError):
             await started(KubernetesUnavailableError("it did not answer"))
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("env", [[], [{"name": "KT_POD_WORKLOAD", "value": "good"}]])
@@ -208,4 +208,4 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
         finally:
             await backend.close(pods=False)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))

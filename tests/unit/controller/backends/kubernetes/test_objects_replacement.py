@@ -76,7 +76,7 @@ def run(
         finally:
             await one.close(pods=False)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("after", OBJECTS)

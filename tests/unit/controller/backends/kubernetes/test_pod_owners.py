@@ -71,7 +71,7 @@ class World:
 
 
 def run(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(World()), 10))
+    asyncio.run(asyncio.wait_for(body(World()), 60))
 
 
 def test_an_owner_is_looked_up_once_for_as_long_as_it_has_pods() -> None:

@@ -138,7 +138,7 @@ OLD_DEFAULT = pod("train-1", 3, labels=DEFAULT)
 
 
 def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main, 10))
+    asyncio.run(asyncio.wait_for(main, 60))
 
 
 def test_back_at_our_label_the_pods_with_that_are_known_and_those_of_before_are_not() -> None:

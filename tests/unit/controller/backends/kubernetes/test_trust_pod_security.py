@@ -159,7 +159,7 @@ def run(
         finally:
             await backend.close(pods=False)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 async def _nothing() -> None:
