@@ -256,7 +256,7 @@ def _make_kinds(kubectl: Kubectl) -> dict[str, Any]:
     kubectl("apply", "--server-side", "-f", "-", given=required)
     for one in made:
         name = one["metadata"]["name"]
-        kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{name}")
+        kubectl("wait", "--for=condition=Established", "--timeout=80s", f"crd/{name}")
     if "TrainJob.trainer.kubeflow.org" in there:
         kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
         required.append(byo.TRAIN_RUNTIME)

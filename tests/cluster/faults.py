@@ -23,6 +23,8 @@ SERVICE = """
 import os, socket, time
 
 def slow(seconds):
+    if seconds >= 60:
+        print("sleeps", flush=True)  # as `Client.call_begins` waits for
     time.sleep(seconds)
     return os.environ["POD_NAME"]
 
@@ -100,6 +102,10 @@ class Client:
             late.cancel()
         raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
 
+    def call_begins(self, service: str) -> None:
+        """Wait for what a long call of a service prints in its pod."""
+        self.line(f"({service}-")
+
     def end(self, timeout: float = 60.0) -> str:
         """What else it prints; it has to succeed."""
         output, _ = self._process.communicate(timeout=timeout)
@@ -109,7 +115,7 @@ class Client:
     def kill(self) -> None:
         """End it without a word."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -171,7 +177,7 @@ def replace_controllers(kubectl: Callable[..., str], namespace: str = "kubetorch
     kubectl("rollout", "status", "deployment/kubetorch-controller", *here)
 
 
-def until(is_so: Callable[[], object], *, seconds: float = 30.0) -> float:
+def until(is_so: Callable[[], object], *, seconds: float = 60.0) -> float:
     """Seconds until something is so."""
     begun = time.monotonic()
     while not is_so():

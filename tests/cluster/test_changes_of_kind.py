@@ -109,6 +109,11 @@ def made(kubectl: Kubectl, installed: Installed, name: str) -> set[str]:
     return {f"{one['kind']}/{one['metadata']['name']}" for one in found["items"]}
 
 
+def become(kubectl: Kubectl, installed: Installed, name: str, *objects: str) -> None:
+    """Wait until these are the objects of a service: the cluster deletes in the background."""
+    faults.until(lambda: made(kubectl, installed, name) == set(objects))
+
+
 def services(kubectl: Kubectl, installed: Installed, name: str) -> dict[str, str]:
     """What made the core Services whose name begins so."""
     found = json.loads(kubectl("get", "services", "-n", installed.namespace, "-o", "json"))
@@ -180,15 +185,13 @@ print("ended", caller.is_alive(), len(set(said)) > 1, first(0) == back(0), flush
     assert made(kubectl, installed, "turned") == {"Deployment/turned"}
     (one.folder / "scale").touch()
     assert "-00001-deployment-" in one.line("scaled")
-    assert made(kubectl, installed, "turned") == {
-        "Service/turned",
-        "Deployment/turned-00001-deployment",
-    }
+    there = ("Service/turned", "Deployment/turned-00001-deployment")
+    become(kubectl, installed, "turned", *there)
     remaining(kubectl, installed, "turned", "turned-00001-")
     assert services(kubectl, installed, "turned") == {"turned": "Route"}
     (one.folder / "return").touch()
     pod = one.line("back").split()[1]
-    assert made(kubectl, installed, "turned") == {"Deployment/turned"}
+    become(kubectl, installed, "turned", "Deployment/turned")
     assert remaining(kubectl, installed, "turned", pod) == [pod]
     assert services(kubectl, installed, "turned") == {"turned": "KubetorchWorkload"}
     assert one.line("ended").split() == ["ended", "False", "True", "True"]
@@ -211,7 +214,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
     )
     names = one.line("jobs").split()[1:]
     assert all(name.startswith("jobs-") for name in names)
-    assert made(kubectl, installed, "jobs") == {"JobSet/jobs"}
+    become(kubectl, installed, "jobs", "JobSet/jobs")
     assert services(kubectl, installed, "jobs") == {
         "jobs": "JobSet",
         "jobs-http": "KubetorchWorkload",
@@ -219,7 +222,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
     }
     (one.folder / "return").touch()
     pod = one.line("back").split()[1]
-    assert made(kubectl, installed, "jobs") == {"Deployment/jobs"}
+    become(kubectl, installed, "jobs", "Deployment/jobs")
     assert services(kubectl, installed, "jobs") == {"jobs": "KubetorchWorkload"}
     assert remaining(kubectl, installed, "jobs", pod) == [pod]
 
@@ -254,11 +257,11 @@ print("back", deploy(<Deployment>)(0), flush=True)
     kill_controllers()
     kubectl(*patch, '{"metadata": {"finalizers": null}}')
     assert one.line("set").split() == ["set", "gpus-0", "gpus-1"]
-    assert made(kubectl, installed, "gpus") == {"StatefulSet/gpus"}
+    become(kubectl, installed, "gpus", "StatefulSet/gpus")
     remaining(kubectl, installed, "gpus", "gpus-0", "gpus-1")
     (one.folder / "return").touch()
     pod = one.line("back").split()[1]
-    assert made(kubectl, installed, "gpus") == {"Deployment/gpus"}
+    become(kubectl, installed, "gpus", "Deployment/gpus")
     assert remaining(kubectl, installed, "gpus", pod) == [pod]
 
 
@@ -301,4 +304,4 @@ print("gone", flush=True)
     assert one.line("again").split() == ["again", "True"]
     assert one.line("back").split() == ["back", "True"]
     one.line("gone")
-    assert not made(kubectl, installed, name)
+    become(kubectl, installed, name)

@@ -15,6 +15,7 @@ import yaml
 
 from cluster import remains
 from cluster.conftest import Kubectl
+from cluster.faults import until
 from cluster.images import has_image
 from contract.chart import goldens
 from kubetorch.install.chart import FOLDER, Chart
@@ -144,7 +145,8 @@ def test_a_release_works_is_upgraded_and_leaves_nothing(
     assert level == "debug"
 
     helm("uninstall", RELEASE, "-n", SPACE, "--wait", "--timeout", "150s")
-    assert remains.of_installation(kubectl, SPACE, TEAM) == []
+    # Of what was deleted Kubernetes deletes the rest in the background.
+    until(lambda: not remains.of_installation(kubectl, SPACE, TEAM))
 
 
 @pytest.mark.alone
@@ -158,7 +160,8 @@ def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
     assert "timed out" in hung.stderr, "its Job runs the same image"
     helm("uninstall", RELEASE, "-n", SPACE, "--no-hooks", "--wait")
     kubectl("delete", "job", "kubetorch-uninstall", "-n", SPACE, "--cascade=foreground")
-    assert remains.of_installation(kubectl, SPACE, TEAM) == []
+    # Of what was deleted Kubernetes deletes the rest in the background.
+    until(lambda: not remains.of_installation(kubectl, SPACE, TEAM))
 
 
 @pytest.mark.alone

@@ -60,7 +60,7 @@ def access() -> Iterator[Access]:
             await client.create(manifest(NAMESPACES, name))
             default = Selection(ACCOUNTS, name, fields="metadata.name=default")
             async with Informer(client, default) as accounts:
-                await accounts.until(bool, timeout=20)
+                await accounts.until(bool, timeout=60)
 
     async def remove() -> None:
         async with Client(found) as client:
@@ -79,6 +79,7 @@ def web(access: Access) -> Ref:
         async with Client(access) as client:
             await client.apply(pod("web", "python", "-u", "-c", ECHO))
             await until_phase(client, "web", "Running")
+            await listening(client, Ref(PODS, "web"))
 
     asyncio.run(make())
     return Ref(PODS, "web")
@@ -242,7 +243,7 @@ def test_a_missing_permission_is_named_and_granted(access: Access) -> None:
             }
             to = {"apiGroup": group, "kind": "Role", "name": "lister"}
             await admin.apply(manifest(binding, "lister", roleRef=to, subjects=[subject]))
-            for _ in range(50):
+            for _ in range(300):
                 with contextlib.suppress(errors.KubernetesForbiddenError):
                     await client.list(Selection(PODS, access.namespace))
                     return
@@ -256,7 +257,7 @@ def test_streams_need_the_verbs_that_the_hint_names(access: Access, web: Ref) ->
     async def scenario() -> None:
         async with Client(access) as admin, service_account(admin, "nobody") as (client, _):
             with pytest.raises(errors.KubernetesForbiddenError) as caught:
-                await pod_streams.run(client, web, ["true"], timeout=10)
+                await pod_streams.run(client, web, ["true"], timeout=60)
             assert "resources: ['pods/exec'], verbs: ['create', 'get']" in caught.value.hint
             with pytest.raises(errors.KubernetesForbiddenError, match="portforward"):
                 await port_forward.connect(client, web, 8080)
@@ -310,7 +311,7 @@ def test_a_full_quota_is_told_from_a_missing_permission(access: Access) -> None:
             async with Informer(client, selection) as informer:
                 await informer.until(
                     lambda found: any("hard" in q.get("status", {}) for q in found.values()),
-                    timeout=20,
+                    timeout=60,
                 )
             secret = Resource("", "v1", "secrets", "Secret")
             # The quota controller's word is in the object before the API server's admission has it.
@@ -353,7 +354,7 @@ def test_in_a_pod_the_client_is_its_service_account(access: Access, web: Ref) ->
                 process.end_input()
                 assert await process.wait() == 0
             ask = ["env", "PYTHONPATH=/tmp", "python", "-c", WHO_AM_I]
-            done = await pod_streams.run(client, web, ask, timeout=30)
+            done = await pod_streams.run(client, web, ask, timeout=60)
             name = access.namespace
             assert done.stdout.decode().split() == [name, f"system:serviceaccount:{name}:default"]
 
@@ -381,7 +382,7 @@ def test_an_informer_follows_what_happens(access: Access) -> None:
                 watch_seconds=(1.0, 1.0),
             ) as informer,
         ):
-            await informer.listed(timeout=20)
+            await informer.listed(timeout=60)
             for name in "xy":
                 wanted = manifest(CONFIGMAPS, name)
                 wanted["metadata"]["labels"] = {"test": "watch"}
@@ -389,7 +390,7 @@ def test_an_informer_follows_what_happens(access: Access) -> None:
                 await asyncio.sleep(1.2)  # so that a watch ends in between
             await client.patch(Ref(CONFIGMAPS, "x"), {"data": {"a": "b"}})
             await client.delete(Ref(CONFIGMAPS, "y"))
-            await informer.until(lambda _: len(changes) == 4, timeout=20)
+            await informer.until(lambda _: len(changes) == 4, timeout=60)
             assert informer.error is None
         assert changes == [("added", "x"), ("added", "y"), ("modified", "x"), ("deleted", "y")]
 
@@ -465,16 +466,16 @@ def test_programs_run_in_the_pod(access: Access, web: Ref) -> None:
     async def scenario() -> None:
         async with Client(access) as client:
             script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
-            done = await pod_streams.run(client, web, ["python", "-c", script], timeout=30)
+            done = await pod_streams.run(client, web, ["python", "-c", script], timeout=60)
             assert done == pod_streams.Completed(7, b"out\n", b"err\n")
-            done = await pod_streams.run(client, web, ["true"], container="main", timeout=30)
+            done = await pod_streams.run(client, web, ["true"], container="main", timeout=60)
             assert done.exit_code == 0
             with pytest.raises(errors.KubernetesRequestError, match="no-such-program"):
-                await pod_streams.run(client, web, ["no-such-program"], timeout=30)
+                await pod_streams.run(client, web, ["no-such-program"], timeout=60)
             with pytest.raises(errors.KubernetesRequestError, match="nope"):
-                await pod_streams.run(client, web, ["true"], container="nope", timeout=30)
+                await pod_streams.run(client, web, ["true"], container="nope", timeout=60)
             with pytest.raises(errors.KubernetesNotFoundError, match="gone"):
-                await pod_streams.run(client, Ref(PODS, "gone"), ["true"], timeout=30)
+                await pod_streams.run(client, Ref(PODS, "gone"), ["true"], timeout=60)
 
     asyncio.run(scenario())
 
@@ -508,7 +509,9 @@ def test_a_terminal_has_the_size_that_it_is_given(access: Access, web: Ref) -> N
             await pod_streams.start(client, web, ["sh"], stdin=True, tty=True) as process,
         ):
             process.resize(101, 37)
-            await process.write(b"sleep 0.5; stty size; exit\n")
+            is_so = b'stty size | grep -q "^37 " && break'
+            wait = b"for i in $(seq 100); do %s; sleep 0.2; done" % is_so
+            await process.write(wait + b"; stty size; exit\n")
             shown = b"".join([piece async for _, piece in process.output()])
             assert b"37 101" in shown
 
@@ -558,7 +561,7 @@ def test_a_port_that_nobody_listens_on_is_an_error(access: Access, web: Ref) -> 
     async def scenario() -> None:
         async with Client(access) as client, await port_forward.connect(client, web, 9) as stream:
             with pytest.raises(errors.KubernetesError, match=r"port 9.*refused"):
-                await asyncio.wait_for(stream.read(), 20)
+                await asyncio.wait_for(stream.read(), 60)
 
     asyncio.run(scenario())
 
@@ -584,7 +587,7 @@ def test_a_deleted_pod_ends_its_connections_and_the_next_one_finds_its_successor
                 assert await reader.readexactly(3) == b"one"
                 await client.delete(Ref(PODS, "first"), grace_seconds=0)
                 with contextlib.suppress(ConnectionResetError):
-                    assert await asyncio.wait_for(reader.read(), 20) == b""
+                    assert await asyncio.wait_for(reader.read(), 60) == b""
                 writer.close()
                 reader, writer = await asyncio.open_connection("127.0.0.1", forward.local_port)
                 writer.write(b"two")
@@ -595,6 +598,6 @@ def test_a_deleted_pod_ends_its_connections_and_the_next_one_finds_its_successor
 
 
 async def listening(client: Client, ref: Ref) -> None:
-    async with deadlines.timeout(30):
+    async with deadlines.timeout(60):
         while b"listening" not in await podlogs.read(client, ref):
             await asyncio.sleep(0.2)

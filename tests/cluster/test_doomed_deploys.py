@@ -16,8 +16,9 @@ from cluster.conftest import Installed, Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-#: Seconds from the fact to the error in the user's program; times of Kubernetes are whole seconds.
-BUDGET = 5.0
+#: Seconds from the fact to the error in the user's program, where the machine has other work, too:
+#: long before its launch timeout.
+BUDGET = 20.0
 PROGRAM = """
     import concurrent.futures, json, sys, time
     import kubetorch as kt

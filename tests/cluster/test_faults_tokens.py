@@ -32,7 +32,7 @@ DEPLOY = """
 
 def address(kubectl: Kubectl, namespace: str, selector: str) -> str:
     """The address of the one pod with these labels that is not about to end."""
-    ended = time.monotonic() + 20
+    ended = time.monotonic() + 60
     while True:
         found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
         here = [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
@@ -132,7 +132,7 @@ def test_a_pod_reads_its_token_again_when_its_account_was_made_anew(
     for verb in ("delete", "create"):
         kubectl(verb, "serviceaccount", SERVICE_ACCOUNT, "-n", installed.namespace)
     # The API server remembers for ten seconds whom it let in.
-    ended = time.monotonic() + 20
+    ended = time.monotonic() + 40
     while not mounted.is_void():
         assert time.monotonic() < ended
         time.sleep(1)

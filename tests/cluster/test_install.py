@@ -135,7 +135,7 @@ def test_an_image_that_cannot_be_pulled_fails_with_the_reason(kt: Kt) -> None:
     done = kt("install", "--image", "198.18.0.1:5000/nothing:1", "--set", BESIDE, status=1)
     assert "the image 198.18.0.1:5000/nothing:1 cannot be pulled" in done.stderr
     assert "not found" in done.stderr
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_controller_that_ends_again_and_again_shows_its_last_lines(
@@ -164,7 +164,7 @@ def test_what_failed_before_does_not_fail_it_once_the_cause_is_put_right(
     kubectl("delete", "quota", "none", "-n", SPACE)
     begun = time.monotonic()
     assert kt.json("install")["ready"]
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 90
 
 
 def test_who_may_not_install_is_told_what_is_missing(

@@ -74,7 +74,7 @@ def test_it_is_deployed_called_and_torn_down(
         assert len(names) == pods
     name = byo.KINDS[kind][0]["metadata"]["name"]
     left = ""
-    for _ in range(40):  # what the kind's controller deletes goes in the background
+    for _ in range(120):  # what the kind's controller deletes goes in the background
         of_service = f"kubetorch.com/service={name}"
         left = kubectl(
             "get", "pods,services", "-n", bringing.namespace, "-l", of_service, "-o", "name"

@@ -111,7 +111,7 @@ LOAD = """
 import kubetorch as kt
 
 busy = kt.Fn.from_name("busy")
-pods = {word.split()[1] for word in busy.map([4.0] * 5, window=5)}
+pods = {word.split()[1] for word in busy.map([8.0] * 5, window=5)}
 print("result", len(pods))
 """
 
@@ -122,7 +122,7 @@ def _pods(kubectl: Kubectl, namespace: str) -> list[str]:
 
 
 def _zero(kubectl: Kubectl, namespace: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 180
     while _pods(kubectl, namespace):
         assert time.monotonic() < deadline, "it was not scaled to zero"
         time.sleep(1)

@@ -99,13 +99,14 @@ class World(OnKubernetes):
             ]
             return bool(found)
 
-        until(look, seconds=30)
+        until(look, seconds=60)
         return found[0]
 
     def of_pod(self, pod: Object, **said: str) -> str:
         return self.token(SERVICE_ACCOUNT, pod, **said)
 
-    def hello(self, token: str, workload: str, pod: Object) -> list[str]:
+    def hello(self, token: str, workload: str, pod: Object, *, seconds: float = 60.0) -> list[str]:
+        """What a pod is told once the controller knows it, or after so many seconds."""
         name = PodIdentity(self.namespace, workload, pod["metadata"]["name"])
         told: list[str] = []
 
@@ -114,7 +115,7 @@ class World(OnKubernetes):
             return "there is no pod" not in told[-1]
 
         with contextlib.suppress(AssertionError):  # it never will be
-            until(is_known, seconds=2)
+            until(is_known, seconds=seconds)
         return told[:2]
 
     def secret(self, *, is_ours: bool) -> Object:
@@ -160,7 +161,7 @@ def test_nothing_lost_20_the_pod_of_a_deployment_joins_with_its_own_token(
         (world.of_pod(other), "f"),
         (world.of_pod(pod), "g"),
     ):
-        assert "welcome" not in world.hello(token, workload, pod)
+        assert "welcome" not in world.hello(token, workload, pod, seconds=2)
 
 
 def test_nothing_lost_20_labels_and_made_up_owners_make_no_pod_one_of_a_workload(
@@ -180,7 +181,8 @@ def test_nothing_lost_20_labels_and_made_up_owners_make_no_pod_one_of_a_workload
         forged = world.forged(f"forged-{number}", owner)
         # What nothing owns that is there Kubernetes deletes at once.
         with contextlib.suppress(KubernetesNotFoundError):
-            assert "welcome" not in world.hello(world.of_pod(forged), "f", forged), owner
+            told = world.hello(world.of_pod(forged), "f", forged, seconds=2)
+            assert "welcome" not in told, owner
 
 
 def test_nothing_lost_11_a_pod_with_a_secret_that_took_a_name_is_refused_and_ends(
@@ -210,7 +212,7 @@ def test_nothing_lost_11_a_pod_with_a_secret_that_took_a_name_is_refused_and_end
             return True
         return False
 
-    until(is_gone, seconds=30)
+    until(is_gone, seconds=60)
     events = world.run(world.client.list(Selection(EVENTS, world.namespace))).items
     assert [one["reason"] for one in events if one["involvedObject"].get("name") == name].count(
         "MountRefused"
@@ -221,9 +223,9 @@ def test_nothing_lost_11_a_pod_with_a_secret_that_took_a_name_is_refused_and_end
 
     def is_in() -> bool:
         third = world.pod_of("h")
-        return "welcome" in world.hello(world.of_pod(third), "h", third)
+        return "welcome" in world.hello(world.of_pod(third), "h", third, seconds=2)
 
-    until(is_in, seconds=30)
+    until(is_in, seconds=60)
 
 
 PROGRAM = """

@@ -49,7 +49,7 @@ if __name__ == "__main__":
     notes.to(kt.Compute(cpus="0.01"))
     found = [added(notes, 1)]
     with contextlib.suppress(kt.CallTimeoutError):
-        notes.add.options(timeout=0.5)("lost", seconds=60)
+        notes.add.options(timeout=5)("lost", seconds=60)
     found += [added(notes, 2), added(notes, 3)]
     pod = notes.compute.pod_names()[0]
     subprocess.run(["kubectl", "delete", "pod", "-n", NAMESPACE, pod], check=True,

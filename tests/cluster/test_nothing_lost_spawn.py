@@ -73,7 +73,7 @@ if __name__ == "__main__":
     ask = """
 if __name__ == "__main__":
     try:
-        kt.CallHandle.from_id(sys.argv[1]).get(timeout=30)
+        kt.CallHandle.from_id(sys.argv[1]).get(timeout=60)
     except kt.PodTerminatedError as error:
         print(error.reason)
 """

@@ -224,7 +224,7 @@ async def _check_endpoints(client: Client, service: Object) -> None:
     mine = Selection(resource, client.access.namespace, labels=f"kubernetes.io/service-name={name}")
     async with Informer(client, mine) as slices:
         await slices.until(
-            lambda objects: any(o.get("endpoints") for o in objects.values()), timeout=20
+            lambda objects: any(o.get("endpoints") for o in objects.values()), timeout=60
         )
 
 
@@ -245,7 +245,7 @@ async def _check_names(client: Client, pod: Object, there: list[Object]) -> None
 import os, socket, time
 said = [os.environ[name] for name in ({variables},) if name in os.environ]
 names = {names!r} + [address.partition(":")[0] for address in said]
-left = time.monotonic() + 20
+left = time.monotonic() + 40
 for name in names:
     while True:
         try:
@@ -260,6 +260,6 @@ print(*names)
     ref = Ref(PODS, pod["metadata"]["name"], client.access.namespace)
     main = next(one for one in pod["spec"]["containers"] if one["command"][-1] == ANSWERING)
     done = await pod_streams.run(
-        client, ref, ["python3", "-c", program], container=main["name"], timeout=40
+        client, ref, ["python3", "-c", program], container=main["name"], timeout=60
     )
     assert done.exit_code == 0, done.stderr.decode()

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cluster.conftest import Installed, Kubectl
+from cluster.faults import until
 
 SERVICE = """
 import os
@@ -183,7 +184,7 @@ def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
             timeout=100,
         )
         assert done.stdout.strip() == said, done.stderr
-    assert "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace)
+    until(lambda: "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace))
 
 
 def test_a_service_has_all_its_replicas_when_it_is_deployed_and_goes_back_to_one(

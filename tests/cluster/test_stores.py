@@ -252,9 +252,12 @@ def test_a_namespace_that_is_not_there_and_a_full_quota_are_said(run: Run) -> No
         await client.create(_object(QUOTAS, "little", spec=hard))
         one = Selection(QUOTAS, where)
         async with Informer(client, one) as quotas:
-            await quotas.until(lambda o: all("hard" in q["status"] for q in o.values()), timeout=20)
+            await quotas.until(lambda o: all("hard" in q["status"] for q in o.values()), timeout=60)
+        # The quota controller's word is in the object before the API server's admission has it.
         with pytest.raises(errors.StorageFullError, match="quota") as full:
-            await secrets.put(where, OBJECT, _put(A="quince"))
+            for number in range(100):
+                await secrets.put(where, f"{OBJECT}-{number}", _put(A="quince"))
+                await asyncio.sleep(0.1)
         assert "quince" not in str(full.value)
         with pytest.raises(errors.StorageFullError, match=r"exceeded quota: little"):
             await volumes.create(where, _volume(size="2Gi"))
@@ -311,7 +314,7 @@ def test_a_volume_is_made_once_bound_listed_and_deleted(run: Run) -> None:
         assert theirs.spec.claim == "theirs"
         with pytest.raises(errors.SpecError, match="not made by Kubetorch"):
             await store.delete(where, "theirs", wait=0)
-        assert await store.delete(where, "data", wait=30)
+        assert await store.delete(where, "data", wait=60)
         assert await store.get(where, "data") is None
 
     run(scenario)

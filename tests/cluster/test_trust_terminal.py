@@ -41,7 +41,7 @@ def main(what):
     elif what == "quota":
         kt.fn(train, name="crowd").to(kt.Compute(cpus="10m", replicas=6, launch_timeout=20))
     elif what == "steps":
-        image = kt.Image().run_bash("sleep 7; echo built")
+        image = kt.Image().run_bash("sleep 12; echo built")
         kt.fn(train, name="steps").to(kt.Compute(cpus="10m", replicas=3, image=image))
 
 if __name__ == "__main__":
@@ -89,8 +89,8 @@ def test_trust_24_events_of_one_cause_are_one_line_and_waits_have_lines(
     assert done.returncode == 0
     assert done.stdout.count(" events) ") == sum(causes(done.stdout).values())
     assert max(causes(done.stdout).values(), default=1) == 1
-    assert done.stderr.count("(steps) step 1/1: RUN sleep 7; echo built\n") == 1
-    assert re.search(r"\(steps\) .*step 1/1: RUN sleep 7; echo built, \d+s", done.stderr)
+    assert done.stderr.count("(steps) step 1/1: RUN sleep 12; echo built\n") == 1
+    assert re.search(r"\(steps\) .*step 1/1: RUN sleep 12; echo built, \d+s", done.stderr)
     run(installed, KT, "teardown", "steps", "-y")
     with quota(kubectl, installed.namespace, 3):
         done = run(installed, sys.executable, str(program), "quota")
@@ -115,7 +115,7 @@ def test_trust_24_progress_and_all_namespaces_are_listed(
 ) -> None:
     done = run(installed, sys.executable, str(program), "spawn")
     call = done.stdout.split()[-1]
-    for _ in range(20):
+    for _ in range(60):
         found = json.loads(run(installed, KT, "calls", "show", call, "--json").stdout)["progress"]
         if found == {"current": 4, "total": 4, "message": "epochs"}:
             break
