@@ -302,6 +302,15 @@ def test_deploys_and_calls_go_on_after_the_local_service_was_killed(project, job
     assert lifetime.status().running.pid != running.pid
 
 
+def test_the_controller_is_there_again_after_the_local_service_ended(service):
+    kt.globals.controller_client()
+    for _ in range(3):
+        running = lifetime.status().running
+        os.kill(running.pid, signal.SIGKILL)
+
+        assert kt.globals.controller_client().list_workloads() == []
+
+
 def test_what_failed_is_not_why_a_call_waits_for_the_old_code_of_a_pod_that_is_away(
     project, jobs, deployed
 ):

@@ -197,9 +197,16 @@ def controller_client() -> Controller:
     Raises:
         ControllerUnavailableError: It cannot be reached or started.
     """
-    found = session().controller()
+    asked = session()
+    # The service of this machine ends when nobody needs it for a while, and is started again here.
+    found = asked.ask(_answering) if asked.is_local else asked.controller()
     found.find_method = functools.partial(_find_method, found)
     return found
+
+
+def _answering(controller: Controller) -> Controller:
+    controller.get_status()
+    return controller
 
 
 def _find_method(controller: Controller, name: str) -> object:
